@@ -1,0 +1,51 @@
+# Everything runs in a virtual environment of its own; the first target that needs it makes it.
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+BENCH_ARGS ?= --accelerator cpu --quick
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all lint format bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED)  ## make the virtual environment (the other targets do it when needed)
+
+demo: $(INSTALLED)  ## train one recipe under three strategies on the CPU and compare the results
+	@$(BIN)/python -m paceline.jobs.demo
+
+test: lint  ## lint, check types and run the tests
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-all: lint  ## the same with the slow tests
+	@$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST_ARGS)
+
+lint: $(INSTALLED)  ## check style, format and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(INSTALLED)  ## bring the code into its format
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## a small benchmark on the CPU
+	@if [ -f benchmarks/overhead.py ]; then $(BIN)/python benchmarks/overhead.py $(BENCH_ARGS); \
+	else echo "there are no benchmarks yet: benchmarks/overhead.py is missing" >&2; exit 1; fi
+
+clean:  ## remove caches and build products; runs, data and the environment stay
+	@rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache
+	@find src tests benchmarks docs -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "Paceline needs Python 3.11 or newer, and '$(PYTHON)' is not; try: make PYTHON=python3.11" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || \
+		{ echo "cannot make $(VENV): Python's venv module is missing (on Debian: apt install python3-venv)" >&2; exit 1; }
+	@echo "Installing Paceline into $(VENV) with the versions of constraints.txt (torch is large: some minutes the first time)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

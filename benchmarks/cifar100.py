@@ -1,0 +1,93 @@
+"""Accuracy and time of the classification presets on CIFAR-100, over several seeds.
+
+Each run is `paceline train classification` in a process of its own, judged once on the test split with the
+checkpoint that was best on the validation split. A run that was interrupted goes on when the same command is given
+again; one that is done is only read. What comes after `--` goes to every run.
+
+    PYTHONPATH=src python benchmarks/cifar100.py --preset reference --seeds 2,4,42 --data-root cifar100.npz
+    PYTHONPATH=src python benchmarks/cifar100.py --preset accurate --data-root cifar100.npz -- --devices 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+from time import perf_counter
+from typing import Any
+
+from paceline.monitor.made_with import versions_and_hardware
+from paceline.monitor.metrics import read_metrics
+
+METRICS = ("test/top1", "test/top5", "test/loss", "seconds")
+
+
+def train(preset: str, seed: int, data_root: Path, folder: Path, extra: list[str]) -> dict[str, Any]:
+    """One run's test metrics, the seconds that it trained, and those that its process took this time."""
+    command = [sys.executable, "-m", "paceline", "train", "classification", "--data", "npz"]
+    command += ["--data-root", str(data_root), "--preset", preset, "--seed", str(seed), "--out", str(folder), *extra]
+    print("$", " ".join(command), flush=True)
+    start = perf_counter()
+    ended = subprocess.run(command, check=False)
+    if ended.returncode:
+        sys.exit(ended.returncode)
+    return {"preset": preset, "seed": seed, **test_metrics(folder), "process_seconds": perf_counter() - start}
+
+
+def test_metrics(folder: Path) -> dict[str, float]:
+    """The last line of a run's metrics that was measured on the test split."""
+    rows, _ = read_metrics(folder)
+    judged = [row for row in rows if "test/top1" in row]
+    if not judged:
+        sys.exit(f"{folder}: metrics.jsonl has no test/top1")
+    return {name: judged[-1][name] for name in METRICS}
+
+
+def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and sample standard deviation of each metric over the seeds of one preset."""
+    summary: dict[str, Any] = {"preset": runs[0]["preset"], "n": len(runs)}
+    for name in METRICS:
+        values = [run[name] for run in runs]
+        summary[name] = {"mean": mean(values), "std": stdev(values) if len(values) > 1 else None}
+    return summary
+
+
+def with_spread(figure: dict[str, float | None], digits: int) -> str:
+    """A mean and its spread as text; one value alone has none."""
+    spread = "" if figure["std"] is None else f" ± {figure['std']:.{digits}f}"
+    return f"{figure['mean']:.{digits}f}{spread}"
+
+
+def main() -> None:
+    """Trains every preset with every seed, prints a table and writes it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="reference,accurate", help="presets of the recipe, with commas")
+    parser.add_argument("--seeds", default="2,4,42", help="with commas")
+    parser.add_argument("--data-root", type=Path, required=True, help="file with x_train, y_train, x_test and y_test")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for the runs")
+    parser.add_argument("--json", type=Path, help="where the numbers go")
+    parser.add_argument("extra", nargs="*", help="after --: more flags for every run")
+    arguments = parser.parse_args()
+
+    runs, summaries = [], []
+    for preset in arguments.preset.split(","):
+        for seed in map(int, arguments.seeds.split(",")):
+            folder = arguments.out / f"cifar100-{preset}-{seed}"
+            runs.append(train(preset, seed, arguments.data_root, folder, arguments.extra))
+        summaries.append(summarise([run for run in runs if run["preset"] == preset]))
+
+    print("\n| preset | n | test top-1 % | test top-5 % | test loss | seconds |\n|---|---|---|---|---|---|")
+    for summary in summaries:
+        figures = [with_spread(summary[name], digits) for name, digits in zip(METRICS, (2, 2, 4, 1), strict=True)]
+        print(f"| {summary['preset']} | {summary['n']} | {' | '.join(figures)} |")
+    if arguments.json:
+        content = {"made_with": versions_and_hardware(), "flags": arguments.extra, "summary": summaries, "runs": runs}
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

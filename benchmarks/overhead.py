@@ -1,0 +1,213 @@
+"""What the engine costs: images per second of its training step against a hand-written eager loop.
+
+Both sides train the same ResNet on the same random pictures, which lie on the device as uint8, with
+pad-crop, flip, bf16 autocast, channels_last and fused SGD. Blocks of steps of the two sides alternate, so that
+a machine that slows down slows both; a block ends when the device is done.
+
+    PYTHONPATH=src python benchmarks/overhead.py --json overhead.json
+    PYTHONPATH=src python benchmarks/overhead.py --samples 512 --width 4 --batches 8 --steps 2 --repeats 2   # on a CPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.config import resolve
+from paceline.engine.assemble import assemble
+from paceline.engine.loop import Loop
+from paceline.engine.run_folder import RunFolder
+from paceline.engine.signals import StopRequest
+from paceline.models.resnet import ResNet
+from paceline.monitor.display import Display
+from paceline.monitor.made_with import versions_and_hardware
+from paceline.monitor.metrics import MetricsWriter
+from paceline.recipes.classification import Classification
+
+SIDE_PX, PADDING_PX, NUM_CLASSES = 32, 4, 100
+LOG_EVERY_STEPS = 50  # both sides read their losses back this often, as training does
+EPOCHS = 1000  # more than any measurement takes
+LEARNER = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+
+Step = Callable[[], None]
+
+
+def random_data(num_samples: int) -> dict[str, np.ndarray]:
+    """Pictures and labels as an .npz source has them."""
+    generator = np.random.default_rng(0)
+    data = {}
+    for split, length in (("train", num_samples), ("test", 1)):
+        data[f"x_{split}"] = generator.integers(256, size=(length, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
+        data[f"y_{split}"] = generator.integers(NUM_CLASSES, size=length)
+    data["y_test"][0] = NUM_CLASSES - 1  # the largest label says how many classes there are
+    return data
+
+
+def hand_written_step_factory(data: dict[str, np.ndarray], batch_size: int, width: int, device: torch.device) -> Step:
+    """The loop that a careful person would write for this one network, as a function of one step."""
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(0)
+    network = ResNet(18, NUM_CLASSES, stem="small", width=width).to(device)
+    if device.type == "cuda":
+        network = network.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(network.parameters(), nesterov=True, fused=True, **LEARNER)
+    pictures = torch.from_numpy(data["x_train"]).to(device)
+    padded = F.pad(pictures, (0, 0, *[PADDING_PX] * 4))
+    labels = torch.from_numpy(data["y_train"]).to(device)
+    side = torch.arange(SIDE_PX, device=device)
+    total_steps = EPOCHS * len(labels) // batch_size
+    loss_sum = torch.zeros((), device=device)
+    order = torch.randperm(len(labels), device=device)
+    number = position = 0
+
+    def next_batch() -> tuple[Tensor, Tensor]:
+        nonlocal order, position
+        if position + batch_size > len(labels):
+            order, position = torch.randperm(len(labels), device=device), 0
+        index = order[position : position + batch_size]
+        position += batch_size
+        top, left = torch.randint(2 * PADDING_PX + 1, (2, batch_size, 1), device=device)
+        mirrored = torch.rand(batch_size, 1, device=device) < 0.5
+        rows, columns = top + side, left + torch.where(mirrored, SIDE_PX - 1 - side, side)
+        crops = padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]
+        return crops.permute(0, 3, 1, 2).float() / 127.5 - 1, labels[index]
+
+    def step() -> None:
+        nonlocal number
+        batch, label = next_batch()
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNER["lr"] * 0.5 * (1 + math.cos(math.pi * number / total_steps))
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = F.cross_entropy(network(batch), label)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss_sum.add_(loss.detach())
+        number += 1
+        if number % LOG_EVERY_STEPS == 0:
+            loss_sum.item()
+            loss_sum.zero_()
+
+    return step
+
+
+def engine_step_factory(data_file: Path, batch_size: int, width: int, device: torch.device) -> Step:
+    """The engine's loop as `paceline train` runs it, metrics written and all, as a function of one step."""
+    settings = {
+        "data": "npz",
+        "data_root": str(data_file),
+        "accelerator": device.type,
+        "loader": "resident",
+        "batch_size": batch_size,
+        "precision": "bf16",
+        "epochs": EPOCHS,
+        "validation": 0,
+        "pad_crop": PADDING_PX,
+        "flip": "on",
+        "stem": "small",
+        "width": width,
+        "optimizer": "sgd",
+        "schedule": "cosine",
+        "warmup": "0 images",
+        "log_every": f"{LOG_EVERY_STEPS} steps",
+        "save_every": f"{EPOCHS} epochs",
+        **LEARNER,
+    }
+    config = resolve("classification", Classification.Settings, [("benchmark", settings)])
+    parts = assemble(config)
+    folder = data_file.with_name(f"run-{batch_size}")
+    loop = Loop(parts, RunFolder(folder), StopRequest())
+    loop.resume(None)
+    loop.attach(MetricsWriter(folder), Display(parts.total_images, 0, "overhead", enabled=False))
+    parts.recipe.train()
+    steps = parts.feed.steps(0, parts.total_images)
+    return lambda: loop.advance(next(steps))
+
+
+def images_per_second(step: Step, num_steps: int, batch_size: int, device: torch.device) -> float:
+    """The rate of one block of steps."""
+    wait_for(device)
+    start = perf_counter()
+    for _ in range(num_steps):
+        step()
+    wait_for(device)
+    return num_steps * batch_size / (perf_counter() - start)
+
+
+def wait_for(device: torch.device) -> None:
+    """Returns when the device has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(sides: dict[str, Step], batch_size: int, num_steps: int, repeats: int, device: torch.device) -> list[dict]:
+    """A row per side: the median, lowest and highest rate over interleaved blocks, after a warm-up block each."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for step in sides.values():
+        images_per_second(step, num_steps, batch_size, device)
+    for repeat in range(repeats):
+        names = list(sides) if repeat % 2 == 0 else list(reversed(sides))
+        for name in names:
+            rates[name].append(images_per_second(sides[name], num_steps, batch_size, device))
+    return [
+        {
+            "side": name,
+            "batch_size": batch_size,
+            "images_per_second": float(np.median(found)),
+            "low": min(found),
+            "high": max(found),
+            "n": len(found),
+            "steps_per_block": num_steps,
+        }
+        for name, found in rates.items()
+    ]
+
+
+def main() -> None:
+    """Measures each batch size, prints a table and writes it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", default="128,512", help="batch sizes, with commas")
+    parser.add_argument("--width", type=int, default=64, help="channels of the network's first stage")
+    parser.add_argument("--samples", type=int, default=50_000, help="pictures in the data")
+    parser.add_argument("--steps", type=int, default=100, help="steps in a block")
+    parser.add_argument("--repeats", type=int, default=9, help="blocks of each side")
+    parser.add_argument("--json", type=Path, help="where the numbers go")
+    arguments = parser.parse_args()
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data, rows = random_data(arguments.samples), []
+    print(f"{'batch':>5}  {'side':12}  {'images/s':>9}  {'low':>9} – {'high':>9}  n")
+    with tempfile.TemporaryDirectory() as folder:
+        data_file = Path(folder) / "random.npz"
+        np.savez(data_file, **data)
+        for batch_size in map(int, arguments.batches.split(",")):
+            sides = {
+                "hand-written": hand_written_step_factory(data, batch_size, arguments.width, device),
+                "engine": engine_step_factory(data_file, batch_size, arguments.width, device),
+            }
+            found = measure(sides, batch_size, arguments.steps, arguments.repeats, device)
+            rows += found
+            for row in found:
+                spread = f"{row['low']:9,.0f} – {row['high']:9,.0f}"
+                print(f"{batch_size:5}  {row['side']:12}  {row['images_per_second']:9,.0f}  {spread}  {row['n']}")
+            hand_written, engine = (row["images_per_second"] for row in found)
+            print(
+                f"{batch_size:5}  the engine's step takes {100 * (hand_written / engine - 1):+.1f} % of the time more"
+            )
+    if arguments.json:
+        content = {"made_with": versions_and_hardware(), "width": arguments.width, "rows": rows}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""The run's settings: typed, each with one line of meaning, from one namespace.
+
+A value comes from the last of these that gives it: the defaults here, the recipe's defaults, the
+preset, a file (TOML or INI), flags, `--set name=value`. Learner settings can be given for one network
+(`discriminator.lr`). The settings that were resolved are kept with the run.
+"""
+
+from __future__ import annotations
+
+import configparser
+import dataclasses
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from paceline.errors import UserError, unknown
+
+
+def setting(default: Any, meaning: str, *, flag: bool = False, free: bool = False) -> Any:
+    """A settings field: its meaning is the help text; `flag` gives it a flag; `free` lets a resumed run change it."""
+    return field(default=default, metadata={"meaning": meaning, "flag": flag, "free": free})
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run needs to know besides its recipe and its learners."""
+
+    data: str = setting("digits", "the source: a name, or the path of your own .py file", flag=True)
+    data_root: str = setting("data", "folder with the source's files, or where a download goes", flag=True, free=True)
+    preset: str = setting("", "a named set of the recipe's settings", flag=True, free=True)
+    strategy: str = setting("auto", "single, dp, ddp or lightning; auto is ddp when devices > 1", flag=True, free=True)
+    accelerator: Literal["auto", "cpu", "cuda"] = setting("auto", "where to compute", flag=True, free=True)
+    devices: int = setting(1, "how many devices share the run", flag=True, free=True)
+    gpus: str = setting("", "ids of the GPUs to use, e.g. 2,3; a process takes the one at its local rank", flag=True, free=True)
+    backend: Literal["auto", "nccl", "gloo"] = setting("auto", "how processes talk; auto is nccl on GPUs, gloo on CPUs", flag=True, free=True)
+    sync_batchnorm: Literal["auto", "on", "off"] = setting("auto", "one BatchNorm over all processes; auto is on when a network has BatchNorm", flag=True)
+
+    batch_size: str = setting("128", "images per step over all devices, or per device as 32/device", flag=True)
+    accumulate: int = setting(1, "micro-batches per step", flag=True)
+    epochs: float = setting(10.0, "length of training in passes over the data", flag=True, free=True)
+    images: int = setting(0, "length of training in images; overrides --epochs", flag=True, free=True)
+    seed: int = setting(0, "of weights, order, augmentation and noise", flag=True)
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = setting("auto", "of the arithmetic; auto is bf16 on GPUs that have it, else fp32", flag=True)
+    deterministic: bool = setting(False, "bit-identical repeats on GPUs, at some cost in speed", flag=True, free=True)
+    scale_lr: Literal["none", "linear", "sqrt"] = setting("none", "scale learning rates with the batch, relative to reference_batch", flag=True)
+    reference_batch: int = setting(128, "the batch for which the recipe's learning rates were chosen")
+
+    loader: str = setting("auto", "workers or resident; auto is resident when the data fits the device", flag=True, free=True)
+    workers: int = setting(2, "loading processes per device, for loader workers", flag=True, free=True)
+    bad_images: Literal["fail", "skip"] = setting("fail", "what to do about unreadable images", flag=True)
+    size: int = setting(0, "side of the pictures in pixels; 0 keeps the source's own")
+    channels: int = setting(0, "1 makes pictures grey, 3 makes them colour; 0 keeps the source's own")
+    validation: float = setting(0.1, "share of the training samples that is held out to choose the best model")
+    split_seed: int = setting(0, "of the validation split")
+    pad_crop: int = setting(0, "pad by so many pixels, then crop back at a random place")
+    flip: Literal["auto", "on", "off"] = setting("auto", "mirror half of the samples; auto asks the source whether that is allowed")
+    cutout: int = setting(0, "side of a random square that is blanked")
+
+    out: str = setting("", "the run's folder; default runs/RECIPE-DATA-SEED", flag=True, free=True)
+    log_every: str = setting("50 steps", "between two lines of metrics", free=True)
+    evaluate_every: str = setting("1 epochs", "between two evaluations on the validation split", free=True)
+    save_every: str = setting("1 epochs", "between two checkpoints", free=True)
+    keep: int = setting(2, "how many of the last checkpoints stay, besides the best", free=True)
+    check_replicas: int = setting(0, "compare the replicas' weights every so many steps; 0 never", flag=True, free=True)
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """How one network learns; each can be set for one network: `--set NETWORK.lr=0.1`."""
+
+    optimizer: Literal["sgd", "adam", "adamw"] = setting("adam", "the optimizer")
+    lr: float = setting(1e-3, "learning rate at its highest", flag=True)
+    momentum: float = setting(0.9, "of sgd")
+    nesterov: bool = setting(True, "Nesterov's momentum, for sgd")
+    beta1: float = setting(0.9, "of adam and adamw")
+    beta2: float = setting(0.999, "of adam and adamw")
+    weight_decay: float = setting(0.0, "on weights")
+    decay_norms: bool = setting(True, "weight decay on biases and normalisation layers too")
+    schedule: Literal["constant", "step", "cosine", "linear"] = setting("constant", "of the learning rate over training")
+    warmup: str = setting("0 images", "the learning rate rises from zero over this span")
+    hold: str = setting("0%", "linear: the rate stays at its highest until here, then falls to zero at the end")
+    drop_at: str = setting("50%", "step: where the rate is multiplied by drop; several with commas")
+    drop: float = setting(0.1, "step: the factor")
+    clip: float = setting(0.0, "largest norm of the gradient; 0 does not clip")
+    average: str = setting("0 images", "half-life of the moving average of the weights; 0 keeps none")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of one run, resolved."""
+
+    recipe_name: str
+    run: RunSettings
+    learner: LearnerSettings
+    networks: dict[str, dict[str, Any]]  # learner settings of single networks
+    recipe: Any  # the recipe's own dataclass
+
+    def learner_of(self, network: str) -> LearnerSettings:
+        """How one network learns."""
+        return dataclasses.replace(self.learner, **self.networks.get(network, {}))
+
+    def values(self) -> dict[str, Any]:
+        """Every setting by its full name, in the order of declaration."""
+        flat: dict[str, Any] = {"recipe": self.recipe_name}
+        for group in (self.run, self.learner, self.recipe):
+            flat |= dataclasses.asdict(group)
+        for network, chosen in self.networks.items():
+            flat |= {f"{network}.{name}": value for name, value in chosen.items()}
+        return flat
+
+    def with_run(self, **changes: Any) -> Config:
+        """The same settings with some of the run's replaced."""
+        return dataclasses.replace(self, run=dataclasses.replace(self.run, **changes))
+
+
+def resolve(recipe_name: str, recipe_settings: type, layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
+    """One config from layers of (where it comes from, {name: value}); the last one wins."""
+    groups = (RunSettings, LearnerSettings, recipe_settings)
+    owner = {f.name: group for group in groups for f in fields(group)}
+    hints = {name: get_type_hints(group)[name] for name, group in owner.items()}
+    chosen: dict[type, dict[str, Any]] = {group: {} for group in groups}
+    networks: dict[str, dict[str, Any]] = {}
+    for origin, layer in layers:
+        for full_name, value in _flatten(layer).items():
+            network, _, name = full_name.rpartition(".")
+            name = name.replace("-", "_")
+            if name not in owner:
+                raise UserError(f"{origin}: {unknown('setting', name, owner)}")
+            parsed = convert(value, hints[name], f"{origin} {full_name}")
+            if not network:
+                chosen[owner[name]][name] = parsed
+                for single in networks.values():  # said later for all, it holds for all
+                    single.pop(name, None)
+            elif owner[name] is not LearnerSettings:
+                raise UserError(f"{origin}: {name!r} belongs to the whole run, not to network {network!r}")
+            else:
+                networks.setdefault(network, {})[name] = parsed
+    networks = {network: values for network, values in networks.items() if values}
+    config = Config(
+        recipe_name,
+        RunSettings(**chosen[RunSettings]),
+        LearnerSettings(**chosen[LearnerSettings]),
+        networks,
+        recipe_settings(**chosen[recipe_settings]),
+    )
+    _check(config)
+    return config
+
+
+def _flatten(layer: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in layer.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{inner}": v for inner, v in value.items()}
+        elif name not in ("recipe",):
+            flat[name] = value
+    return flat
+
+
+def convert(value: Any, hint: Any, where: str) -> Any:
+    """A value as the type of its setting, from text where it comes from a person."""
+    if get_origin(hint) is Literal:
+        text = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else str(value)
+        if text not in get_args(hint):
+            raise UserError(f"{where}: {unknown('value', str(text), get_args(hint))}")
+        return text
+    try:
+        if hint is bool:
+            return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[str(value).lower()]
+        if hint is int:
+            number = float(value)
+            if number != int(number):
+                raise ValueError
+            return int(number)
+        return hint(value)
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{where}: {value!r} is not {_kind(hint)}") from None
+
+
+def _kind(hint: Any) -> str:
+    return {bool: "true or false", int: "a whole number", float: "a number"}.get(hint, "a text")
+
+
+def _check(config: Config) -> None:
+    run = config.run
+    at_least = {"devices": 1, "accumulate": 1, "workers": 0, "keep": 1, "images": 0, "seed": 0, "pad_crop": 0, "cutout": 0}
+    for name, least in at_least.items():
+        if getattr(run, name) < least:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(run, name)}: must be at least {least}")
+    if not 0 <= run.validation < 1:
+        raise UserError(f"validation={run.validation}: must be at least 0 and below 1")
+    if run.epochs <= 0:
+        raise UserError(f"--epochs {run.epochs:g}: must be above 0")
+    spans = [("log_every", run.log_every), ("evaluate_every", run.evaluate_every), ("save_every", run.save_every)]
+    for learner in [config.learner, *(config.learner_of(name) for name in config.networks)]:
+        spans += [(name, getattr(learner, name)) for name in ("warmup", "hold", "average")]
+        spans += [("drop_at", one) for one in learner.drop_at.split(",")]
+        if learner.lr < 0:
+            raise UserError(f"--lr {learner.lr:g}: must not be negative")
+    for name, text in spans:
+        Span.parse(text, name)
+
+
+def split_batch(text: str, devices: int, accumulate: int) -> int:
+    """The global batch that `128` or `32/device` means, checked against the number of parts."""
+    match = re.fullmatch(r"\s*(\d+)\s*(/\s*device)?\s*", str(text))
+    if not match or int(match[1]) == 0:
+        raise UserError(f"--batch-size {text!r}: expected a number like 128, or one per device like 32/device")
+    batch = int(match[1]) * (devices if match[2] else 1)
+    if batch < devices * accumulate:
+        raise UserError(
+            f"--batch-size {batch}: smaller than its {devices * accumulate} parts "
+            f"({devices} devices × {accumulate} micro-batches); use a larger batch or fewer parts"
+        )
+    return batch
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of training as a person says it: `5 epochs`, `200k images`, `50 steps` or `50%` of the run."""
+
+    amount: float
+    unit: Literal["images", "epochs", "steps", "%"]
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Span:
+        """The span that a text means; `name` is the setting's, for the error."""
+        match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(k|m)?\s*(images?|epochs?|steps?|%)\s*", str(text).lower())
+        try:
+            if not match:
+                raise ValueError
+            amount = float(match[1]) * {"k": 1e3, "m": 1e6}.get(match[2] or "", 1)
+        except ValueError:
+            raise UserError(f"{name}={text!r}: expected a span like '5 epochs', '200k images', '50 steps' or '50%'") from None
+        unit = match[3] if match[3] == "%" else match[3].rstrip("s") + "s"
+        return cls(amount, unit)  # type: ignore[arg-type]
+
+    def to_images(self, *, epoch: int, step: int, total: int) -> int:
+        """The span in images, given the images in an epoch, in a step and in the whole run."""
+        return round(self.amount * {"images": 1, "epochs": epoch, "steps": step, "%": total / 100}[self.unit])
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """The settings in a TOML or INI file; sections of an INI file are one namespace."""
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"--config {path}: no such file")
+    text = file.read_text()
+    try:
+        if file.suffix == ".ini":
+            parser = configparser.ConfigParser()
+            parser.read_string(text)
+            return {name: value for section in parser.sections() for name, value in parser.items(section)}
+        settings = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, configparser.Error) as error:
+        raise UserError(f"--config {path}: {' '.join(str(error).split())}") from None
+    settings.pop(MADE_WITH, None)
+    return settings
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
+    """`name=value` words as a layer of settings."""
+    pairs = {}
+    for word in assignments:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {word}: expected name=value")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+MADE_WITH = "made_with"  # the table of versions and hardware in a kept config, not settings
+
+
+def to_toml(config: Config, made_with: Mapping[str, Any]) -> str:
+    """The resolved settings as a file that `--config` takes."""
+    tables: dict[str, dict[str, Any]] = {"": {}}
+    for full_name, value in config.values().items():
+        network, _, name = full_name.rpartition(".")
+        tables.setdefault(network, {})[name] = value
+    tables[MADE_WITH] = dict(made_with)
+    lines = []
+    for table, values in tables.items():
+        if table:
+            lines.append(f"\n[{table}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def changed_settings(kept: Mapping[str, Any], now: Config) -> list[str]:
+    """What a resumed run may not change and does, as `name: was → is`."""
+    free = {f.name for f in fields(RunSettings) if f.metadata["free"]}
+    before, after = _flatten(kept), now.values()
+    del after["recipe"]
+    names = [name for name in dict.fromkeys([*before, *after]) if name not in free]
+    return [f"{name}: {before.get(name)} → {after.get(name)}" for name in names if before.get(name) != after.get(name)]

@@ -1,0 +1,96 @@
+"""The run's data as the engine asks for it: steps from any position on, and whole splits once over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from paceline.data.draws import Drawer
+from paceline.data.loader import Loader
+from paceline.data.tickets import Stream, Tickets, in_order, part
+from paceline.data.transforms import Augment, prepare
+from paceline.recipe import Batch
+
+EVALUATION_BATCH = 500  # samples per device and forward; the result does not depend on it
+
+
+class StepData(NamedTuple):
+    """What one step learns from, on this rank."""
+
+    images: int  # seen before this step
+    batches: list[list[Batch]]  # for each repetition of a phase, its micro-batches
+
+
+class Cut(NamedTuple):
+    """How a global batch is cut: first into micro-batches, then each of these over the ranks.
+
+    Micro-batches come first so that a micro-batch holds the same samples at every world size.
+    """
+
+    batch_size: int
+    accumulate: int
+    rank: int
+    size: int
+
+    def parts(self, start: int) -> list[tuple[int, int]]:
+        """This rank's range of positions in each micro-batch of the global batch that starts at a position."""
+        whole = (start, start + self.batch_size)
+        micro = [part(*whole, number, self.accumulate) for number in range(self.accumulate)]
+        return [part(*range_, self.rank, self.size) for range_ in micro]
+
+
+class TrainingFeed:
+    """Steps of the endless stream; a pure function of the position."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        stream: Stream,
+        cut: Cut,
+        repeats: int,
+        augment: Augment | None,
+        drawer: Drawer,
+        dtype: torch.dtype,
+    ) -> None:
+        self.loader, self.stream, self.cut, self.repeats = loader, stream, cut, repeats
+        self.augment, self.drawer, self.dtype = augment, drawer, dtype
+
+    @property
+    def images_per_step(self) -> int:
+        """How far a step moves the run's clock."""
+        return self.cut.batch_size * self.repeats
+
+    def steps(self, images: int, until: int) -> Iterator[StepData]:
+        """The steps from a position on, as long as fewer than `until` images were seen."""
+        raw = self.loader.load(self._requests(images, until))
+        while images < until:
+            batches = []
+            for start in self._starts(images):
+                draws = self.drawer.table(start, self.cut.batch_size)
+                micro_batches = []
+                for low, high in self.cut.parts(start):
+                    batch = prepare(next(raw), self.augment, self.dtype)
+                    micro_batches.append(batch | {k: v[low - start : high - start] for k, v in draws.items()})
+                batches.append(micro_batches)
+            yield StepData(images, batches)
+            images += self.images_per_step
+
+    def _starts(self, images: int) -> range:
+        return range(images, images + self.images_per_step, self.cut.batch_size)
+
+    def _requests(self, images: int, until: int) -> Iterator[Tickets]:
+        while images < until:
+            for start in self._starts(images):
+                for low, high in self.cut.parts(start):
+                    yield self.stream.take(low, high)
+            images += self.images_per_step
+
+
+def evaluation_batches(loader: Loader, rank: int, size: int, dtype: torch.dtype) -> Iterator[Batch]:
+    """This rank's contiguous part of a source, every sample once, the last batch short."""
+    low, high = part(0, len(loader.source), rank, size)
+    requests = (in_order(start, min(start + EVALUATION_BATCH, high)) for start in range(low, high, EVALUATION_BATCH))
+    for raw in loader.load(requests):
+        yield prepare(raw, None, dtype)

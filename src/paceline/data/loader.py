@@ -1,0 +1,47 @@
+"""The loader contract: tickets in, raw batches on the device out.
+
+A loader is a pure function of tickets. What it yields is what the source holds (uint8 pictures,
+integer labels) plus the tickets' own columns; transforms.py does the rest, on the device, in batches.
+So every loader gives the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from paceline.config import RunSettings
+from paceline.data.source import Source
+from paceline.data.tickets import Tickets
+from paceline.recipe import Batch
+
+
+class Loader:
+    """Subclass it in a file of its own in `loaders/`: the file's name is the loader's name."""
+
+    def __init__(self, source: Source, device: torch.device, settings: RunSettings) -> None:
+        self.source, self.device, self.settings = source, device, settings
+
+    def load(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+        """One raw batch per request, in order: pictures uint8 [n, c, h, w], "index" int64 [n], "uniforms" [n, k]."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends what the loader started."""
+
+
+def are_pictures(tensor: torch.Tensor) -> bool:
+    """Whether a field of a raw batch holds pictures, rather than numbers."""
+    return tensor.dtype == torch.uint8 and tensor.ndim == 4
+
+
+def choose(settings: RunSettings, source: Source, device: torch.device) -> tuple[str, str]:
+    """The name of the loader to use, and why."""
+    if settings.loader != "auto":
+        return settings.loader, "asked for"
+    from paceline.data.loaders import resident  # it derives from the class above
+
+    sharers = settings.devices if device.type == "cpu" else 1
+    fits, reason = resident.fits(source, device, sharers)
+    return ("resident" if fits else "workers"), reason

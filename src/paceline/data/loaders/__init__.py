@@ -1,0 +1,1 @@
+"""Loaders: the name of a file here is the name of a loader."""

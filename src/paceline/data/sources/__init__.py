@@ -1,0 +1,1 @@
+"""Sources: the name of a file here is the name of a source."""

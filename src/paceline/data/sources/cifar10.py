@@ -1,0 +1,10 @@
+"""CIFAR-10: 60,000 colour pictures of 32×32 pixels in ten classes."""
+
+from paceline.data.sources._torchvision import TorchvisionSource
+
+
+class Cifar10(TorchvisionSource):
+    """Colour, 32×32, ten classes of animals and vehicles."""
+
+    dataset = "CIFAR10"
+    expected = "cifar-10-batches-py/ with data_batch_1 … data_batch_5, test_batch and batches.meta"

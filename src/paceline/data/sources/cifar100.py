@@ -1,0 +1,10 @@
+"""CIFAR-100: 60,000 colour pictures of 32×32 pixels in a hundred classes."""
+
+from paceline.data.sources._torchvision import TorchvisionSource
+
+
+class Cifar100(TorchvisionSource):
+    """Colour, 32×32, a hundred fine classes."""
+
+    dataset = "CIFAR100"
+    expected = "cifar-100-python/ with train, test and meta"

@@ -1,0 +1,33 @@
+"""1,797 handwritten digits of 8×8 pixels that ship inside scikit-learn: no download."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from paceline.config import RunSettings
+from paceline.data.source import ArraySource
+from paceline.data.sources._pictures import arrange_pictures
+from paceline.data.sources._split import fixed_split
+from paceline.recipe import Facts
+
+DEFAULT_SIZE = 32
+WHITE = 16.0  # the brightest value in the set
+
+
+class Digits(ArraySource):
+    """Grey digits, 32×32 unless the settings say otherwise."""
+
+    def __init__(self, split: str, settings: RunSettings) -> None:
+        from sklearn.datasets import load_digits  # takes a second to import
+
+        digits = load_digits()
+        chosen = fixed_split(len(digits.images), split)
+        grey = np.round(digits.images[chosen] * (255 / WHITE)).astype(np.uint8)[..., np.newaxis]
+        pictures = arrange_pictures(grey, settings, Image.Resampling.BILINEAR, DEFAULT_SIZE)
+        _, height, width, channels = pictures.shape
+        names = tuple(str(digit) for digit in range(10))
+        super().__init__(
+            {"image": pictures, "label": digits.target[chosen].astype(np.int64)},
+            Facts(channels, height, width, num_classes=10, class_names=names, mirror=False),
+        )

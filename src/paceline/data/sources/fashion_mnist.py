@@ -1,0 +1,10 @@
+"""Fashion-MNIST: 70,000 pictures of clothes of 28×28 pixels."""
+
+from paceline.data.sources._torchvision import TorchvisionSource
+
+
+class FashionMnist(TorchvisionSource):
+    """Grey, 28×28, ten kinds of clothes."""
+
+    dataset = "FashionMNIST"
+    expected = "FashionMNIST/raw/ with train- and t10k-images-idx3-ubyte, train- and t10k-labels-idx1-ubyte"

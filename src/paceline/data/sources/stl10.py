@@ -1,0 +1,13 @@
+"""STL-10: 13,000 labelled colour pictures of 96×96 pixels in ten classes."""
+
+from paceline.data.sources._torchvision import TorchvisionSource
+
+
+class Stl10(TorchvisionSource):
+    """Colour, 96×96, ten classes of animals and vehicles; the unlabelled part is not used."""
+
+    dataset = "STL10"
+    expected = "stl10_binary/ with train_X.bin, train_y.bin, test_X.bin, test_y.bin and unlabeled_X.bin"
+    says_split = True
+    channels_first = True
+    class_names = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")

@@ -1,0 +1,149 @@
+"""From a config to the parts of a run: data, recipe, strategy, learners, step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.config import Config, Span, split_batch
+from paceline.data.draws import Drawer
+from paceline.data.feed import Cut, TrainingFeed
+from paceline.data.loader import Loader, choose
+from paceline.data.source import Source, split_off
+from paceline.data.tickets import Stream
+from paceline.data.transforms import Augment
+from paceline.engine.learner import Learner
+from paceline.engine.ledger import Ledger
+from paceline.engine.schedule import schedule_of
+from paceline.engine.step import Step
+from paceline.errors import unknown
+from paceline.parallel.environment import World, join
+from paceline.parallel.precision import Precision, choose_precision
+from paceline.parallel.strategy import Strategy
+from paceline.recipe import Recipe
+from paceline.registry import load_class
+
+
+@dataclass
+class Parts:
+    """Everything that a run is made of, on this rank."""
+
+    config: Config
+    world: World
+    precision: Precision
+    strategy: Strategy
+    recipe: Recipe
+    feed: TrainingFeed
+    loaders: dict[str, Loader]  # of the splits that are judged: validation, test
+    step: Step
+    epoch_images: int
+    total_images: int
+    notes: list[str]  # what was chosen and why, in the order of choosing
+
+
+def strategy_class(config: Config) -> type[Strategy]:
+    """The class behind `--strategy`."""
+    name = config.run.strategy
+    if name == "auto":
+        name = "ddp" if config.run.devices > 1 else "single"
+    return load_class("strategy", name, Strategy)
+
+
+def open_sources(config: Config) -> dict[str, Source]:
+    """The run's data by split: train, validation where some is held out, test where the source has one."""
+    source_class = load_class("source", config.run.data, Source)
+    sources = {split: source_class(split, config.run) for split in source_class.splits}
+    if config.run.validation:
+        sources["train"], sources["validation"] = split_off(sources["train"], config.run.validation, config.run.split_seed)
+    return sources
+
+
+def make_loader(source: Source, world: World, config: Config, notes: list[str]) -> Loader:
+    """The loader that the settings name, or the one that suits the source."""
+    name, reason = choose(config.run, source, world.device)
+    if reason not in notes:
+        notes.append(reason)
+    return load_class("loader", name, Loader)(source, world.device, config.run)
+
+
+def make_recipe(config: Config, sources: dict[str, Source]) -> Recipe:
+    """The recipe with its initial weights, which follow from the seed alone."""
+    recipe_class = load_class("recipe", config.recipe_name, Recipe)
+    torch.manual_seed(config.run.seed)
+    recipe = recipe_class(config.recipe, sources["train"].facts)
+    for network in config.networks:
+        if network not in recipe.networks:
+            raise unknown("network", network, recipe.networks)
+    return recipe
+
+
+def assemble(config: Config) -> Parts:
+    """Meets the other processes and builds the run's parts."""
+    strategy_type = strategy_class(config)
+    world = join(config.run, distributed=strategy_type.distributed)
+    precision = choose_precision(config.run.precision, world.device)
+    precision.apply(deterministic=config.run.deterministic)
+    sources = open_sources(config)
+    notes = [note for source in sources.values() for note in getattr(source, "notes", [])]
+    loaders = {split: make_loader(source, world, config, notes) for split, source in sources.items()}
+    recipe = make_recipe(config, sources)
+    strategy = strategy_type(config.run, world, precision)
+    strategy.place(recipe)
+
+    batch_size = split_batch(config.run.batch_size, strategy.num_devices, config.run.accumulate)
+    config = config.with_run(batch_size=str(batch_size))
+    feed = TrainingFeed(
+        loaders.pop("train"),
+        Stream(config.run.seed, len(sources["train"])),
+        Cut(batch_size, config.run.accumulate, world.rank, world.size),
+        repeats=max(phase.repeat for phase in recipe.phases),
+        augment=Augment.from_settings(config.run, sources["train"].facts),
+        drawer=Drawer(recipe.draws, config.run.seed, world.device, precision.weights),
+        dtype=precision.weights,
+    )
+    epoch = len(sources["train"])
+    wanted = config.run.images or round(config.run.epochs * epoch)
+    total = math.ceil(wanted / feed.images_per_step) * feed.images_per_step
+    learners = make_learners(config, recipe, precision, epoch=epoch, step=feed.images_per_step, total=total)
+    step = Step(recipe, learners, strategy, Ledger(world), batch_size, feed.images_per_step)
+    notes += strategy.notes + _describe(config, strategy, sources, batch_size)
+    return Parts(config, world, precision, strategy, recipe, feed, loaders, step, epoch, total, notes)
+
+
+def make_learners(
+    config: Config, recipe: Recipe, precision: Precision, *, epoch: int, step: int, total: int
+) -> dict[str, Learner]:
+    """A learner for each network of the recipe."""
+    lengths: dict[str, Any] = {"epoch": epoch, "step": step, "total": total}
+    learners = {}
+    for name, network in recipe.networks.items():
+        settings = config.learner_of(name)
+        half_life = Span.parse(settings.average, "average").to_images(**lengths) if name in recipe.averaged else 0
+        rate = schedule_of(settings, lr_scale(config), **lengths)
+        learners[name] = Learner(name, network, settings, rate, precision, half_life)
+    return learners
+
+
+def lr_scale(config: Config) -> float:
+    """What `--scale-lr` makes of the learning rates."""
+    ratio = int(config.run.batch_size) / config.run.reference_batch
+    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.run.scale_lr]
+
+
+def _describe(config: Config, strategy: Strategy, sources: dict[str, Source], batch: int) -> list[str]:
+    networks, device = strategy.recipe.networks, strategy.world.device
+    counts = {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
+    devices, accumulate = strategy.num_devices, config.run.accumulate
+    lines = [
+        f"data {config.run.data}: " + ", ".join(f"{len(source):,} {split}" for split, source in sources.items()),
+        "networks: " + ", ".join(f"{name} {count:,} parameters" for name, count in counts.items()),
+        f"batch {batch} = {devices} devices × {batch / devices / accumulate:g} × {accumulate}",
+        f"{strategy.precision.name} on {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}",
+    ]
+    if config.run.scale_lr != "none":
+        rates = ", ".join(f"{name} {config.learner_of(name).lr * lr_scale(config):g}" for name in counts)
+        lines.append(f"learning rate scaled {config.run.scale_lr} from batch {config.run.reference_batch}: {rates}")
+    return lines

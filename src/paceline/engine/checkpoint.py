@@ -1,0 +1,146 @@
+"""Checkpoints: written beside, synced, then renamed; each file's SHA-256 in a manifest; no pickle.
+
+    checkpoints/000000045000/  weights.safetensors  state.safetensors  state.json  manifest.json
+
+A checkpoint whose manifest does not match is refused by name and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline.engine.tensors import pack, unpack
+from paceline.errors import UserError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a run needs to go on: what is saved is listed here and nowhere else."""
+
+    images: int
+    weights: dict[str, Tensor]  # the recipe's networks; moving averages as averaged/NETWORK.PARAMETER
+    state: dict[str, Tensor]  # what the optimizers and facts remember
+    numbers: dict[str, Any]  # scalers, the best value so far
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def all(self) -> list[int]:
+        """The images seen at each checkpoint, rising; whether they are valid is not asked."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdigit())
+
+    def path(self, images: int) -> Path:
+        """The folder of one checkpoint."""
+        return self.folder / f"{images:012d}"
+
+    def save(self, snapshot: Snapshot) -> Path:
+        """Writes a checkpoint that is either whole or not there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        final, beside = self.path(snapshot.images), self.folder / f".writing-{snapshot.images:012d}"
+        if final.exists() and not problems(final):
+            return final
+        try:
+            beside.mkdir()
+            files, notes = {}, {}
+            for name, tensors in (("weights", snapshot.weights), ("state", snapshot.state)):
+                files[f"{name}.safetensors"], notes[f"{name}.safetensors"] = pack(tensors)
+            files["state.json"] = json.dumps({"images": snapshot.images, **snapshot.numbers}, indent=1).encode()
+            digests = {name: sha256(content).hexdigest() for name, content in files.items()}
+            files[MANIFEST] = json.dumps({"format": FORMAT, "sha256": digests, "tensors": notes}, indent=1).encode()
+            for name, content in files.items():
+                _write_synced(beside / name, content)
+            _sync_folder(beside)
+            if final.exists():
+                shutil.rmtree(final)
+            beside.rename(final)
+            _sync_folder(self.folder)
+        except OSError as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            kept = self.all()
+            rest = f"the checkpoint at {kept[-1]:,} images is unharmed" if kept else "there is no earlier checkpoint"
+            raise UserError(f"cannot write checkpoint {final}: {error.strerror or error}; {rest}") from error
+        return final
+
+    def latest(self, report: Callable[[str], None]) -> Snapshot | None:
+        """The newest checkpoint that is whole; `report` gets a line for each damaged one."""
+        for images in reversed(self.all()):
+            damage = problems(self.path(images))
+            if not damage:
+                return load(self.path(images))
+            report(f"checkpoint {self.path(images)} is damaged ({damage[0]}); using the one before it")
+        return None
+
+    def prune(self, keep: int, best: int | None) -> None:
+        """Removes all but the last `keep` and the best."""
+        for images in self.all()[:-keep]:
+            if images != best:
+                shutil.rmtree(self.path(images))
+
+    def drop_after(self, images: int) -> None:
+        """Removes checkpoints of a future that the run no longer goes to."""
+        for later in self.all():
+            if later > images:
+                shutil.rmtree(self.path(later))
+
+    def _sweep(self) -> None:
+        for leftover in self.folder.glob(".writing-*"):
+            shutil.rmtree(leftover)
+
+
+def problems(path: Path) -> list[str]:
+    """What is wrong with a checkpoint's folder; nothing, if its files are those of its manifest."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        if manifest["format"] != FORMAT:
+            return [f"{MANIFEST} has format {manifest['format']}, this version reads {FORMAT}"]
+        found = {name: sha256((path / name).read_bytes()).hexdigest() for name in manifest["sha256"]}
+        return [f"{name} does not match its SHA-256" for name, digest in manifest["sha256"].items() if found[name] != digest]
+    except FileNotFoundError as error:
+        return [f"{Path(error.filename).name} is missing"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [f"{MANIFEST} cannot be read: {error}"]
+
+
+def load(path: Path) -> Snapshot:
+    """A checkpoint from its folder; refuses one that is damaged."""
+    damage = problems(path)
+    if damage:
+        raise UserError(f"checkpoint {path} is damaged: {damage[0]}")
+    notes = json.loads((path / MANIFEST).read_bytes())["tensors"]
+    numbers = json.loads((path / "state.json").read_bytes())
+    weights, state = (unpack(path / file, notes[file]) for file in ("weights.safetensors", "state.safetensors"))
+    return Snapshot(numbers.pop("images"), weights, state, numbers)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

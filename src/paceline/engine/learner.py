@@ -1,0 +1,86 @@
+"""A learner: one network's optimizer, schedule, scaler, clipping and moving average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from paceline.config import LearnerSettings
+from paceline.parallel.precision import Precision
+
+
+class Learner:
+    """Turns a network's gradients into new weights."""
+
+    def __init__(
+        self,
+        name: str,
+        network: nn.Module,
+        settings: LearnerSettings,
+        learning_rate: Callable[[int], float],
+        precision: Precision,
+        average_half_life: int,
+    ) -> None:
+        self.name, self.network, self.settings, self.learning_rate = name, network, settings, learning_rate
+        self.parameters = list(network.parameters())
+        self.optimizer = make_optimizer(network, settings, precision)
+        self.scaler = torch.amp.GradScaler(precision.device_type, enabled=precision.scaled)
+        self.average_half_life = average_half_life
+        self.average = [p.detach().clone() for p in self.parameters] if average_half_life else []
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss whose gradients `step` takes; larger than the given one in fp16."""
+        return self.scaler.scale(loss)
+
+    def step(self, images: int) -> None:
+        """Updates the weights from their gradients, at the learning rate for the images seen before."""
+        rate = self.learning_rate(images)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if self.settings.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def take_average(self, images: int) -> None:
+        """Moves the average towards the weights by the images of one step."""
+        if self.average:
+            torch._foreach_lerp_(self.average, self.parameters, 1 - 0.5 ** (images / self.average_half_life))
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the network's parameters are their moving average; its buffers are the latest."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for position, average in enumerate(self.average):
+            parameter = self.parameters[position]
+            self.average[position], parameter.data = parameter.data, average
+
+
+def make_optimizer(network: nn.Module, settings: LearnerSettings, precision: Precision) -> Optimizer:
+    """The optimizer that the settings name, fused on devices that have it."""
+    decayed = [p for p in network.parameters() if settings.decay_norms or p.ndim > 1]
+    spared = [p for p in network.parameters() if not settings.decay_norms and p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    fused = precision.device_type in ("cuda", "cpu")
+    betas = (settings.beta1, settings.beta2)
+    match settings.optimizer:
+        case "sgd":
+            nesterov = settings.nesterov and settings.momentum > 0
+            return SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=fused)
+        case "adam":
+            return Adam(groups, lr=settings.lr, betas=betas, fused=fused)
+    return AdamW(groups, lr=settings.lr, betas=betas, fused=fused)

@@ -1,0 +1,106 @@
+"""What the phases' losses were, kept on the device until it is time to look.
+
+A row per micro-batch is written without waiting for the device. Reading happens when logging and before
+every save, once for all ranks; it finds the first value that is not finite, with its step and phase.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.parallel.environment import World
+from paceline.recipe import Loss
+
+CAPACITY = 1024  # rows between two readings; a fuller page is folded into its sums on the device
+
+
+class NotFinite(NamedTuple):
+    """Where a loss first stopped being a number."""
+
+    images: int
+    phase: str
+    name: str
+
+
+class Reading(NamedTuple):
+    """The means since the last reading."""
+
+    values: dict[str, float]  # over all samples of all ranks; `spread/NAME` is the range over ranks
+    not_finite: NotFinite | None
+    flags: list[float]  # the sum over ranks of what each one brought
+
+
+class _Page:
+    """One phase's rows."""
+
+    def __init__(self, names: list[str], device: torch.device) -> None:
+        self.names = names
+        self.rows = torch.zeros(CAPACITY, len(names), device=device, dtype=torch.float64)
+        self.sums = torch.zeros(len(names) + 1, device=device, dtype=torch.float64)  # the last is the weight
+        self.first_bad = torch.full((len(names),), float("inf"), device=device, dtype=torch.float64)
+        self.at: list[tuple[int, int]] = []  # (images seen, samples) of each row
+
+    def fold(self) -> None:
+        """Adds the rows to the sums, all on the device."""
+        if not self.at:
+            return
+        rows = self.rows[: len(self.at)]
+        # One upload; from here to the reading nothing waits.
+        images, weights = torch.tensor(self.at, dtype=torch.float64).to(rows.device).unbind(1)
+        bad = torch.where(rows.isfinite(), torch.inf, images.unsqueeze(1))
+        self.first_bad = torch.minimum(self.first_bad, bad.amin(0))
+        self.sums += torch.cat([(rows * weights.unsqueeze(1)).sum(0), weights.sum().reshape(1)])
+        self.at.clear()
+
+
+class Ledger:
+    """Rows of losses and facts by phase."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.pages: dict[str, _Page] = {}
+
+    def enter(self, phase: str, images: int, loss: Loss, samples: int) -> None:
+        """Writes one micro-batch's losses and facts; does not wait for them."""
+        values = {**loss.terms, **loss.facts}
+        page = self.pages.get(phase)
+        if page is None:
+            first = next(iter(values.values()))
+            page = self.pages[phase] = _Page(list(values), first.device)
+        if len(page.at) == CAPACITY:
+            page.fold()
+        page.rows[len(page.at)].copy_(torch.stack([value.detach() for value in values.values()]))
+        page.at.append((images, samples))
+
+    def read(self, *flags: float) -> Reading:
+        """The means since the last reading over all ranks; waits for the device and for the ranks."""
+        pages = list(self.pages.items())
+        for _, page in pages:
+            page.fold()
+        device = self.world.device
+        own = [torch.cat([page.sums, page.first_bad]).to(device) for _, page in pages]
+        own.append(torch.tensor(flags, dtype=torch.float64, device=device))
+        ranks = self.world.gather(torch.cat(own)).cpu()
+        values: dict[str, float] = {}
+        bad: list[NotFinite] = []
+        start = 0
+        for phase, page in pages:
+            count = len(page.names)
+            sums, weight, first = ranks[:, start : start + 2 * count + 1].tensor_split([count, count + 1], dim=1)
+            start += 2 * count + 1
+            page.sums.zero_()
+            page.first_bad.fill_(float("inf"))
+            bad += [NotFinite(int(at), phase, name) for at, name in zip(first.amin(0).tolist(), page.names) if at < torch.inf]
+            if weight.sum() == 0:
+                continue
+            means, by_rank = sums.sum(0) / weight.sum(), sums / weight
+            spreads = by_rank.amax(0) - by_rank.amin(0)
+            for name, mean, spread in zip(page.names, means.tolist(), spreads.tolist()):
+                values[f"{phase}/{name}"] = mean
+                if self.world.size > 1:
+                    values[f"spread/{phase}/{name}"] = spread
+        flag_sums: Tensor = ranks[:, start:].sum(0)
+        return Reading(values, min(bad, default=None), flag_sums.tolist())

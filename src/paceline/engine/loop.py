@@ -1,0 +1,178 @@
+"""How a run proceeds: what is logged, judged, saved, and when it stops. Everything is counted in images seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from paceline.config import Span
+from paceline.data.draws import number_from
+from paceline.data.feed import StepData
+from paceline.engine.assemble import Parts
+from paceline.engine.checkpoint import Snapshot
+from paceline.engine.evaluation import evaluate, judged_weights
+from paceline.engine.replicas import check_replicas
+from paceline.engine.run_folder import RunFolder
+from paceline.engine.signals import StopRequest
+from paceline.engine.snapshot import restore_snapshot, take_snapshot
+from paceline.engine.timing import Stopwatch
+from paceline.errors import UserError
+from paceline.monitor.display import Display
+from paceline.monitor.gpu import GpuReadings
+from paceline.monitor.metrics import MetricsWriter
+
+
+class Loop:
+    """Cadence around the step: log, evaluate, save, stop."""
+
+    def __init__(self, parts: Parts, folder: RunFolder, stop: StopRequest) -> None:
+        self.parts, self.folder, self.stop = parts, folder, stop
+        self.world, self.step, self.recipe = parts.world, parts.step, parts.recipe
+        self.images = 0
+        self.best: dict[str, Any] = {}  # the value and images of the best checkpoint
+        self.stopped = False
+        self.stopwatch = Stopwatch()
+        lengths = {"epoch": parts.epoch_images, "step": parts.feed.images_per_step, "total": parts.total_images}
+        run = parts.config.run
+        self.every = {
+            name: max(1, Span.parse(text, name).to_images(**lengths))
+            for name, text in (
+                ("log_every", run.log_every),
+                ("evaluate_every", run.evaluate_every),
+                ("save_every", run.save_every),
+            )
+        }
+        self._logged_at = self._saved_at = -1
+        self._images_before_log = 0
+        self._all_asked = False  # to stop, as all ranks know
+        self.check_every = run.check_replicas if self.world.size > 1 else 0
+
+    def resume(self, snapshot: Snapshot | None) -> None:
+        """Goes on from a snapshot, or from the start where there is none."""
+        if snapshot:
+            restore_snapshot(snapshot, self.step)
+            self.images = self._saved_at = snapshot.images
+            self.best = snapshot.numbers.get("best", {})
+        self._images_before_log = self.images
+
+    def attach(self, writer: MetricsWriter | None, display: Display) -> None:
+        """Where the numbers go; only the first rank has a writer."""
+        self.writer, self.display = writer, display
+        self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
+
+    def run(self) -> None:
+        """Trains to the end, or until a stop is asked for."""
+        self.recipe.train()
+        self.parts.strategy.drive(self._steps(), self.advance)
+        if not self.stopped:
+            self._log()
+            self._save()
+
+    def _steps(self) -> Iterator[StepData]:
+        steps = self.parts.feed.steps(self.images, self.parts.total_images)
+        while not self.stopped:
+            with self.stopwatch("data"):
+                data = next(steps, None)
+            if data is None:
+                return
+            yield data
+
+    def advance(self, data: StepData) -> None:
+        """One step and what is due after it."""
+        if self.stopped:  # a driver that reads ahead may bring one step more
+            return
+        self._seed_dropout(data.images)
+        with self.stopwatch("step"):
+            self.step(data)
+        before, self.images = data.images, data.images + self.parts.feed.images_per_step
+        if self._due("log_every", before) or (self.stop.signal and self.world.size == 1):
+            self._log()
+        if self._due("evaluate_every", before) and "validation" in self.parts.loaders:
+            self._evaluate()
+        if self._due("save_every", before):
+            self._save()
+        if self.check_every and (self.images // self.parts.feed.images_per_step) % self.check_every == 0:
+            check_replicas(self.recipe, self.world)
+        if self._all_asked:
+            self._save()
+            self.stopped = True
+
+    def _due(self, name: str, before: int) -> bool:
+        return self.images // self.every[name] > before // self.every[name]
+
+    def _seed_dropout(self, images: int) -> None:
+        seed = number_from(self.parts.config.run.seed, images, "dropout", self.world.rank)
+        if self.world.device.type == "cuda":
+            torch.cuda.default_generators[self.world.device.index].manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)
+
+    def _log(self) -> None:
+        """Reads the ledger once for all ranks, which also agree here on whether one of them was asked to stop."""
+        if self._logged_at == self.images:
+            return
+        with self.stopwatch("log"):
+            reading = self.step.ledger.read(float(bool(self.stop.signal)))
+        self._logged_at = self.images
+        if reading.not_finite:
+            at, phase, name = reading.not_finite
+            number = at // self.parts.feed.images_per_step
+            kept = self.folder.checkpoints.all()
+            rest = f"the checkpoint at {kept[-1]:,} images is kept" if kept else "no checkpoint was written yet"
+            raise UserError(
+                f"loss {name!r} of phase {phase!r} is not finite at step {number} ({at:,} images seen); {rest}. "
+                "A lower --lr, --precision fp32 or --set clip=1 may help"
+            )
+        values = reading.values | self._timings()
+        rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
+        self._write(values | rates | self.gpu.read())
+        self.display.update(self.images, values)
+        self._all_asked = reading.flags[0] > 0
+
+    def _timings(self) -> dict[str, float]:
+        spent = self.stopwatch.take()
+        total = max(spent.pop("total"), 1e-9)
+        images, self._images_before_log = self.images - self._images_before_log, self.images
+        waiting = spent.get("data", 0.0)
+        return {
+            "time/images_per_second": images / total,
+            "time/images_per_second_without_loading": images / max(total - waiting, 1e-9),
+            "time/data_wait": waiting / total,
+            **{f"time/{name}_seconds": seconds for name, seconds in spent.items()},
+            "epoch": self.images / self.parts.epoch_images,
+        }
+
+    def _evaluate(self) -> None:
+        with self.stopwatch("evaluate"), judged_weights(self.recipe, self.step.learners):
+            results = evaluate(self.recipe, self.parts.loaders["validation"], self.world, self.parts.precision)
+        values = {f"validation/{name}": value for name, value in results.items()}
+        self._write(values)
+        self.display.line(f"{self.images:>12,} images  " + describe(values))
+        name, end = self.recipe.best
+        if name not in values:
+            return
+        better = {"max": values[name] > self.best.get("value", -torch.inf), "min": values[name] < self.best.get("value", torch.inf)}
+        if better[end]:
+            self.best = {"name": name, "value": values[name], "images": self.images}
+            self._save()
+
+    def _save(self) -> None:
+        if self._saved_at == self.images:
+            return
+        self._log()  # refuses to go on where a loss is not finite
+        with self.stopwatch("save"):
+            if self.world.is_first:
+                self.folder.checkpoints.save(take_snapshot(self.images, self.step, {"best": self.best}))
+                self.folder.checkpoints.prune(self.parts.config.run.keep, self.best.get("images"))
+        self._saved_at = self.images
+
+    def _write(self, values: dict[str, float]) -> None:
+        if self.writer:
+            self.writer.write(self.images, values)
+
+
+def describe(values: dict[str, float]) -> str:
+    """Metrics as a person reads them on one line."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())

@@ -1,0 +1,70 @@
+"""A run is a folder with one writer."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.config import MADE_WITH, Config, changed_settings, to_toml
+from paceline.engine.checkpoint import Checkpoints
+from paceline.errors import UserError
+
+
+class RunFolder:
+    """settings, metrics, samples, checkpoints and logs of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self._lock: int | None = None
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved settings, with versions and hardware."""
+        return self.path / "config.toml"
+
+    def claim(self) -> None:
+        """Makes this process the folder's one writer; the claim dies with the process."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(f"--out {self.path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = (os.read(self._lock, 32) or b"?").decode().strip()
+            raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out") from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Gives up the claim."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def check_settings(self, config: Config) -> None:
+        """Refuses to go on with a run that was made with other settings."""
+        if not self.config_file.exists():
+            return
+        kept = tomllib.loads(self.config_file.read_text())
+        kept.pop(MADE_WITH, None)
+        if kept.pop("recipe") != config.recipe_name:
+            raise UserError(f"--out {self.path}: this run is of another recipe; choose another --out")
+        changed = changed_settings(kept, config)
+        if changed:
+            raise UserError(
+                f"--out {self.path}: this run was made with other settings ({'; '.join(changed)}); "
+                "use the same ones to go on, or choose another --out"
+            )
+
+    def keep_settings(self, config: Config, made_with: Mapping[str, Any]) -> None:
+        """Writes the resolved settings, versions and hardware."""
+        beside = self.config_file.with_suffix(".writing")
+        beside.write_text(to_toml(config, made_with))
+        beside.rename(self.config_file)

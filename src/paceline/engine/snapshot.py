@@ -1,0 +1,72 @@
+"""A run's state as tensors and numbers by name, and back into the living objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.engine.checkpoint import Snapshot
+from paceline.engine.learner import Learner
+from paceline.engine.step import Step
+from paceline.errors import UserError
+from paceline.recipe import Recipe
+
+AVERAGED = "averaged/"
+
+
+def take_snapshot(images: int, step: Step, numbers: dict[str, Any]) -> Snapshot:
+    """Everything that the run needs to go on from here."""
+    weights, state, scalers = dict(step.recipe.state_dict()), {}, {}
+    for name, learner in step.learners.items():
+        names = [key for key, _ in learner.network.named_parameters()]
+        weights |= {f"{AVERAGED}{name}.{key}": value for key, value in zip(names, learner.average)}
+        state |= _optimizer_tensors(learner)
+        scalers[name] = learner.scaler.state_dict()
+    state |= {f"facts/{name}": value for name, value in step.facts.items()}
+    return Snapshot(images, weights, state, {**numbers, "scalers": scalers})
+
+
+def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
+    """Puts a snapshot's tensors into the recipe, the learners and the facts."""
+    load_weights(step.recipe, snapshot.weights)
+    for name, learner in step.learners.items():
+        names = [key for key, _ in learner.network.named_parameters()]
+        for average, key in zip(learner.average, names):
+            average.copy_(snapshot.weights[f"{AVERAGED}{name}.{key}"])
+        _restore_optimizer(learner, snapshot.state)
+        learner.scaler.load_state_dict(snapshot.numbers["scalers"][name] or learner.scaler.state_dict())
+    for name, value in step.facts.items():
+        value.copy_(snapshot.state[f"facts/{name}"])
+
+
+def load_weights(recipe: Recipe, weights: dict[str, Tensor], *, averaged: bool = False) -> None:
+    """Puts weights into a recipe; with `averaged`, their moving averages where there are any."""
+    plain = {name: value for name, value in weights.items() if not name.startswith(AVERAGED)}
+    if averaged:
+        plain |= {name.removeprefix(AVERAGED): v for name, v in weights.items() if name.startswith(AVERAGED)}
+    own = recipe.state_dict()
+    differing = sorted(plain.keys() ^ own.keys())
+    differing += [name for name in plain.keys() & own.keys() if plain[name].shape != own[name].shape]
+    if differing:
+        raise UserError(f"these weights are of another network: {differing[0]!r} does not fit ({len(differing)} differ)")
+    recipe.load_state_dict(plain)
+
+
+def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
+    names = {parameter: name for name, parameter in learner.network.named_parameters()}
+    return {
+        f"{learner.name}/{names[parameter]}/{key}": value
+        for parameter, memory in learner.optimizer.state.items()
+        for key, value in memory.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _restore_optimizer(learner: Learner, state: dict[str, Tensor]) -> None:
+    for name, parameter in learner.network.named_parameters():
+        prefix = f"{learner.name}/{name}/"
+        for key, saved in ((k.removeprefix(prefix), v) for k, v in state.items() if k.startswith(prefix)):
+            like = parameter if saved.shape == parameter.shape else saved.to(parameter.device)
+            learner.optimizer.state[parameter][key] = torch.empty_like(like, dtype=saved.dtype).copy_(saved)

@@ -1,0 +1,110 @@
+"""One training step, the same under every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from paceline.data.feed import StepData
+from paceline.engine.learner import Learner
+from paceline.engine.ledger import Ledger
+from paceline.errors import UserError
+from paceline.parallel.strategy import Strategy
+from paceline.recipe import Batch, Loss, Phase, Recipe
+
+Watch = Callable[[Phase, Learner], None]  # sees a phase's gradients before they are used
+
+
+class Step:
+    """Runs the phases that are due, in order: forward, backward, update."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        learners: dict[str, Learner],
+        strategy: Strategy,
+        ledger: Ledger,
+        batch_size: int,
+        images_per_step: int,
+    ) -> None:
+        self.recipe, self.learners, self.strategy, self.ledger = recipe, learners, strategy, ledger
+        self.batch_size, self.images_per_step = batch_size, images_per_step
+        self.world = strategy.world
+        self.facts: dict[str, Tensor] = {
+            name: torch.tensor(value, device=self.world.device, dtype=torch.float32) for name, value in recipe.facts.items()
+        }
+        self.unchecked = {phase.name for phase in recipe.phases}
+        self.selected: str | None = None
+        for phase in recipe.phases:
+            self._select(phase.network)
+            strategy.prepare(phase)
+        self.selected = None  # a strategy may wrap the recipe between here and the first step
+
+    def __call__(self, data: StepData, watch: Watch | None = None) -> None:
+        """Learns from one step's data."""
+        number = data.images // self.images_per_step
+        for phase in self.recipe.phases:
+            if number % phase.every == 0:
+                self._select(phase.network)
+                for batches in data.batches[: phase.repeat]:
+                    self._run(phase, batches, data.images, watch)
+        for learner in self.learners.values():
+            learner.take_average(self.images_per_step)
+
+    def _run(self, phase: Phase, batches: list[Batch], images: int, watch: Watch | None) -> None:
+        learner = self.learners[phase.network]
+        facts: dict[str, Tensor] = {}
+        for number, batch in enumerate(batches):
+            last = number == len(batches) - 1
+            samples = len(next(iter(batch.values())))
+            with self.strategy.accumulating(phase, last):
+                loss = self.strategy.forward(phase, self._with_facts(batch, samples))
+                # Means over parts, weighted so that the ranks' average is the mean over the global batch.
+                weight = samples * self.world.size / self.batch_size
+                self.strategy.backward(learner.scale(_total(loss) * weight), last)
+            self.ledger.enter(phase.name, images, loss, samples)
+            batch |= {name: value.detach() for name, value in loss.shared.items()}
+            for name in self.facts.keys() & loss.facts.keys():
+                part = loss.facts[name].detach().float() * (samples / self.batch_size)
+                facts[name] = facts[name] + part if name in facts else part
+        if facts:
+            self._learn_facts(facts)
+        if phase.name in self.unchecked:
+            self._check_gradients(phase, learner)
+        if watch:
+            watch(phase, learner)
+        learner.step(images)
+
+    def _select(self, network: str) -> None:
+        """While a phase runs, only its network requires grad."""
+        if network == self.selected:
+            return
+        self.selected = network
+        for name, module in self.recipe.networks.items():
+            for parameter in module.parameters():
+                parameter.requires_grad_(name == network)
+
+    def _with_facts(self, batch: Batch, samples: int) -> Batch:
+        """Facts travel as columns, since DataParallel can only cut what has a dimension for samples."""
+        return batch | {name: fact.expand(samples) for name, fact in self.facts.items()}
+
+    def _learn_facts(self, facts: dict[str, Tensor]) -> None:
+        totals = self.world.sum(torch.stack(list(facts.values())))
+        self.facts |= dict(zip(facts, totals.unbind()))
+
+    def _check_gradients(self, phase: Phase, learner: Learner) -> None:
+        self.unchecked.discard(phase.name)
+        missing = [name for name, p in learner.network.named_parameters() if p.grad is None]
+        if missing:
+            shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+            raise UserError(
+                f"phase {phase.name!r} gives no gradient to {len(missing)} parameters of {phase.network!r} ({shown}); "
+                "use them in the loss, or leave them out of the network"
+            )
+
+
+def _total(loss: Loss) -> Tensor:
+    terms = list(loss.terms.values())
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum()

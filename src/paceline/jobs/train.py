@@ -1,0 +1,125 @@
+"""`paceline train`: a recipe, data and a strategy become a run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.config import Config
+from paceline.engine.assemble import Parts, assemble, strategy_class
+from paceline.engine.checkpoint import Snapshot, load
+from paceline.engine.evaluation import evaluate
+from paceline.engine.loop import Loop, describe
+from paceline.engine.run_folder import RunFolder
+from paceline.engine.signals import StopRequest
+from paceline.engine.snapshot import load_weights
+from paceline.jobs.worker import run_in_processes
+from paceline.monitor.console import keep_output
+from paceline.monitor.display import Display
+from paceline.monitor.made_with import versions_and_hardware
+from paceline.monitor.metrics import MetricsWriter, read_metrics
+from paceline.parallel.environment import place_from
+
+GO_ON_LATER = 75  # exit code of a run that was asked to stop and saved itself (EX_TEMPFAIL)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    folder: Path
+    images: int
+    exit_code: int
+    metrics: dict[str, float]
+
+
+def train(config: Config) -> int:
+    """Trains a recipe, in as many processes as the settings ask for; gives the exit code."""
+    config = config.with_run(out=config.run.out or default_folder(config))
+    several = strategy_class(config).distributed and config.run.devices > 1
+    if several and place_from(os.environ) is None:
+        return run_in_processes("train", config)
+    return train_here(config).exit_code
+
+
+def train_and_report(config: Config) -> Result:
+    """Trains like the command does, and gives the folder and the metrics; the exit code is in it."""
+    config = config.with_run(out=config.run.out or default_folder(config))
+    code = train(config)
+    folder = RunFolder(Path(config.run.out))
+    lines, _ = read_metrics(folder.path)
+    metrics = {name: value for line in lines for name, value in line.items() if "/" in name}
+    return Result(folder.path, max(folder.checkpoints.all(), default=0), code, metrics)
+
+
+def default_folder(config: Config) -> str:
+    """runs/RECIPE-DATA-SEED, by the files' own names where they are a person's."""
+    recipe, data = Path(config.recipe_name).stem, Path(config.run.data).stem
+    return f"runs/{recipe}-{data}-{config.run.seed}"
+
+
+def train_here(config: Config) -> Result:
+    """This process's part of a run."""
+    parts = assemble(config)
+    folder, stop = RunFolder(Path(config.run.out)), StopRequest()
+    try:
+        snapshot = _open_folder(folder, parts)
+        loop = Loop(parts, folder, stop)
+        loop.resume(snapshot)
+        first = parts.world.is_first
+        writer = MetricsWriter(folder.path, loop.images) if first else None
+        title = f"{Path(config.recipe_name).stem} → {folder.path}"
+        with Display(parts.total_images, loop.images, title, enabled=first) as display:
+            loop.attach(writer, display)
+            stop.listen()
+            loop.run()
+        metrics = {} if loop.stopped else _judge_best(parts, folder, loop, writer)
+        if writer:
+            writer.close()
+    finally:
+        folder.release()
+        parts.world.leave()
+    return Result(folder.path, loop.images, _exit_code(loop, stop), metrics)
+
+
+def _open_folder(folder: RunFolder, parts: Parts) -> Snapshot | None:
+    """Claims the run's folder, says what was chosen, and finds where to go on; every rank gets the same snapshot."""
+    snapshot = None
+    if parts.world.is_first:
+        folder.claim()
+        folder.check_settings(parts.config)
+    parts.world.wait_for_all()
+    keep_output(folder.path, parts.world.rank)
+    for note in parts.notes:
+        print(note)
+    if parts.world.is_first:
+        snapshot = folder.checkpoints.latest(print)
+        folder.checkpoints.drop_after(snapshot.images if snapshot else -1)
+        folder.keep_settings(parts.config, versions_and_hardware())
+        if snapshot:
+            print(f"going on from {snapshot.images:,} images")
+    return parts.world.share(snapshot)  # type: ignore[return-value]
+
+
+def _judge_best(parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWriter | None) -> dict[str, float]:
+    """The metrics on the test split of the checkpoint that validation chose, or of the last one."""
+    if "test" not in parts.loaders or not parts.recipe.judge:
+        return {}
+    images = loop.best.get("images", loop.images)
+    weights = load(folder.checkpoints.path(images)).weights if parts.world.is_first else None
+    load_weights(parts.recipe, parts.world.share(weights), averaged=True)  # type: ignore[arg-type]
+    results = evaluate(parts.recipe, parts.loaders["test"], parts.world, parts.precision)
+    metrics = {f"test/{name}": value for name, value in results.items()}
+    if writer:
+        writer.write(loop.images, metrics | {"test/of_images": float(images)})
+        print(f"test, of the checkpoint at {images:,} images: {describe(metrics)}")
+        print(f"run: {folder.path}")
+    return metrics
+
+
+def _exit_code(loop: Loop, stop: StopRequest) -> int:
+    if not loop.stopped:
+        return 0
+    print(f"stopped at {loop.images:,} images and saved; the same command goes on from here")
+    return 130 if stop.signal == 2 else GO_ON_LATER

@@ -1,0 +1,50 @@
+"""A process that a launcher of ours started: reads its config and does its part of a job."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from paceline.config import Config, read_file, resolve, to_toml
+from paceline.errors import UserError
+from paceline.launch.torchrun import report_mistake, run_processes
+from paceline.processes import die_with_parent
+from paceline.recipe import Recipe
+from paceline.registry import load_class
+
+
+def run_in_processes(job: str, config: Config, *arguments: str) -> int:
+    """Runs a job's `JOB_here(config, *arguments)` in one process per device; gives the exit code."""
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        path = Path(folder) / "config.toml"
+        path.write_text(to_toml(config, {}))
+        return run_processes("paceline.jobs.worker", [job, config.recipe_name, str(path), *arguments], config.run.devices)
+
+
+def main() -> int:
+    die_with_parent()
+    job, recipe_name, path, *arguments = sys.argv[1:]
+    module = importlib.import_module(f"paceline.jobs.{job}")
+    try:
+        recipe_class: type[Recipe] = load_class("recipe", recipe_name, Recipe)
+        config = resolve(recipe_name, recipe_class.Settings, [("config", read_file(path))])
+        result = getattr(module, f"{job}_here")(config, *arguments)
+        return getattr(result, "exit_code", 0)
+    except UserError as mistake:
+        if not report_mistake(str(mistake)):
+            print(mistake, file=sys.stderr)
+        return 2
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # without the interpreter's tear-down, in which threads of a process group can hang

@@ -1,0 +1,142 @@
+"""Residual networks for classification, with torchvision's module names so that its weights load.
+
+He et al., Deep Residual Learning for Image Recognition (2015); the first convolution can be the
+small one that 32-pixel pictures need.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+Norm = Literal["batch", "none"]
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = _convolution(in_channels, width, 3, norm, stride)
+        self.bn1 = _normalisation(width, norm)
+        self.conv2 = _convolution(width, width, 3, norm)
+        self.bn2 = _normalisation(width, norm)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(in_channels, width, stride, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.bn2(self.conv2(x))
+        return self.relu(x + shortcut)
+
+    def last_layers(self) -> tuple[nn.Conv2d, nn.Module]:
+        """The convolution and the normalisation that end the branch."""
+        return self.conv2, self.bn2
+
+
+class Bottleneck(nn.Module):
+    """A 3×3 convolution between two 1×1 ones that narrow and widen, beside a shortcut."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        out_channels = width * self.expansion
+        self.conv1 = _convolution(in_channels, width, 1, norm)
+        self.bn1 = _normalisation(width, norm)
+        self.conv2 = _convolution(width, width, 3, norm, stride)
+        self.bn2 = _normalisation(width, norm)
+        self.conv3 = _convolution(width, out_channels, 1, norm)
+        self.bn3 = _normalisation(out_channels, norm)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(in_channels, out_channels, stride, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        x = self.bn3(self.conv3(x))
+        return self.relu(x + shortcut)
+
+    def last_layers(self) -> tuple[nn.Conv2d, nn.Module]:
+        """The convolution and the normalisation that end the branch."""
+        return self.conv3, self.bn3
+
+
+BLOCKS: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+}
+
+
+class ResNet(nn.Module):
+    """A residual network of 18, 34 or 50 layers that gives a logit per class."""
+
+    def __init__(
+        self,
+        depth: int,
+        num_classes: int,
+        in_channels: int = 3,
+        stem: Literal["small", "plain"] = "plain",
+        norm: Norm = "batch",
+        width: int = 64,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        block, counts = BLOCKS[depth]
+        small = stem == "small"
+        self.conv1 = _convolution(in_channels, width, 3 if small else 7, norm, stride=1 if small else 2)
+        self.bn1 = _normalisation(width, norm)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
+        channels = width
+        for number, count in enumerate(counts):
+            stage_width, stride = width * 2**number, 1 if number == 0 else 2
+            blocks = [block(channels, stage_width, stride, norm)]
+            channels = stage_width * block.expansion
+            blocks += [block(channels, stage_width, 1, norm) for _ in range(count - 1)]
+            self.add_module(f"layer{number + 1}", nn.Sequential(*blocks))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.fc = nn.Linear(channels, num_classes)
+        self._initialise(norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.dropout(self.avgpool(x).flatten(1)))
+
+    def _initialise(self, norm: Norm) -> None:
+        # Without normalisation nothing restores the size of the features: fan_in keeps it from layer to layer.
+        mode = "fan_out" if norm == "batch" else "fan_in"
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        # Every branch starts at zero, so that a fresh network is a shallow one: it trains faster, and without
+        # normalisation it trains at all.
+        for module in self.modules():
+            if isinstance(module, BasicBlock | Bottleneck):
+                convolution, normalisation = module.last_layers()
+                last = normalisation if isinstance(normalisation, nn.BatchNorm2d) else convolution
+                nn.init.zeros_(last.weight)
+
+
+def _convolution(in_channels: int, out_channels: int, size: int, norm: Norm, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, bias=norm == "none")
+
+
+def _normalisation(channels: int, norm: Norm) -> nn.Module:
+    return nn.BatchNorm2d(channels) if norm == "batch" else nn.Identity()
+
+
+def _shortcut(in_channels: int, out_channels: int, stride: int, norm: Norm) -> nn.Sequential | None:
+    if stride == 1 and in_channels == out_channels:
+        return None
+    return nn.Sequential(_convolution(in_channels, out_channels, 1, norm, stride), _normalisation(out_channels, norm))

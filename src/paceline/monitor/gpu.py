@@ -1,0 +1,57 @@
+"""What the GPU says about itself: load, memory, power, temperature and energy, from NVML and torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_GIB = 2**30
+
+
+class GpuReadings:
+    """Reads one GPU, named by torch's index; None, or a machine without NVML, gives no readings."""
+
+    def __init__(self, device_index: int | None) -> None:
+        self._device_index = device_index if torch.cuda.is_available() else None
+        self._readings = {} if self._device_index is None else _nvml_readings(self._device_index)
+
+    def read(self) -> dict[str, float]:
+        """The readings of this moment by name; energy is in joules since the driver was loaded."""
+        values = {}
+        for name, reading in self._readings.items():
+            try:
+                values[name] = float(reading())
+            except Exception:  # NVML's errors: not supported by this GPU, or the GPU is lost
+                continue
+        if self._device_index is not None:
+            values["gpu/peak_memory_gib"] = torch.cuda.max_memory_allocated(self._device_index) / _GIB
+        return values
+
+
+def _nvml_readings(device_index: int) -> dict[str, Callable[[], float]]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        gpu = _nvml_handle(pynvml, device_index)
+    except Exception:  # no package, no driver, or a GPU that NVML does not show: training goes on without
+        return {}
+    return {
+        "gpu/utilisation": lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+        "gpu/memory_gib": lambda: pynvml.nvmlDeviceGetMemoryInfo(gpu).used / _GIB,
+        "gpu/power_watts": lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+        "gpu/temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
+        "gpu/energy_joules": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
+    }
+
+
+def _nvml_handle(pynvml: Any, device_index: int) -> Any:
+    """NVML's handle of torch's GPU: the two count differently once CUDA_VISIBLE_DEVICES is set."""
+    properties: Any = torch.cuda.get_device_properties(device_index)
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
+    except pynvml.NVMLError:  # a slice of a GPU has a UUID of another form; its whole GPU has the bus address
+        bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        return pynvml.nvmlDeviceGetHandleByPciBusId(bus)

@@ -1,0 +1,82 @@
+"""With what a run was made: versions, hardware, commit and time, as kept in its config.toml."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections import Counter
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+
+def versions_and_hardware() -> dict[str, str]:
+    """Names and values for a report's reader; what this machine does not have is left out."""
+    facts = {package: _version(package) for package in ("paceline", "torch", "torchvision", "lightning")}
+    facts |= {
+        "python": platform.python_version(),
+        "cpu": _cpu_model(),
+        "cores": str(_num_cores()),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        **_gpus(),
+        "git_commit": _git_commit(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _num_cores() -> int:
+    """The cores that this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> dict[str, str]:
+    """Asked of NVML, since asking torch would claim memory on every GPU."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        gpus = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        names = Counter(_text(pynvml.nvmlDeviceGetName(gpu)) for gpu in gpus)
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # no package, no driver or no GPU
+        return {}
+    described = ", ".join(f"{count} × {name}" for name, count in names.items())
+    return {"gpus": described, "driver": driver, "cuda": torch.version.cuda or ""}
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _git_commit() -> str:
+    """The commit of the current folder, and whether files differ from it."""
+    commit = _git("rev-parse", "HEAD")
+    return f"{commit} with changes" if commit and _git("status", "--porcelain", "--untracked-files=no") else commit
+
+
+def _git(*arguments: str) -> str:
+    try:
+        answer = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""

@@ -1,0 +1,168 @@
+"""Which processes share the run: read from the environment that torchrun, srun or Kubernetes set."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.config import RunSettings
+from paceline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process's place among those that were started together."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+
+def place_from(environ: Mapping[str, str]) -> Place | None:
+    """This process's place, if something started several processes; None if a person started this one."""
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        size = int(environ["WORLD_SIZE"])
+        return Place(int(environ["RANK"]), size, int(environ.get("LOCAL_RANK", 0)), int(environ.get("LOCAL_WORLD_SIZE", 1)))
+    # SLURM sets SLURM_PROCID in batch scripts too; only tasks of srun have a step with several tasks.
+    if int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1 and "SLURM_PROCID" in environ:
+        per_node = int(environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0])
+        return Place(
+            int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"]), int(environ["SLURM_LOCALID"]), per_node
+        )
+    return None
+
+
+def slurm_meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
+    """The first host of the job and a port that follows from its number."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_NODELIST"]
+    first = re.sub(r"\[(\d+)[^\]]*\].*", r"\1", nodes).split(",")[0]
+    return first, 20000 + int(environ.get("SLURM_JOB_ID", 0)) % 20000
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, this one's place among them, and its device."""
+
+    place: Place
+    device: torch.device
+    backend: str = ""  # empty where there is one process and no group
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        return self.place.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over all processes, on each."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, vector: Tensor) -> Tensor:
+        """Every process's vector as a row, on each."""
+        if self.size == 1:
+            return vector.unsqueeze(0)
+        rows = [torch.empty_like(vector) for _ in range(self.size)]
+        dist.all_gather(rows, vector.contiguous())
+        return torch.stack(rows)
+
+    def share(self, value: object) -> object:
+        """The first process's value, on each."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def wait_for_all(self) -> None:
+        """Returns when every process has come here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        """Ends this process's part in the group."""
+        if self.backend and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def gpu_ids(settings: RunSettings) -> list[int]:
+    """The ids that `--gpus` names, or as many as there are devices."""
+    if not settings.gpus:
+        return list(range(settings.devices))
+    try:
+        return [int(word) for word in settings.gpus.split(",")]
+    except ValueError:
+        raise UserError(f"--gpus {settings.gpus!r}: expected ids with commas, like 2,3") from None
+
+
+def uses_cuda(settings: RunSettings) -> bool:
+    """Whether this run computes on GPUs."""
+    available = torch.cuda.is_available()
+    if settings.accelerator == "cuda" and not available:
+        raise UserError("--accelerator cuda: no CUDA device is visible to PyTorch here; use --accelerator cpu")
+    return available and settings.accelerator != "cpu"
+
+
+def check_devices(settings: RunSettings) -> None:
+    """Refuses devices that are not there, before anything is started."""
+    if not uses_cuda(settings):
+        if settings.gpus:
+            raise UserError(f"--gpus {settings.gpus}: no CUDA device is visible to PyTorch here")
+        return
+    count, ids = torch.cuda.device_count(), gpu_ids(settings)
+    missing = [number for number in ids if not 0 <= number < count]
+    if missing:
+        flag = f"--gpus {settings.gpus}" if settings.gpus else f"--devices {settings.devices}"
+        raise UserError(f"{flag}: there {'is 1 GPU' if count == 1 else f'are {count} GPUs'} here (ids 0 to {count - 1})")
+    if settings.backend == "nccl" and len(set(ids)) < len(ids):
+        raise UserError(f"--gpus {settings.gpus}: NCCL cannot run two processes on one GPU; use --backend gloo")
+
+
+def join(settings: RunSettings, *, distributed: bool) -> World:
+    """This process's world; with `distributed`, after meeting the other processes."""
+    place = place_from(os.environ) or Place()
+    cuda = uses_cuda(settings)
+    if cuda:
+        ids = gpu_ids(settings)
+        device = torch.device("cuda", ids[place.local_rank % len(ids)])
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_size))
+    if not distributed:
+        if place.size > 1:
+            raise UserError(
+                f"--strategy {settings.strategy}: runs in one process, but {place.size} were started; use ddp or lightning"
+            )
+        return World(place, device)
+    backend = settings.backend
+    if backend == "auto":
+        ids = gpu_ids(settings)
+        backend = "nccl" if cuda and len(set(ids)) == len(ids) else "gloo"
+    if place.size == 1 and "MASTER_ADDR" not in os.environ:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        if "MASTER_ADDR" not in os.environ:
+            host, port = slurm_meeting_point(os.environ)
+            os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+        os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
+        dist.init_process_group(
+            backend, timeout=timedelta(minutes=10), device_id=device if backend == "nccl" else None
+        )
+    return World(place, device, backend)

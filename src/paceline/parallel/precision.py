@@ -1,0 +1,45 @@
+"""The arithmetic of a run: which dtype weights have, and which one autocast computes in."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One of fp64, fp32, tf32, bf16, fp16 on one kind of device."""
+
+    name: str
+    device_type: str
+
+    @property
+    def weights(self) -> torch.dtype:
+        """The dtype of weights and of the batch."""
+        return torch.float64 if self.name == "fp64" else torch.float32
+
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients need a scaler against underflow."""
+        return self.name == "fp16"
+
+    def autocast(self) -> AbstractContextManager:
+        """The context in which a recipe's forward runs."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
+        return torch.autocast(self.device_type, dtype) if dtype else nullcontext()
+
+    def apply(self, *, deterministic: bool) -> None:
+        """Sets PyTorch's switches for this process."""
+        torch.set_float32_matmul_precision("highest" if self.name in ("fp32", "fp64") else "high")
+        torch.backends.cudnn.allow_tf32 = self.name not in ("fp32", "fp64")
+        torch.backends.cudnn.benchmark = not deterministic
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def choose_precision(name: str, device: torch.device) -> Precision:
+    """The precision that a setting means on a device."""
+    if name == "auto":
+        name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return Precision(name, device.type)

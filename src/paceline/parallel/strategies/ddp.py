@@ -1,0 +1,33 @@
+"""torch.nn.parallel.DistributedDataParallel: a process per device, gradients averaged during backward."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+
+from paceline.parallel.strategy import Strategy
+from paceline.recipe import Batch, Loss, Phase
+
+# Buffers are broadcast once, when a wrapper is built: per forward it breaks two forwards before one backward.
+_PARAMETERS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+STILL_BUFFERS = {("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False}
+
+
+class DistributedDataParallel(Strategy):
+    """One wrapper per phase around the recipe, built while only that phase's network requires grad."""
+
+    distributed = True
+
+    def prepare(self, phase: Phase) -> None:
+        self.wrappers = getattr(self, "wrappers", {})
+        self.wrappers[phase.name] = nn.parallel.DistributedDataParallel(
+            self.call, gradient_as_bucket_view=True, bucket_cap_mb=5 if self.world.backend == "gloo" else 25, **STILL_BUFFERS
+        )
+
+    def forward(self, phase: Phase, batch: Batch) -> Loss:
+        return self.wrappers[phase.name](phase.name, batch)
+
+    def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager:
+        return nullcontext() if last else self.wrappers[phase.name].no_sync()

@@ -1,0 +1,7 @@
+"""One process, one device."""
+
+from paceline.parallel.strategy import Strategy
+
+
+class Single(Strategy):
+    """The recipe as it is."""

@@ -1,0 +1,93 @@
+"""The strategy contract: where a recipe runs. The step and the loop are the same under every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from paceline.config import RunSettings
+from paceline.parallel.batchnorm import has_batchnorm, synchronize
+from paceline.parallel.environment import World
+from paceline.parallel.precision import Precision
+from paceline.recipe import Batch, Loss, Phase, Recipe
+
+StepData = TypeVar("StepData")
+
+
+class PhaseCall(nn.Module):
+    """The recipe's forward in autocast: the one module that DataParallel and DistributedDataParallel wrap.
+
+    Autocast is inside, since DataParallel's threads do not inherit it.
+    """
+
+    def __init__(self, recipe: Recipe, precision: Precision) -> None:
+        super().__init__()
+        self.recipe, self.precision = recipe, precision
+
+    def forward(self, phase: str, batch: Batch) -> Loss:
+        with self.precision.autocast():
+            return self.recipe(phase, batch)
+
+
+class Strategy:
+    """Runs a recipe as it is, in this process; the other strategies change what they must."""
+
+    distributed: ClassVar[bool] = False  # whether there is one process per device
+
+    def __init__(self, settings: RunSettings, world: World, precision: Precision) -> None:
+        self.settings, self.world, self.precision = settings, world, precision
+        self.notes: list[str] = []  # what was chosen and why, for the person who started the run
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices share a batch."""
+        return self.world.size
+
+    def place(self, recipe: Recipe) -> None:
+        """Puts the recipe's networks where they will be trained."""
+        recipe.to(device=self.world.device, dtype=self.precision.weights)
+        if self.world.device.type == "cuda":
+            recipe.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self.distributed and self.world.size > 1:
+            self._synchronize_batchnorm(recipe)
+        self.recipe = recipe
+        self.call = PhaseCall(recipe, self.precision)
+
+    def _synchronize_batchnorm(self, recipe: Recipe) -> None:
+        with_norm = [name for name, network in recipe.networks.items() if has_batchnorm(network)]
+        if not with_norm:
+            return
+        if self.settings.sync_batchnorm == "off":
+            self.notes.append("BatchNorm: separate in each process, as asked; results depend on the number of devices")
+            return
+        chosen = []
+        for name in with_norm:
+            ours = self.world.device.type == "cpu" or name in recipe.double_backward
+            setattr(recipe, name, synchronize(recipe.get_submodule(name), ours=ours))
+            chosen.append(f"{name} by {'our own class' if ours else 'torch.nn.SyncBatchNorm'}")
+        why = "torch's cannot run on CPU" if self.world.device.type == "cpu" else "torch's where no gradient penalty is"
+        self.notes.append(f"BatchNorm: synchronised over {self.world.size} processes ({', '.join(chosen)}; {why})")
+
+    def prepare(self, phase: Phase) -> None:
+        """Builds what a phase needs; called while only its network requires grad."""
+
+    def forward(self, phase: Phase, batch: Batch) -> Loss:
+        """The loss of a phase on this process's part of a micro-batch."""
+        return self.call(phase.name, batch)
+
+    def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager:
+        """Around a micro-batch's forward and backward; only the last one's gradients are shared."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Adds a loss's gradients to the network's."""
+        loss.backward()
+
+    def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
+        """Runs the loop: hands each step's data to `advance`."""
+        for data in steps:
+            advance(data)

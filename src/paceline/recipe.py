@@ -1,0 +1,89 @@
+"""The recipe contract: what learns, in which phases, from which losses.
+
+A recipe knows no device, process, precision, optimizer step or file. The engine calls
+`forward(phase, batch)`, which is the one entry that autocast, DataParallel, DistributedDataParallel
+and Lightning wrap, and updates the networks that the phases name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor]  # dimension 0 of every tensor is the sample
+
+
+class Loss(NamedTuple):
+    """What one phase computes from one batch."""
+
+    terms: dict[str, Tensor]  # weighted means over samples; the engine sums and logs them
+    shared: dict[str, Tensor] = {}  # per sample: added to the batch of later phases of this step, detached
+    facts: dict[str, Tensor] = {}  # scalars: averaged over micro-batches, replicas and ranks, for later phases
+
+
+class Phase(NamedTuple):
+    """One network updated by its own loss; a step runs the phases in order."""
+
+    name: str  # its loss is the recipe's method `<name>_loss`
+    network: str  # the submodule that it updates; several phases may name one
+    every: int = 1  # runs every nth step (lazy penalties)
+    repeat: int = 1  # times per step, each with new data (critics)
+
+
+class Draw(NamedTuple):
+    """Random numbers that the engine fills into the batch, per sample, from (seed, images seen, name)."""
+
+    shape: tuple[int, ...]
+    kind: str = "normal"  # or "uniform" in [0, 1)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a source says about its samples, for the recipe that learns from them."""
+
+    channels: int
+    height: int
+    width: int
+    num_classes: int = 0
+    class_names: tuple[str, ...] = ()
+    mirror: bool = True  # a mirrored sample is still a sample (false for digits and letters)
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """A recipe without settings of its own."""
+
+
+class Recipe(nn.Module):
+    """Networks, phases and losses. Subclass it in a file of its own: the file's name is the recipe's name."""
+
+    Settings: ClassVar[type] = NoSettings  # a frozen dataclass; each field is a setting of the command
+    defaults: ClassVar[dict[str, Any]] = {}  # settings of the run where the recipe knows better
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named sets of settings: `--preset NAME`
+    small: ClassVar[dict[str, Any]] = {}  # settings that make a step cheap, for `verify` and self-tests
+    judge: ClassVar[str] = ""  # the module of paceline.evaluation that measures `predict`
+    best: ClassVar[tuple[str, str]] = ("", "max")  # the metric that chooses the best checkpoint, and its good end
+
+    phases: tuple[Phase, ...] = ()
+    draws: dict[str, Draw] = {}
+    facts: dict[str, float] = {}  # facts that a phase reads, with their values before the first step
+    averaged: tuple[str, ...] = ()  # networks judged through their moving average
+    double_backward: tuple[str, ...] = ()  # networks whose gradient is itself differentiated (R1)
+
+    def __init__(self, settings: Any, facts: Facts) -> None:
+        super().__init__()
+
+    def forward(self, phase: str, batch: Batch) -> Loss:
+        """The loss of one phase on one batch."""
+        return getattr(self, f"{phase}_loss")(batch)
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """What the recipe makes of a batch, for metrics and samples; per sample."""
+        raise NotImplementedError(f"{type(self).__name__} has no predict(): it cannot be evaluated or sampled")
+
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        """The networks that learn, by name, in the order of their first phase."""
+        return {phase.network: self.get_submodule(phase.network) for phase in self.phases}

@@ -1,0 +1,87 @@
+"""`paceline new` writes files that work as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import registry
+from paceline.config import RunSettings, resolve
+from paceline.data.source import ArraySource
+from paceline.errors import UserError
+from paceline.jobs.new import new
+from paceline.recipe import Facts, Recipe
+
+
+def test_a_new_recipe_learns_from_a_new_source(tmp_path: Path) -> None:
+    source_class = registry.load_class("source", str(new("source", "shapes", tmp_path)), ArraySource)
+    recipe_class = registry.load_class("recipe", str(new("recipe", "shape_reader", tmp_path)), Recipe)
+    assert source_class.__name__ == "ShapesSource" and recipe_class.__name__ == "ShapeReaderRecipe"
+    config = resolve("shape_reader", recipe_class.Settings, [("the recipe", recipe_class.defaults)])
+    source = source_class("train", config.run)
+    torch.manual_seed(0)
+    recipe = recipe_class(config.recipe, source.facts)
+    data = source.read_many(np.arange(len(source)))
+    batch = {
+        "image": torch.from_numpy(data["image"]).permute(0, 3, 1, 2) / 127.5 - 1,
+        "label": torch.from_numpy(data["label"]),
+    }
+    weights = list(recipe.networks["classifier"].parameters())
+    losses = []
+    for step in range(60):
+        part = {name: tensor.roll(-step * 100, 0)[:100] for name, tensor in batch.items()}
+        loss = sum(recipe("classifier", part).terms.values())
+        with torch.no_grad():
+            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight -= 0.2 * gradient
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert recipe.predict(batch)["logits"].shape == (len(source), 2)
+
+
+def test_a_new_source_has_the_same_samples_every_time(tmp_path: Path) -> None:
+    source_class = registry.load_class("source", str(new("source", "mine", tmp_path)), ArraySource)
+    first, second = source_class("train", RunSettings()), source_class("train", RunSettings())
+    assert np.array_equal(first.arrays["image"], second.arrays["image"])
+    test = source_class("test", RunSettings())
+    assert not np.array_equal(first.arrays["image"][:200], test.arrays["image"])
+    assert first.arrays["image"].dtype == np.uint8 and first.arrays["label"].dtype == np.int64
+    assert set(first.arrays["label"]) == {0, 1}
+
+
+def test_a_new_recipe_says_what_data_it_needs(tmp_path: Path) -> None:
+    recipe_class = registry.load_class("recipe", str(new("recipe", "unlabelled", tmp_path)), Recipe)
+    with pytest.raises(UserError, match="--data"):
+        recipe_class(recipe_class.Settings(), Facts(channels=1, height=8, width=8))
+
+
+@pytest.mark.parametrize("name", ["recipe", "my_recipe", "settings", "_x", "Ünder"])
+def test_any_python_name_gives_a_file_that_loads(tmp_path: Path, name: str) -> None:
+    path = new("recipe", name, tmp_path)
+    assert path == tmp_path / f"{name}.py" and f"./{name}.py" in path.read_text()
+    assert registry.load_class("recipe", str(path), Recipe).phases
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    path = new("recipe", "mine", tmp_path)
+    path.write_text("my work")
+    with pytest.raises(UserError, match=r"mine\.py is there already"):
+        new("recipe", "mine", tmp_path)
+    assert path.read_text() == "my work"
+
+
+@pytest.mark.parametrize("name", ["my-recipe", "class", "2x", "", "../x", "a.py", "a b"])
+def test_a_name_that_is_no_python_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="not a Python name"):
+        new("recipe", name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_kind_or_folder_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'recipe'"):
+        new("recipes", "x", tmp_path)
+    with pytest.raises(UserError, match="nowhere"):
+        new("recipe", "x", tmp_path / "nowhere")

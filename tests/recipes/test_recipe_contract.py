@@ -1,0 +1,132 @@
+"""What every recipe must keep to; a new file in recipes/ is tested by existing."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from paceline import registry
+from paceline.config import LearnerSettings, RunSettings, resolve
+from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
+
+FACTS = Facts(channels=3, height=32, width=32, num_classes=10)
+NUM_SAMPLES = 4
+TINY_WIDTH = 8
+
+
+def load(name: str) -> type[Recipe]:
+    return registry.load_class("recipe", name, Recipe)
+
+
+def build(name: str) -> Recipe:
+    torch.manual_seed(0)
+    recipe_class = load(name)
+    settings = recipe_class.Settings()
+    if "width" in {field.name for field in dataclasses.fields(settings)}:
+        settings = dataclasses.replace(settings, width=TINY_WIDTH)
+    return recipe_class(settings, FACTS)
+
+
+def make_batch(recipe: Recipe) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    pictures = torch.rand(NUM_SAMPLES, FACTS.channels, FACTS.height, FACTS.width, generator=generator) * 2 - 1
+    labels = torch.randint(FACTS.num_classes, (NUM_SAMPLES,), generator=generator)
+    make = {"normal": torch.randn, "uniform": torch.rand}
+    draws = {
+        name: make[draw.kind]((NUM_SAMPLES, *draw.shape), generator=generator) for name, draw in recipe.draws.items()
+    }
+    facts = {name: torch.full((NUM_SAMPLES,), value) for name, value in recipe.facts.items()}
+    return {"image": pictures, "label": labels} | draws | facts
+
+
+def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:
+    """Each phase once, in order, as a step runs them, with the gradients of that phase alone."""
+    batch = make_batch(recipe)
+    for phase in recipe.phases:
+        recipe.requires_grad_(False)
+        recipe.networks[phase.network].requires_grad_(True)
+        recipe.zero_grad(set_to_none=True)
+        loss = recipe(phase.name, batch)
+        sum(loss.terms.values()).backward()
+        yield phase, loss
+        batch |= {name: tensor.detach() for name, tensor in loss.shared.items()}
+        batch |= {name: fact.detach().expand(NUM_SAMPLES) for name, fact in loss.facts.items() if name in recipe.facts}
+
+
+every_recipe = pytest.mark.parametrize("name", registry.names("recipe"))
+
+
+@every_recipe
+def test_settings_of_a_recipe_have_meanings_and_names_of_their_own(name):
+    fields = dataclasses.fields(load(name).Settings)
+    taken = {field.name for group in (RunSettings, LearnerSettings) for field in dataclasses.fields(group)}
+    assert not taken & {field.name for field in fields}
+    assert all(field.metadata.get("meaning") for field in fields)
+
+
+@every_recipe
+def test_defaults_and_presets_of_a_recipe_are_settings_that_exist(name):
+    recipe_class = load(name)
+    resolve(name, recipe_class.Settings, [("defaults", recipe_class.defaults)])
+    for preset, values in recipe_class.presets.items():
+        resolve(name, recipe_class.Settings, [("defaults", recipe_class.defaults), (f"preset {preset}", values)])
+
+
+@every_recipe
+def test_phases_of_a_recipe_name_their_loss_and_a_real_network(name):
+    recipe = build(name)
+    assert recipe.phases
+    for phase in recipe.phases:
+        assert callable(getattr(recipe, f"{phase.name}_loss"))
+        assert list(recipe.networks[phase.network].parameters())
+    assert set(recipe.averaged) <= set(recipe.networks)
+    assert set(recipe.double_backward) <= set(recipe.networks)
+    in_networks = {id(p) for network in recipe.networks.values() for p in network.parameters()}
+    assert in_networks == {id(p) for p in recipe.parameters()}, "a parameter that no phase updates"
+
+
+@every_recipe
+def test_each_phase_of_a_recipe_gives_gradients_to_its_whole_network_and_to_nothing_else(name):
+    recipe = build(name)
+    for phase, _ in run_phases(recipe):
+        own = {id(parameter) for parameter in recipe.networks[phase.network].parameters()}
+        for parameter_name, parameter in recipe.named_parameters():
+            if id(parameter) in own:
+                assert parameter.grad is not None, f"{phase.name} leaves {parameter_name} without a gradient"
+                assert parameter.grad.isfinite().all()
+            else:
+                assert parameter.grad is None, f"{phase.name} reaches {parameter_name}"
+
+
+@every_recipe
+def test_losses_of_a_recipe_are_scalars_and_what_phases_share_has_a_row_per_sample(name):
+    for _, loss in run_phases(build(name)):
+        assert loss.terms
+        assert all(term.ndim == 0 and term.isfinite() for term in loss.terms.values())
+        assert all(fact.ndim == 0 for fact in loss.facts.values())
+        assert all(tensor.ndim > 0 and len(tensor) == NUM_SAMPLES for tensor in loss.shared.values())
+
+
+@every_recipe
+def test_losses_of_a_recipe_draw_no_random_numbers_of_their_own(name):
+    recipe = build(name)
+    for module in recipe.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.eval()  # the one exception: the engine seeds dropout
+    before = torch.get_rng_state()
+    for _ in run_phases(recipe):
+        assert torch.equal(before, torch.get_rng_state())
+
+
+@every_recipe
+def test_predictions_of_a_recipe_have_a_row_per_sample_and_its_judge_exists(name):
+    recipe = build(name).eval()
+    with torch.no_grad():
+        prediction = recipe.predict(make_batch(recipe))
+    assert prediction
+    assert all(len(tensor) == NUM_SAMPLES for tensor in prediction.values())
+    if recipe.judge:
+        assert recipe.judge in registry.names("judge")
+        split, _, metric = recipe.best[0].partition("/")
+        assert split == "validation" and metric and recipe.best[1] in ("min", "max")
