@@ -2,7 +2,7 @@
 
 Each run is `paceline train classification` in a process of its own, judged once on the test split with the
 checkpoint that was best on the validation split. A run that was interrupted goes on when the same command is given
-again; one that is done is only read. What comes after `--` goes to every run.
+again. The JSON is written after every run. What comes after `--` goes to every run.
 
     PYTHONPATH=src python benchmarks/cifar100.py --preset reference --seeds 2,4,42 --data-root cifar100.npz
     PYTHONPATH=src python benchmarks/cifar100.py --preset accurate --data-root cifar100.npz -- --devices 2
@@ -46,13 +46,17 @@ def test_metrics(folder: Path) -> dict[str, float]:
     return {name: judged[-1][name] for name in METRICS}
 
 
-def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and sample standard deviation of each metric over the seeds of one preset."""
-    summary: dict[str, Any] = {"preset": runs[0]["preset"], "n": len(runs)}
-    for name in METRICS:
-        values = [run[name] for run in runs]
-        summary[name] = {"mean": mean(values), "std": stdev(values) if len(values) > 1 else None}
-    return summary
+def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each preset, the mean and sample standard deviation of each metric over its seeds."""
+    summaries = []
+    for preset in dict.fromkeys(run["preset"] for run in runs):
+        of_preset = [run for run in runs if run["preset"] == preset]
+        summary: dict[str, Any] = {"preset": preset, "n": len(of_preset)}
+        for name in METRICS:
+            values = [run[name] for run in of_preset]
+            summary[name] = {"mean": mean(values), "std": stdev(values) if len(values) > 1 else None}
+        summaries.append(summary)
+    return summaries
 
 
 def with_spread(figure: dict[str, float | None], digits: int) -> str:
@@ -72,21 +76,21 @@ def main() -> None:
     parser.add_argument("extra", nargs="*", help="after --: more flags for every run")
     arguments = parser.parse_args()
 
-    runs, summaries = [], []
+    runs: list[dict[str, Any]] = []
     for preset in arguments.preset.split(","):
         for seed in map(int, arguments.seeds.split(",")):
             folder = arguments.out / f"cifar100-{preset}-{seed}"
             runs.append(train(preset, seed, arguments.data_root, folder, arguments.extra))
-        summaries.append(summarise([run for run in runs if run["preset"] == preset]))
+            if arguments.json:
+                content = {"made_with": versions_and_hardware(), "flags": arguments.extra}
+                content |= {"summary": summarise(runs), "runs": runs}
+                arguments.json.parent.mkdir(parents=True, exist_ok=True)
+                arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
     print("\n| preset | n | test top-1 % | test top-5 % | test loss | seconds |\n|---|---|---|---|---|---|")
-    for summary in summaries:
+    for summary in summarise(runs):
         figures = [with_spread(summary[name], digits) for name, digits in zip(METRICS, (2, 2, 4, 1), strict=True)]
         print(f"| {summary['preset']} | {summary['n']} | {' | '.join(figures)} |")
-    if arguments.json:
-        content = {"made_with": versions_and_hardware(), "flags": arguments.extra, "summary": summaries, "runs": runs}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

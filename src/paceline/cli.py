@@ -75,12 +75,13 @@ def evaluate(
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
     checkpoint: Annotated[str, typer.Option(help="best, last or the images seen at one")] = "best",
     devices: Annotated[int, typer.Option(help="how many devices share the work")] = 1,
-    accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "",
 ) -> None:
     """Measure a run's weights on any data."""
     from paceline.jobs.evaluate import evaluate as job
 
-    raise typer.Exit(job(run, split, data, data_root, checkpoint, devices, accelerator))
+    changes = {"data": data, "data_root": data_root, "devices": devices, "accelerator": accelerator}
+    raise typer.Exit(job(run, split, changes, checkpoint))
 
 
 @app.command()

@@ -37,6 +37,7 @@ class Draw(NamedTuple):
 
     shape: tuple[int, ...]
     kind: str = "normal"  # or "uniform" in [0, 1)
+    common: bool = False  # one row for all samples of the global batch: a choice that every part makes alike
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Recipe(nn.Module):
     defaults: ClassVar[dict[str, Any]] = {}  # settings of the run where the recipe knows better
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named sets of settings: `--preset NAME`
     small: ClassVar[dict[str, Any]] = {}  # settings that make a step cheap, for `verify` and self-tests
+    aliases: ClassVar[dict[str, str]] = {}  # other programs' names of settings, in `--config` files; "" for none
     judge: ClassVar[str] = ""  # the module of paceline.evaluation that measures `predict`
     best: ClassVar[tuple[str, str]] = ("", "max")  # the metric that chooses the best checkpoint, and its good end
 

@@ -208,7 +208,9 @@ print("warned", file=sys.stderr)
 os.system("echo from another program")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=buffered)
     assert done.stdout == "before\n" and done.stderr == ""
     assert kept(tmp_path, 3) == "printed\nwarned\nfrom another program\n"
 

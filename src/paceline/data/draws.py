@@ -34,5 +34,5 @@ class Drawer:
         self.generator.manual_seed(number_from(self.seed, images, name))
         make = {"normal": torch.randn, "uniform": torch.rand}[draw.kind]
         # Always drawn in float32: the numbers do not depend on the precision of the run.
-        numbers = make((rows, *draw.shape), generator=self.generator, device=self.generator.device)
-        return numbers.to(self.dtype)
+        drawn = make((1 if draw.common else rows, *draw.shape), generator=self.generator, device=self.generator.device)
+        return drawn.to(self.dtype).expand(rows, *draw.shape)

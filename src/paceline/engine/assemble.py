@@ -61,11 +61,9 @@ def open_sources(config: Config) -> dict[str, Source]:
     return sources
 
 
-def make_loader(source: Source, world: World, config: Config, notes: list[str]) -> Loader:
+def make_loader(source: Source, world: World, config: Config) -> Loader:
     """The loader that the settings name, or the one that suits the source."""
-    name, reason = choose(config.run, source, world.device)
-    if reason not in notes:
-        notes.append(reason)
+    name, _ = choose(config.run, source, world.device)
     return load_class("loader", name, Loader)(source, world.device, config.run)
 
 
@@ -88,7 +86,8 @@ def assemble(config: Config) -> Parts:
     precision.apply(deterministic=config.run.deterministic)
     sources = open_sources(config)
     notes = [note for source in sources.values() for note in getattr(source, "notes", [])]
-    loaders = {split: make_loader(source, world, config, notes) for split, source in sources.items()}
+    notes.append("loader {}: {}".format(*choose(config.run, sources["train"], world.device)))
+    loaders = {split: make_loader(source, world, config) for split, source in sources.items()}
     recipe = make_recipe(config, sources)
     strategy = strategy_type(config.run, world, precision)
     strategy.place(recipe)

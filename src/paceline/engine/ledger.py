@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from paceline.parallel.environment import World
 from paceline.recipe import Loss
@@ -30,7 +29,6 @@ class Reading(NamedTuple):
 
     values: dict[str, float]  # over all samples of all ranks; `spread/NAME` is the range over ranks
     not_finite: NotFinite | None
-    flags: list[float]  # the sum over ranks of what each one brought
 
 
 class _Page:
@@ -75,14 +73,14 @@ class Ledger:
         page.rows[len(page.at)].copy_(torch.stack([value.detach() for value in values.values()]))
         page.at.append((images, samples))
 
-    def read(self, *flags: float) -> Reading:
+    def read(self) -> Reading:
         """The means since the last reading over all ranks; waits for the device and for the ranks."""
         pages = list(self.pages.items())
         for _, page in pages:
             page.fold()
-        device = self.world.device
-        own = [torch.cat([page.sums, page.first_bad]).to(device) for _, page in pages]
-        own.append(torch.tensor(flags, dtype=torch.float64, device=device))
+        if not pages:
+            return Reading({}, None)
+        own = [torch.cat([page.sums, page.first_bad]).to(self.world.device) for _, page in pages]
         ranks = self.world.gather(torch.cat(own)).cpu()
         values: dict[str, float] = {}
         bad: list[NotFinite] = []
@@ -102,5 +100,5 @@ class Ledger:
                 values[f"{phase}/{name}"] = mean
                 if self.world.size > 1:
                     values[f"spread/{phase}/{name}"] = spread
-        flag_sums: Tensor = ranks[:, start:].sum(0)
-        return Reading(values, min(bad, default=None), flag_sums.tolist())
+        # Of those at one step the first phase, which is what the others have it from.
+        return Reading(values, min(bad, key=lambda one: one.images, default=None))

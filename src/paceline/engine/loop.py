@@ -145,6 +145,7 @@ class Loop:
         }
 
     def _evaluate(self) -> None:
+        self._log()
         with self.stopwatch("evaluate"), judged_weights(self.recipe, self.step.learners):
             results = evaluate(self.recipe, self.parts.loaders["validation"], self.world, self.parts.precision)
         values = {f"validation/{name}": value for name, value in results.items()}

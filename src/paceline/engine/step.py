@@ -33,7 +33,8 @@ class Step:
         self.batch_size, self.images_per_step = batch_size, images_per_step
         self.world = strategy.world
         self.facts: dict[str, Tensor] = {
-            name: torch.tensor(value, device=self.world.device, dtype=torch.float32) for name, value in recipe.facts.items()
+            name: torch.tensor(value, device=self.world.device, dtype=strategy.precision.weights)
+            for name, value in recipe.facts.items()
         }
         self.unchecked = {phase.name for phase in recipe.phases}
         self.selected: str | None = None
@@ -66,8 +67,8 @@ class Step:
                 self.strategy.backward(learner.scale(_total(loss) * weight), last)
             self.ledger.enter(phase.name, images, loss, samples)
             batch |= {name: value.detach() for name, value in loss.shared.items()}
-            for name in self.facts.keys() & loss.facts.keys():
-                part = loss.facts[name].detach().float() * (samples / self.batch_size)
+            for name in (name for name in self.facts if name in loss.facts):  # in the same order on every rank
+                part = loss.facts[name].detach().to(self.facts[name].dtype) * (samples / self.batch_size)
                 facts[name] = facts[name] + part if name in facts else part
         if facts:
             self._learn_facts(facts)

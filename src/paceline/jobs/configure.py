@@ -20,7 +20,7 @@ def configure(
         if is_path(name):
             print(f"runs the code in {name}")
     recipe_class: type[Recipe] = load_class("recipe", recipe, Recipe)
-    from_file = read_file(config_file) if config_file else {}
+    from_file = _renamed(read_file(config_file), recipe_class.aliases) if config_file else {}
     from_sets = parse_assignments(assignments)
     preset = from_sets.get("preset") or flags.get("preset") or from_file.get("preset") or ""
     if preset and preset not in recipe_class.presets:
@@ -35,6 +35,13 @@ def configure(
     ]
     config = resolve(recipe, recipe_class.Settings, layers)
     return checked(config)
+
+
+def _renamed(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Settings under our names, where the recipe knows those of another program."""
+    named = {aliases.get(name, name): value for name, value in settings.items()}
+    named.pop("", None)
+    return named
 
 
 def checked(config: Config) -> Config:

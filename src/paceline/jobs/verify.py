@@ -114,10 +114,10 @@ def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:
     differences = []
     for strategy, trace in others:
         assert trace.keys() == reference.keys(), "strategies trained different tensors"
-        for group in dict.fromkeys(name.rsplit("/", 1)[0] for name in reference):
+        for group in sorted({name.rsplit("/", 1)[0] for name in reference}):
             kind, phase, network = group.split("/")
             limit = tolerance if kind == "weights" else GRADIENT_TOLERANCE
-            tensors = [name for name in reference if name.startswith(group + "/")]
+            tensors = [name for name in sorted(reference) if name.startswith(group + "/")]
             largest = max(reference[name].abs().max().item() for name in tensors)
             by_tensor = {name: _distance(trace[name], reference[name]) / (largest or 1.0) for name in tensors}
             worst = next((name.rsplit("/", 1)[1] for name, value in by_tensor.items() if value > limit), "")

@@ -94,16 +94,14 @@ class ResNet(nn.Module):
         self.bn1 = _normalisation(width, norm)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
-        channels = width
-        for number, count in enumerate(counts):
-            stage_width, stride = width * 2**number, 1 if number == 0 else 2
-            blocks = [block(channels, stage_width, stride, norm)]
-            channels = stage_width * block.expansion
-            blocks += [block(channels, stage_width, 1, norm) for _ in range(count - 1)]
-            self.add_module(f"layer{number + 1}", nn.Sequential(*blocks))
+        expansion = block.expansion
+        self.layer1 = _stage(block, counts[0], width, width, 1, norm)
+        self.layer2 = _stage(block, counts[1], width * expansion, 2 * width, 2, norm)
+        self.layer3 = _stage(block, counts[2], 2 * width * expansion, 4 * width, 2, norm)
+        self.layer4 = _stage(block, counts[3], 4 * width * expansion, 8 * width, 2, norm)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.fc = nn.Linear(channels, num_classes)
+        self.fc = nn.Linear(8 * width * expansion, num_classes)
         self._initialise(norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,7 +111,7 @@ class ResNet(nn.Module):
 
     def _initialise(self, norm: Norm) -> None:
         # Without normalisation nothing restores the size of the features: fan_in keeps it from layer to layer.
-        mode = "fan_out" if norm == "batch" else "fan_in"
+        mode: Literal["fan_in", "fan_out"] = "fan_out" if norm == "batch" else "fan_in"
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
@@ -126,6 +124,13 @@ class ResNet(nn.Module):
                 convolution, normalisation = module.last_layers()
                 last = normalisation if isinstance(normalisation, nn.BatchNorm2d) else convolution
                 nn.init.zeros_(last.weight)
+
+
+def _stage(
+    block: type[BasicBlock | Bottleneck], count: int, in_channels: int, width: int, stride: int, norm: Norm
+) -> nn.Sequential:
+    first = block(in_channels, width, stride, norm)
+    return nn.Sequential(first, *(block(width * block.expansion, width, 1, norm) for _ in range(count - 1)))
 
 
 def _convolution(in_channels: int, out_channels: int, size: int, norm: Norm, stride: int = 1) -> nn.Conv2d:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ class Precision:
         torch.set_float32_matmul_precision("highest" if self.name in ("fp32", "fp64") else "high")
         torch.backends.cudnn.allow_tf32 = self.name not in ("fp32", "fp64")
         torch.backends.cudnn.benchmark = not deterministic
+        if deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
         torch.use_deterministic_algorithms(deterministic)
 
 

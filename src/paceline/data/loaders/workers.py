@@ -72,7 +72,9 @@ class _Reading(Dataset):
 def _begin_worker(parent: int, worker: int) -> None:
     die_with_parent(parent)
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which ends its workers
+    # Signals to the whole job are for the trainer, which still needs its workers while it comes to an orderly end.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _unwrap(results: Iterable[Batch | UserError]) -> Iterator[Batch]:

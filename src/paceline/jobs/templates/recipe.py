@@ -31,7 +31,7 @@ class MyRecipe(Recipe):
     Settings = MyRecipeSettings
 
     # Settings of the run and of its learners that suit this recipe better than the general defaults.
-    defaults: ClassVar[dict[str, Any]] = {"epochs": 5, "batch_size": "64", "lr": 2e-3, "schedule": "cosine"}
+    defaults: ClassVar[dict[str, Any]] = {"epochs": 10, "batch_size": "64", "lr": 5e-3, "schedule": "cosine"}
 
     # What measures `predict`, and the metric that chooses the best checkpoint.
     judge = "accuracy"
@@ -52,9 +52,9 @@ class MyRecipe(Recipe):
             nn.ReLU(),
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
             nn.ReLU(),
-            nn.AdaptiveAvgPool2d(2),  # pictures of any size end as 2 × 2
+            nn.AdaptiveAvgPool2d(4),  # pictures of any size end as 4 × 4
             nn.Flatten(),
-            nn.Linear(2 * width * 4, facts.num_classes),
+            nn.Linear(2 * width * 4 * 4, facts.num_classes),
         )
 
     def classifier_loss(self, batch: Batch) -> Loss:

@@ -43,7 +43,7 @@ class Lightning(Strategy):
                 parallel_devices=[self.world.device] * self.world.place.local_size,
                 cluster_environment=TorchElasticEnvironment(),
                 process_group_backend=self.world.backend,
-                find_unused_parameters=True,
+                find_unused_parameters=len(self.recipe.networks) > 1,
                 **STILL_BUFFERS,
             )
         return lightning.Trainer(

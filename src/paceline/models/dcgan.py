@@ -1,0 +1,99 @@
+"""The generator and the discriminator of DCGAN, for pictures of 32 or 64 pixels.
+
+Radford et al., Unsupervised Representation Learning with Deep Convolutional Generative Adversarial
+Networks (2015), with the module names of PyTorch's example. Features grow from, or shrink to, a square of
+`smallest_px`: 4 in the paper; some projects for 32 pixels go down to 2 and so have a layer more.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+SIZES_PX = (32, 64)
+Activation = Literal["relu", "mish"]
+Norm = Literal["batch", "none"]
+
+
+class Generator(nn.Module):
+    """Pictures in -1…1 from rows of `nz` random numbers."""
+
+    def __init__(
+        self,
+        size_px: int,
+        channels: int,
+        nz: int = 100,
+        ngf: int = 64,
+        smallest_px: int = 4,
+        activation: Activation = "relu",
+    ) -> None:
+        super().__init__()
+        widths = _widths(size_px, smallest_px, ngf)[::-1]
+        layers: list[nn.Module] = [nn.ConvTranspose2d(nz, widths[0], smallest_px, bias=False)]
+        for wide, narrow in zip(widths, [*widths[1:], channels], strict=True):
+            layers += [nn.BatchNorm2d(wide), nn.ReLU(inplace=True) if activation == "relu" else nn.Mish()]
+            layers.append(nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1, bias=False))
+        self.main = nn.Sequential(*layers)
+        _initialise(self)
+
+    def forward(self, noise: Tensor) -> Tensor:
+        # In full precision: tanh in half precision would round pixels more than eight bits do.
+        return torch.tanh(_wide(self.main(noise[:, :, None, None])))
+
+
+class Discriminator(nn.Module):
+    """A logit per picture: high for real ones."""
+
+    def __init__(
+        self,
+        size_px: int,
+        channels: int,
+        ndf: int = 64,
+        smallest_px: int = 4,
+        norm: Norm = "batch",
+        spectral: bool = False,
+    ) -> None:
+        super().__init__()
+        widths = _widths(size_px, smallest_px, ndf)
+        layers: list[nn.Module] = []
+        for number, (narrow, wide) in enumerate(pairwise([channels, *widths])):
+            layers.append(nn.Conv2d(narrow, wide, 4, stride=2, padding=1, bias=norm == "none"))
+            if norm == "batch" and number > 0:
+                layers.append(nn.BatchNorm2d(wide))
+            layers.append(nn.LeakyReLU(0.2, inplace=True))
+        layers.append(nn.Conv2d(widths[-1], 1, smallest_px, bias=norm == "none"))
+        self.main = nn.Sequential(*layers)
+        _initialise(self)
+        if spectral:
+            for layer in layers:
+                if isinstance(layer, nn.Conv2d):
+                    # Each forward in training refines its estimate of the norm, from the weights alone: replicas agree.
+                    spectral_norm(layer)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return _wide(self.main(pictures).flatten())
+
+
+def _widths(size_px: int, smallest_px: int, base: int) -> list[int]:
+    """The channels after each halving of the picture."""
+    assert size_px in SIZES_PX
+    return [base * 2**number for number in range((size_px // smallest_px).bit_length() - 1)]
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _initialise(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            nn.init.normal_(module.weight, 0.0, 0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight, 1.0, 0.02)
+            nn.init.zeros_(module.bias)

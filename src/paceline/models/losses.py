@@ -1,0 +1,71 @@
+"""What a generator and a discriminator try to make small, per sample and from logits; and the R1 penalty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SMALLEST_LOGIT = -30.0  # below it log(softplus(x)) is x, to the last digit of float32
+
+
+class Objective(NamedTuple):
+    """Three functions from logits to losses, one loss per logit."""
+
+    generator: Callable[[Tensor], Tensor]  # of fake pictures, for the network that made them
+    real: Callable[[Tensor], Tensor]  # of real pictures, for the discriminator
+    fake: Callable[[Tensor], Tensor]  # of fake pictures, for the discriminator
+
+
+BCE = Objective(  # Goodfellow et al. 2014; the generator's side is the one that does not saturate
+    generator=lambda logits: F.softplus(-logits),
+    real=lambda logits: F.softplus(-logits),
+    fake=lambda logits: F.softplus(logits),
+)
+HINGE = Objective(  # Lim and Ye 2017
+    generator=lambda logits: -logits,
+    real=lambda logits: F.relu(1 - logits),
+    fake=lambda logits: F.relu(1 + logits),
+)
+LEAST_SQUARES = Objective(  # Mao et al. 2017, with targets 0 and 1 and their factor of one half
+    generator=lambda logits: (logits - 1).square() / 2,
+    real=lambda logits: (logits - 1).square() / 2,
+    fake=lambda logits: logits.square() / 2,
+)
+OBJECTIVES = {"bce": BCE, "hinge": HINGE, "lsgan": LEAST_SQUARES}
+
+
+def d2gan(alpha: float, beta: float) -> tuple[Objective, Objective]:
+    """The two sides of D2GAN (Nguyen et al. 2017): one discriminator rewards real pictures, one fakes."""
+    first = Objective(
+        generator=lambda logits: -F.softplus(logits),
+        real=lambda logits: -alpha * log_softplus(logits),
+        fake=F.softplus,
+    )
+    second = Objective(
+        generator=lambda logits: beta * log_softplus(logits),
+        real=F.softplus,
+        fake=lambda logits: -beta * log_softplus(logits),
+    )
+    return first, second
+
+
+def log_softplus(logits: Tensor) -> Tensor:
+    """log(softplus(x)), finite however small x is."""
+    inner = F.softplus(logits.clamp(min=SMALLEST_LOGIT)).log()
+    return torch.where(logits < SMALLEST_LOGIT, logits, inner)
+
+
+def r1_penalty(discriminator: Callable[[Tensor], Tensor], pictures: Tensor) -> tuple[Tensor, Tensor]:
+    """Half the squared norm of the gradient of each picture's logit (Mescheder et al. 2018), and the logits.
+
+    It is computed without autocast: the gradients of single pixels are too small for half precision.
+    """
+    with torch.autocast(pictures.device.type, enabled=False):
+        pictures = pictures.detach().requires_grad_(True)
+        logits = discriminator(pictures)
+        (gradient,) = torch.autograd.grad(logits.sum(), pictures, create_graph=True)
+        return gradient.square().flatten(1).sum(1) / 2, logits

@@ -1,0 +1,69 @@
+"""DCGAN: a generator learns to make pictures that a discriminator takes for real.
+
+The preset `cifar10` holds the networks and settings that the dual-discriminator project compares its own
+with; `quick` draws digits on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from paceline.config import setting
+from paceline.models.losses import OBJECTIVES
+from paceline.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
+from paceline.recipes import _adversarial as adversarial
+from paceline.recipes._adversarial import PENALTY_EVERY, AdversarialSettings, Views
+
+
+@dataclass(frozen=True)
+class DcganSettings(AdversarialSettings):
+    """The networks, and what they compete for."""
+
+    objective: Literal["bce", "hinge", "lsgan"] = setting("bce", "what the networks compete for")
+
+
+class Dcgan(Recipe):
+    """Two networks, two phases; a third one penalises the discriminator's gradient."""
+
+    Settings = DcganSettings
+    defaults = adversarial.DEFAULTS
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar10": adversarial.CIFAR10, "quick": adversarial.QUICK}
+    small = adversarial.SMALL
+    aliases = adversarial.ALIASES
+    averaged = ("generator",)
+
+    def __init__(self, settings: DcganSettings, facts: Facts) -> None:
+        super().__init__(settings, facts)
+        adversarial.check(settings, facts)
+        self.generator = adversarial.make_generator(settings, facts)
+        self.discriminator = adversarial.make_discriminator(settings, facts)
+        self.objective = OBJECTIVES[settings.objective]
+        self.views = Views(settings.diffaugment)
+        self.r1 = settings.r1
+        self.draws = {"noise": Draw((settings.nz,), "normal")} | self.views.draws
+        self.phases = (Phase("generator", "generator"), Phase("discriminator", "discriminator"))
+        if self.r1:
+            self.phases += (Phase("penalty", "discriminator", every=PENALTY_EVERY),)
+            self.double_backward = ("discriminator",)
+
+    def generator_loss(self, batch: Batch) -> Loss:
+        """New fakes, to be taken for real; the discriminator then learns from the same ones."""
+        fake = self.generator(batch["noise"])
+        logits = self.discriminator(self.views(fake, batch, "own"))
+        terms = {"adversarial": self.objective.generator(logits).mean()}
+        return Loss(terms, {"fake": fake}, {"fake_score": adversarial.score(logits)})
+
+    def discriminator_loss(self, batch: Batch) -> Loss:
+        """Real pictures told from fakes."""
+        return adversarial.discriminator_loss(self.discriminator, self.objective, self.views, batch)
+
+    def penalty_loss(self, batch: Batch) -> Loss:
+        """The discriminator's gradient at real pictures held small."""
+        return adversarial.penalty_loss(self.discriminator, self.r1, self.views, batch)
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """A picture in -1…1 for each row of noise."""
+        return {"image": self.generator(batch["noise"])}

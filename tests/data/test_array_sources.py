@@ -1,0 +1,98 @@
+"""Sources that lie in memory: digits and your own arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.config import RunSettings
+from paceline.data.sources.digits import Digits
+from paceline.data.sources.npz import Npz
+from paceline.errors import UserError
+
+
+def test_digits_have_a_fixed_split_of_four_to_one() -> None:
+    training, test = Digits("train", RunSettings(size=8)), Digits("test", RunSettings(size=8))
+    assert (len(training), len(test)) == (1438, 359)
+    every = np.concatenate([training.arrays["image"], test.arrays["image"]])
+    assert every.max() == 255 and every.min() == 0
+    assert test.arrays["label"][:8].tolist() == [2, 2, 3, 4, 9, 5, 9, 9]
+
+
+def test_digits_are_32_pixels_wide_unless_asked_otherwise() -> None:
+    assert Digits("test", RunSettings()).facts.height == 32
+    assert Digits("test", RunSettings(size=8)).facts.height == 8
+
+
+GOOD: dict[str, Any] = {
+    "x_train": np.zeros((6, 5, 4), dtype=np.uint8),
+    "y_train": np.arange(6, dtype=np.uint8)[:, None],
+    "x_test": np.zeros((3, 5, 4, 3), dtype=np.uint8),
+    "y_test": np.arange(3),
+}
+
+
+def npz(tmp_path: Path, **changes: Any) -> RunSettings:
+    arrays = {key: array for key, array in (GOOD | changes).items() if array is not None}
+    np.savez(tmp_path / "own.npz", **arrays)
+    return RunSettings(data_root=str(tmp_path / "own.npz"))
+
+
+def test_npz_takes_grey_and_colour_pictures_and_labels_in_a_column(tmp_path: Path) -> None:
+    settings = npz(tmp_path)
+    training, test = Npz("train", settings), Npz("test", settings)
+    assert (training.facts.height, training.facts.width, training.facts.channels) == (5, 4, 1)
+    assert test.facts.channels == 3
+    assert training.facts.num_classes == test.facts.num_classes == 6
+    assert training.arrays["label"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
+    npz(tmp_path)
+    assert len(Npz("train", RunSettings(data_root=str(tmp_path)))) == 6
+    np.savez(tmp_path / "second.npz", **GOOD)
+    with pytest.raises(UserError, match=r"--data-root .*has 2 \.npz files"):
+        Npz("train", RunSettings(data_root=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x_train": None}, "has no x_train"),
+        ({"y_test": None}, "has no y_test"),
+        ({"x_train": np.zeros((6, 5, 4))}, "x_train is float64; expected uint8"),
+        ({"x_train": np.zeros((6, 5, 4, 2), dtype=np.uint8)}, r"x_train has shape \(6, 5, 4, 2\)"),
+        ({"x_train": np.zeros((0, 5, 4), dtype=np.uint8)}, "x_train .* empty"),
+        ({"y_train": np.arange(5)}, "x_train has 6 rows and y_train has 5"),
+        ({"y_train": np.zeros(6)}, "y_train is float64"),
+        ({"y_train": np.zeros((6, 2), dtype=int)}, r"y_train has shape \(6, 2\)"),
+        ({"y_train": np.arange(6) - 1}, "y_train holds -1"),
+        ({"y_train": np.array([{}] * 6)}, "y_train cannot be read"),
+    ],
+)
+def test_npz_names_the_file_and_the_key_that_is_wrong(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"own.npz: {message}") as raised:
+        Npz("train", npz(tmp_path, **changes))
+    assert "\n" not in str(raised.value)
+
+
+def test_npz_refuses_what_is_not_an_archive(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--data-root .*absent\.npz: no such file"):
+        Npz("train", RunSettings(data_root=str(tmp_path / "absent.npz")))
+    (tmp_path / "text.npz").write_text("not an archive")
+    np.save(tmp_path / "bare.npy", np.zeros(3))
+    for name in ("text.npz", "bare.npy"):
+        with pytest.raises(UserError, match=f"{name}: not a readable .npz file"):
+            Npz("train", RunSettings(data_root=str(tmp_path / name)))
+
+
+def test_npz_refuses_a_damaged_archive(tmp_path: Path) -> None:
+    file = Path(npz(tmp_path, x_train=np.arange(120, dtype=np.uint8).reshape(6, 5, 4)).data_root)
+    content = bytearray(file.read_bytes())
+    content[content.index(bytes(range(20, 40)))] ^= 0xFF
+    file.write_bytes(content)
+    with pytest.raises(UserError, match="x_train cannot be read"):
+        Npz("train", RunSettings(data_root=str(file)))

@@ -1,0 +1,260 @@
+"""Loaders: the same batches whichever is used, in order, and no process left behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import registry
+from paceline.config import RunSettings
+from paceline.data.loader import Loader, choose
+from paceline.data.loaders import resident
+from paceline.data.loaders.workers import Workers
+from paceline.data.source import ArraySource, Sample, Source, Subset
+from paceline.data.sources.digits import Digits
+from paceline.data.tickets import Stream, Tickets, in_order
+from paceline.data.transforms import Augment, prepare
+from paceline.errors import UserError
+from paceline.recipe import Batch, Facts
+
+CPU = torch.device("cpu")
+DEVICES = [CPU, *([torch.device("cuda", 0)] if torch.cuda.is_available() else [])]
+BATCH = 48
+
+
+def build(name: str, source: Source, device: torch.device = CPU, workers: int = 0) -> Loader:
+    return registry.load_class("loader", name, Loader)(source, device, RunSettings(workers=workers))
+
+
+def endless(source: Source) -> Iterator[Tickets]:
+    stream = Stream(seed=0, length=len(source))
+    for start in itertools.count(0, BATCH):
+        yield stream.take(start, start + BATCH)
+
+
+def take(loader: Loader, source: Source, count: int) -> list[Batch]:
+    try:
+        return list(itertools.islice(loader.load(endless(source)), count))
+    finally:
+        loader.close()
+
+
+class Slow(Source):
+    """Computes its samples; earlier ones take longer, so that workers finish out of order."""
+
+    facts = Facts(3, 6, 4, num_classes=10)
+
+    def __len__(self) -> int:
+        return 100
+
+    def __init__(self) -> None:
+        pass
+
+    def read(self, index: int) -> Sample:
+        if index == 99:
+            raise UserError("pictures/99.png: unreadable image")
+        time.sleep(0.0005 * (index % 7 == 0))
+        picture = np.random.default_rng(index).integers(0, 256, (6, 4, 3), dtype=np.uint8)
+        return {"image": picture, "label": np.asarray(index % 10), "mask": picture[..., :1]}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Source:
+    return Digits("test", RunSettings())
+
+
+SETUPS = [("workers", 0), ("workers", 2), ("resident", 0), ("resident", 2)]
+
+
+def test_every_loader_is_compared_below() -> None:
+    assert {name for name, _ in SETUPS} == set(registry.names("loader"))
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize(("name", "workers"), SETUPS)
+def test_batches_are_the_samples_of_their_tickets(
+    name: str, workers: int, device: torch.device, digits: Source
+) -> None:
+    for batch, request in zip(take(build(name, digits, device, workers), digits, 12), endless(digits), strict=False):
+        expected = digits.read_many(request.index)
+        assert all(value.device == device for value in batch.values())
+        assert batch.keys() == {"image", "label", "index", "uniforms"}
+        assert np.array_equal(batch["image"].cpu().permute(0, 2, 3, 1).numpy(), expected["image"])
+        assert np.array_equal(batch["label"].cpu().numpy(), expected["label"])
+        assert np.array_equal(batch["index"].cpu().numpy(), request.index)
+        assert np.array_equal(batch["uniforms"].cpu().numpy(), request.uniforms)
+        assert batch["image"].dtype == torch.uint8 and batch["label"].dtype == torch.int64
+        assert batch["index"].dtype == torch.int64 and batch["uniforms"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize(("name", "workers"), SETUPS)
+def test_prepared_batches_have_the_same_bits_on_every_loader_and_device(
+    name: str, workers: int, device: torch.device
+) -> None:
+    source, augment = Subset(Slow(), np.arange(0, 98, 2)), Augment(pad_crop=2, flip=True, cutout=3)
+    expected = take(build("workers", source), source, 4)
+    batches = take(build(name, source, device, workers), source, 4)
+    for one, other in zip(batches, expected, strict=True):
+        for dtype in (torch.float32, torch.bfloat16):
+            prepared, reference = prepare(one, augment, dtype), prepare(other, augment, dtype)
+            assert prepared.keys() == {"image", "label", "mask", "index"}
+            assert prepared["mask"].shape == (BATCH, 1, 6, 4)
+            for field in prepared:
+                assert torch.equal(prepared[field].cpu(), reference[field])
+                assert prepared[field].stride() == reference[field].stride()
+
+
+@pytest.mark.parametrize(("name", "workers"), SETUPS)
+def test_the_last_batch_of_an_evaluation_may_be_short(name: str, workers: int, digits: Source) -> None:
+    loader = build(name, digits, workers=workers)
+    requests = [in_order(start, min(start + 100, len(digits))) for start in range(0, len(digits), 100)]
+    batches = list(loader.load(requests))
+    assert [len(batch["index"]) for batch in batches] == [100, 100, 100, 59]
+    assert torch.equal(torch.cat([batch["index"] for batch in batches]), torch.arange(len(digits)))
+
+
+@pytest.mark.parametrize(("name", "workers"), SETUPS)
+def test_a_persons_mistake_keeps_its_one_line(name: str, workers: int) -> None:
+    with pytest.raises(UserError) as raised:
+        take(build(name, Slow(), workers=workers), Slow(), 4)
+    assert str(raised.value) == "pictures/99.png: unreadable image"
+
+
+@pytest.mark.parametrize(("name", "workers"), SETUPS)
+def test_loading_leaves_torchs_random_numbers_alone(name: str, workers: int, digits: Source) -> None:
+    before = torch.get_rng_state()
+    take(build(name, digits, workers=workers), digits, 2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_data_in_memory_is_read_in_pieces_to_the_same_end(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "BYTES_PER_READ", 100 * 1032)
+    pieces = resident.Resident(digits, CPU, RunSettings()).samples
+    assert np.array_equal(pieces["image"].numpy(), digits.read_many(np.arange(len(digits)))["image"])
+
+
+def test_auto_keeps_data_on_the_device_when_it_fits(digits: Source) -> None:
+    name, reason = choose(RunSettings(), digits, CPU)
+    assert name == "resident" and "fit" in reason
+    assert choose(RunSettings(loader="workers"), digits, CPU) == ("workers", "asked for")
+
+
+def test_auto_reads_with_workers_when_the_data_does_not_fit(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "_free_host_memory", lambda: 4 * len(digits) * (32 * 32 + 8))
+    assert choose(RunSettings(), digits, CPU)[0] == "resident"
+    name, reason = choose(RunSettings(devices=2), digits, CPU)
+    assert name == "workers" and "do not fit" in reason
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: list[int], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(map(is_alive, pids)):
+        time.sleep(0.02)
+    return not any(map(is_alive, pids))
+
+
+def test_closing_a_loader_ends_its_workers(digits: Source) -> None:
+    before = set(children(os.getpid()))
+    loader = Workers(digits, CPU, RunSettings(workers=2))
+    batches = loader.load(endless(digits))
+    next(batches)
+    started = [pid for pid in children(os.getpid()) if pid not in before]
+    assert len(started) == 2
+    loader.close()
+    assert wait_until_gone(started)
+    assert next(batches, None) is None
+
+
+TRAINER = """
+import signal, sys, torch
+from paceline.config import RunSettings
+from paceline.data.loaders.workers import Workers
+from paceline.data.source import ArraySource
+from paceline.data.tickets import in_order
+from paceline.recipe import Facts
+import itertools, numpy as np
+
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+source = ArraySource({"image": np.zeros((8, 2, 2, 1), np.uint8)}, Facts(1, 2, 2))
+requests = (in_order(0, 8) for _ in itertools.count())
+batches = Workers(source, torch.device("cpu"), RunSettings(workers=2)).load(requests)
+next(batches)
+print("ready", flush=True)
+while not stopped:
+    next(batches)
+for _ in range(50):
+    next(batches)
+print("orderly end", flush=True)
+"""
+
+
+@pytest.fixture
+def trainer() -> Iterator[subprocess.Popen[str]]:
+    """A process of its own group that loads batches until SIGTERM, and then fifty more."""
+    process = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True, process_group=0)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_workers_die_with_a_parent_that_is_killed(trainer: subprocess.Popen[str]) -> None:
+    workers = children(trainer.pid)
+    assert len(workers) == 2 and all(map(is_alive, workers))
+    trainer.kill()
+    trainer.wait()
+    assert wait_until_gone(workers, seconds=2)
+
+
+def test_a_signal_to_the_whole_job_leaves_the_trainer_its_workers(trainer: subprocess.Popen[str]) -> None:
+    workers = children(trainer.pid)
+    os.killpg(trainer.pid, signal.SIGTERM)
+    output, _ = trainer.communicate(timeout=20)
+    assert output == "orderly end\n" and trainer.returncode == 0
+    assert wait_until_gone(workers)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("name", "workers"), SETUPS)
+def test_no_batch_waits_for_the_gpu(name: str, workers: int, digits: Source) -> None:
+    loader = build(name, digits, torch.device("cuda", 0), workers)
+    batches = loader.load(endless(digits))
+    augment = Augment(pad_crop=4, flip=True, cutout=8)
+    prepare(next(batches), augment, torch.bfloat16)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in itertools.islice(batches, 8):
+            prepare(batch, augment, torch.bfloat16)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        loader.close()
+
+
+def test_an_array_source_of_one_field_is_enough() -> None:
+    source = ArraySource({"image": np.zeros((BATCH, 2, 2, 1), np.uint8)}, Facts(1, 2, 2))
+    for name, workers in SETUPS:
+        assert take(build(name, source, workers=workers), source, 1)[0].keys() == {"image", "index", "uniforms"}

@@ -1,0 +1,99 @@
+"""What every source promises; a new source is tested by existing (give it a writer in conftest.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline import registry
+from paceline.config import RunSettings
+from paceline.data.source import Source, split_off
+from paceline.errors import UserError
+
+NAMES = registry.names("source")
+
+
+def build(name: str, split: str, settings: RunSettings) -> Source:
+    return registry.load_class("source", name, Source)(split, settings)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_are_what_the_facts_say(name: str, make_data) -> None:
+    settings = make_data(name)
+    for split in ("train", "test"):
+        source = build(name, split, settings)
+        facts = source.facts
+        assert len(source) > 0
+        for index in (0, len(source) - 1):
+            sample = source.read(index)
+            assert sample["image"].shape == (facts.height, facts.width, facts.channels)
+            assert sample["image"].dtype == np.uint8
+            assert sample["label"].shape == () and sample["label"].dtype == np.int64
+            assert 0 <= sample["label"] < facts.num_classes
+        assert len(facts.class_names) in (0, facts.num_classes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reading_many_is_reading_each(name: str, make_data) -> None:
+    source = build(name, "train", make_data(name))
+    indices = np.array([2, 0, 3])
+    many = source.read_many(indices)
+    for row, index in enumerate(indices):
+        for field, value in source.read(int(index)).items():
+            assert np.array_equal(many[field][row], value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_settings_give_the_same_samples(name: str, make_data) -> None:
+    settings = make_data(name)
+    first, second = (build(name, "train", settings).read_many(np.arange(4)) for _ in range(2))
+    assert all(np.array_equal(first[field], second[field]) for field in first)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_size_and_channels_are_as_asked_for(name: str, channels: int, make_data) -> None:
+    settings = make_data(name)
+    asked = RunSettings(data_root=settings.data_root, size=13, channels=channels, workers=0)
+    source = build(name, "test", asked)
+    assert (source.facts.height, source.facts.width, source.facts.channels) == (13, 13, channels)
+    assert source.read(0)["image"].shape == (13, 13, channels)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_and_channels_that_make_no_sense_are_refused(name: str, make_data) -> None:
+    root = make_data(name).data_root
+    with pytest.raises(UserError, match="channels=2"):
+        build(name, "train", RunSettings(data_root=root, channels=2))
+    with pytest.raises(UserError, match="size=-1"):
+        build(name, "train", RunSettings(data_root=root, size=-1))
+
+
+def test_digits_and_house_numbers_may_not_be_mirrored(make_data) -> None:
+    may_mirror = {name: build(name, "test", make_data(name)).facts.mirror for name in NAMES}
+    assert [name for name, allowed in may_mirror.items() if not allowed] == ["digits", "mnist", "svhn"]
+
+
+def test_a_source_in_a_persons_own_file_is_used_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "stripes.py"
+    file.write_text(
+        "import numpy as np\n"
+        "from paceline.data.source import ArraySource\n"
+        "from paceline.recipe import Facts\n"
+        "class Stripes(ArraySource):\n"
+        "    def __init__(self, split, settings):\n"
+        "        pictures = np.zeros((5, 4, 4, 1), dtype=np.uint8)\n"
+        "        super().__init__({'image': pictures, 'label': np.arange(5)}, Facts(1, 4, 4, num_classes=5))\n"
+    )
+    source = build(str(file), "train", RunSettings())
+    assert len(source) == 5 and source.read(4)["label"] == 4
+
+
+def test_held_out_samples_are_not_trained_on() -> None:
+    source = build("digits", "train", RunSettings())
+    training, validation = split_off(source, 0.1, seed=0)
+    assert len(validation) == round(0.1 * len(source))
+    assert sorted([*training.indices, *validation.indices]) == list(range(len(source)))  # type: ignore[attr-defined]
+    assert np.array_equal(validation.read(0)["image"], source.read(int(validation.indices[0]))["image"])  # type: ignore[attr-defined]
