@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
@@ -135,21 +136,27 @@ def version(show: Annotated[bool, typer.Option("--version", help="show the versi
         raise typer.Exit()
 
 
-def main() -> None:
-    """Runs a command; a person's mistake ends in one line and exit code 2."""
+def run(arguments: list[str] | None = None) -> int:
+    """Runs a command and gives its exit code; a person's mistake ends in one line and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        return app(arguments, standalone_mode=False) or 0
     except UserError as mistake:
-        print(f"paceline: {mistake}", file=sys.stderr)
-        code = 2
+        print(f"paceline: {' '.join(str(mistake).splitlines())}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("paceline: interrupted", file=sys.stderr)
-        code = 130
+        return 130
     except Exception as error:
         if not hasattr(error, "format_message"):  # of the command line's own parser
-            raise
+            traceback.print_exc()
+            return 1
         print(f"paceline: {error.format_message()} (paceline --help lists the commands and flags)", file=sys.stderr)
-        code = 2
+        return 2
+
+
+def main() -> None:
+    """The command `paceline`."""
+    code = run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code or 0)  # without the interpreter's tear-down, in which threads of a process group can hang
+    os._exit(code)  # without the interpreter's tear-down, in which threads of a process group can hang

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from paceline.data.sources.folder import Folder
 from paceline.errors import UserError
 
 
-def save(path: Path, picture: np.ndarray | Image.Image, **options: object) -> Path:
+def save(path: Path, picture: np.ndarray | Image.Image, **options: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
     picture.save(path, **options)
@@ -31,7 +32,7 @@ def read_only_picture(root: Path, **changes: object) -> np.ndarray:
     return Folder("train", settings(root, **changes)).read(0)["image"]
 
 
-def save_train_and_test(root: Path, name: str, picture: np.ndarray | Image.Image, **options: object) -> None:
+def save_train_and_test(root: Path, name: str, picture: np.ndarray | Image.Image, **options: Any) -> None:
     for split in ("train", "test"):
         save(root / split / name, picture, **options)
 

@@ -201,7 +201,8 @@ signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
 source = ArraySource({"image": np.zeros((8, 2, 2, 1), np.uint8)}, Facts(1, 2, 2))
 requests = (in_order(0, 8) for _ in itertools.count())
 batches = Workers(source, torch.device("cpu"), RunSettings(workers=2)).load(requests)
-next(batches)
+for _ in range(2):  # one from each worker: both have begun
+    next(batches)
 print("ready", flush=True)
 while not stopped:
     next(batches)

@@ -35,4 +35,4 @@ class Drawer:
         make = {"normal": torch.randn, "uniform": torch.rand}[draw.kind]
         # Always drawn in float32: the numbers do not depend on the precision of the run.
         drawn = make((1 if draw.common else rows, *draw.shape), generator=self.generator, device=self.generator.device)
-        return drawn.to(self.dtype).expand(rows, *draw.shape)
+        return drawn.to(self.dtype).expand(rows, *draw.shape).contiguous()

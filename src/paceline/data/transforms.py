@@ -7,8 +7,10 @@ batch and its parts, on any loader, give the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.config import RunSettings
@@ -47,43 +49,53 @@ def _prepare_pictures(pictures: Tensor, uniforms: Tensor, augment: Augment, dtyp
     if augment.pad_crop or augment.flip:
         pictures = _crop_and_flip(pictures, uniforms, augment)
     scaled = _scale(pictures, dtype)
-    return _cut_out(scaled, uniforms, augment.cutout) if augment.cutout else scaled
+    if augment.cutout:
+        scaled.masked_fill_(_cutout_mask(scaled, uniforms, augment.cutout), 0.0)  # in place: keeps the memory format
+    return scaled
 
 
 def _crop_and_flip(pictures: Tensor, uniforms: Tensor, augment: Augment) -> Tensor:
     """One gather: for each pixel of the result, the row and column of the padded picture that it shows."""
     num, _, height, width = pictures.shape
-    device, pad = pictures.device, augment.pad_crop
-    row = torch.arange(height, device=device).expand(num, height)
-    column = torch.arange(width, device=device).expand(num, width)
+    pad = augment.pad_crop
+    sample, row, column, mirrored = _grid(num, height, width, pictures.device)
     if augment.flip:
-        column = torch.where(uniforms[:, FLIP, None] < 0.5, width - 1 - column, column)
+        column = torch.where(uniforms[:, FLIP : FLIP + 1] < 0.5, mirrored, column)
     if pad:
-        row = row + _pick(uniforms[:, CROP_ROW], 2 * pad + 1)[:, None] - pad
-        column = column + _pick(uniforms[:, CROP_COLUMN], 2 * pad + 1)[:, None] - pad
-    sample = torch.arange(num, device=device)[:, None, None]
-    rows, columns = row.clamp(0, height - 1)[:, :, None], column.clamp(0, width - 1)[:, None, :]
-    moved = pictures.permute(0, 2, 3, 1)[sample, rows, columns]
-    if pad:
-        shows_picture = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None, :]
-        moved = moved * shows_picture[..., None]
+        pictures = F.pad(pictures, (pad, pad, pad, pad))
+        top_and_left = _pick(uniforms[:, CROP_ROW : CROP_COLUMN + 1], 2 * pad + 1)
+        row, column = row + top_and_left[:, :1], column + top_and_left[:, 1:]
+    moved = pictures.permute(0, 2, 3, 1)[sample, row[:, :, None], column[:, None, :]]
     return moved.permute(0, 3, 1, 2)
+
+
+@lru_cache(maxsize=8)
+def _grid(num: int, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The numbers of samples, rows and columns, and the columns from right to left; kept, since launches cost."""
+    columns = torch.arange(width, device=device)[None]
+    return (
+        torch.arange(num, device=device)[:, None, None],
+        torch.arange(height, device=device)[None],
+        columns,
+        width - 1 - columns,
+    )
 
 
 def _scale(pictures: Tensor, dtype: torch.dtype) -> Tensor:
     """x / 127.5 - 1, written so that only one operation rounds: the same bits on every device, fused or not."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return ((pictures.to(wide) - 127.5) * (1 / 127.5)).to(dtype)
+    middle = torch.tensor(127.5, dtype=wide)  # its dtype is the result's: the conversion needs no pass of its own
+    return ((pictures - middle) * (1 / 127.5)).to(dtype)
 
 
-def _cut_out(pictures: Tensor, uniforms: Tensor, side: int) -> Tensor:
-    """Blanks a square whose centre lies anywhere in the picture; what reaches over a border is lost."""
+def _cutout_mask(pictures: Tensor, uniforms: Tensor, side: int) -> Tensor:
+    """A square per picture, its centre anywhere in the picture; what reaches over a border is lost."""
     _, _, height, width = pictures.shape
     top = _pick(uniforms[:, CUTOUT_ROW], height)[:, None] - side // 2
     left = _pick(uniforms[:, CUTOUT_COLUMN], width)[:, None] - side // 2
     row, column = torch.arange(height, device=top.device), torch.arange(width, device=top.device)
     in_rows, in_columns = (row >= top) & (row < top + side), (column >= left) & (column < left + side)
-    return pictures.masked_fill((in_rows[:, :, None] & in_columns[:, None, :])[:, None], 0.0)
+    return (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
 
 
 def _pick(uniform: Tensor, count: int) -> Tensor:

@@ -19,7 +19,7 @@ from paceline.engine.learner import Learner
 from paceline.engine.ledger import Ledger
 from paceline.engine.schedule import schedule_of
 from paceline.engine.step import Step
-from paceline.errors import unknown
+from paceline.errors import UserError, unknown
 from paceline.parallel.environment import World, join
 from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.strategy import Strategy
@@ -58,6 +58,9 @@ def open_sources(config: Config) -> dict[str, Source]:
     sources = {split: source_class(split, config.run) for split in source_class.splits}
     if config.run.validation:
         sources["train"], sources["validation"] = split_off(sources["train"], config.run.validation, config.run.split_seed)
+        if not len(sources["train"]) or not len(sources["validation"]):
+            total = len(sources["train"]) + len(sources["validation"])
+            raise UserError(f"validation={config.run.validation:g}: of {total} samples this leaves none for a split")
     return sources
 
 
@@ -122,7 +125,10 @@ def make_learners(
         settings = config.learner_of(name)
         half_life = Span.parse(settings.average, "average").to_images(**lengths) if name in recipe.averaged else 0
         rate = schedule_of(settings, lr_scale(config), **lengths)
-        learners[name] = Learner(name, network, settings, rate, precision, half_life)
+        try:
+            learners[name] = Learner(name, network, settings, rate, precision, half_life)
+        except ValueError as error:  # the optimizer's own checks
+            raise UserError(f"network {name!r} cannot learn by {settings.optimizer}: {error}") from None
     return learners
 
 

@@ -53,39 +53,49 @@ class Checkpoints:
 
     def save(self, snapshot: Snapshot) -> Path:
         """Writes a checkpoint that is either whole or not there."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._sweep()
         final, beside = self.path(snapshot.images), self.folder / f".writing-{snapshot.images:012d}"
         if final.exists() and not problems(final):
             return final
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._sweep()
             beside.mkdir()
             files, notes = {}, {}
             for name, tensors in (("weights", snapshot.weights), ("state", snapshot.state)):
                 files[f"{name}.safetensors"], notes[f"{name}.safetensors"] = pack(tensors)
             files["state.json"] = json.dumps({"images": snapshot.images, **snapshot.numbers}, indent=1).encode()
             digests = {name: sha256(content).hexdigest() for name, content in files.items()}
-            files[MANIFEST] = json.dumps({"format": FORMAT, "sha256": digests, "tensors": notes}, indent=1).encode()
+            manifest = {"format": FORMAT, "sha256": digests, "tensors": notes}
+            files[MANIFEST] = json.dumps(manifest | {"seal": _seal(manifest)}, indent=1).encode()
             for name, content in files.items():
                 _write_synced(beside / name, content)
             _sync_folder(beside)
             if final.exists():
-                shutil.rmtree(final)
+                self._set_aside(final)
             beside.rename(final)
             _sync_folder(self.folder)
         except OSError as error:
             shutil.rmtree(beside, ignore_errors=True)
-            kept = self.all()
-            rest = f"the checkpoint at {kept[-1]:,} images is unharmed" if kept else "there is no earlier checkpoint"
-            raise UserError(f"cannot write checkpoint {final}: {error.strerror or error}; {rest}") from error
+            raise UserError(f"cannot write checkpoint {final}: {error.strerror or error}; {self.what_is_left()}") from error
         return final
 
+    def what_is_left(self) -> str:
+        """Where the run can go on from, for the one who reads why it ended."""
+        kept = self.all()
+        return f"the checkpoint at {kept[-1]:,} images is unharmed" if kept else "no checkpoint was written yet"
+
     def latest(self, report: Callable[[str], None]) -> Snapshot | None:
-        """The newest checkpoint that is whole; `report` gets a line for each damaged one."""
-        for images in reversed(self.all()):
+        """The newest checkpoint that is whole; `report` gets a line for each damaged one, and one must be whole."""
+        there = self.all()
+        for images in reversed(there):
             damage = problems(self.path(images))
             if not damage:
                 return load(self.path(images))
+            if images == there[0]:
+                raise UserError(
+                    f"checkpoint {self.path(images)} is damaged ({damage[0]}), and none before it is left; "
+                    f"to start again, move {self.folder} away or choose another --out"
+                )
             report(f"checkpoint {self.path(images)} is damaged ({damage[0]}); using the one before it")
         return None
 
@@ -93,17 +103,30 @@ class Checkpoints:
         """Removes all but the last `keep` and the best."""
         for images in self.all()[:-keep]:
             if images != best:
-                shutil.rmtree(self.path(images))
+                self._remove(self.path(images))
 
     def drop_after(self, images: int) -> None:
-        """Removes checkpoints of a future that the run no longer goes to."""
+        """Sets aside what lies after the checkpoint that the run goes on from: damaged, or it would be that one."""
         for later in self.all():
             if later > images:
-                shutil.rmtree(self.path(later))
+                self._set_aside(self.path(later))
+
+    def _set_aside(self, path: Path) -> None:
+        """Keeps a damaged checkpoint under another name, for whoever wants to save something of it."""
+        aside = path.with_name(f"damaged-{path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+
+    def _remove(self, path: Path) -> None:
+        """Renames first, so that no kill leaves half a checkpoint under its name."""
+        going = path.with_name(f".removing-{path.name}")
+        path.rename(going)
+        shutil.rmtree(going)
 
     def _sweep(self) -> None:
-        for leftover in self.folder.glob(".writing-*"):
-            shutil.rmtree(leftover)
+        for pattern in (".writing-*", ".removing-*"):
+            for leftover in self.folder.glob(pattern):
+                shutil.rmtree(leftover)
 
 
 def problems(path: Path) -> list[str]:
@@ -112,6 +135,8 @@ def problems(path: Path) -> list[str]:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT:
             return [f"{MANIFEST} has format {manifest['format']}, this version reads {FORMAT}"]
+        if manifest.pop("seal") != _seal(manifest):
+            return [f"{MANIFEST} does not match its own SHA-256"]
         found = {name: sha256((path / name).read_bytes()).hexdigest() for name in manifest["sha256"]}
         return [f"{name} does not match its SHA-256" for name, digest in manifest["sha256"].items() if found[name] != digest]
     except FileNotFoundError as error:
@@ -129,6 +154,10 @@ def load(path: Path) -> Snapshot:
     numbers = json.loads((path / "state.json").read_bytes())
     weights, state = (unpack(path / file, notes[file]) for file in ("weights.safetensors", "state.safetensors"))
     return Snapshot(numbers.pop("images"), weights, state, numbers)
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    return sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _write_synced(path: Path, content: bytes) -> None:

@@ -54,6 +54,11 @@ class Learner:
         if self.average:
             torch._foreach_lerp_(self.average, self.parameters, 1 - 0.5 ** (images / self.average_half_life))
 
+    @torch.no_grad()
+    def is_finite(self) -> bool:
+        """Whether all weights are numbers; waits for the device."""
+        return bool(torch.stack(torch._foreach_norm(self.parameters, float("inf"))).isfinite().all())
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside, the network's parameters are their moving average; its buffers are the latest."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from paceline.errors import UserError
 from paceline.parallel.environment import World
 from paceline.recipe import Loss
 
@@ -68,6 +69,8 @@ class Ledger:
         if page is None:
             first = next(iter(values.values()))
             page = self.pages[phase] = _Page(list(values), first.device)
+        if page.names != list(values):
+            raise UserError(f"phase {phase!r} gave the losses and facts {page.names}, and later {list(values)}; always give the same")
         if len(page.at) == CAPACITY:
             page.fold()
         page.rows[len(page.at)].copy_(torch.stack([value.detach() for value in values.values()]))

@@ -15,7 +15,7 @@ from paceline.engine.checkpoint import Snapshot
 from paceline.engine.evaluation import evaluate, judged_weights
 from paceline.engine.replicas import check_replicas
 from paceline.engine.run_folder import RunFolder
-from paceline.engine.signals import StopRequest
+from paceline.engine.signals import StopRequest, StopVote
 from paceline.engine.snapshot import restore_snapshot, take_snapshot
 from paceline.engine.timing import Stopwatch
 from paceline.errors import UserError
@@ -28,8 +28,9 @@ class Loop:
     """Cadence around the step: log, evaluate, save, stop."""
 
     def __init__(self, parts: Parts, folder: RunFolder, stop: StopRequest) -> None:
-        self.parts, self.folder, self.stop = parts, folder, stop
+        self.parts, self.folder = parts, folder
         self.world, self.step, self.recipe = parts.world, parts.step, parts.recipe
+        self.asked_to_stop = StopVote(parts.world, stop)
         self.images = 0
         self.best: dict[str, Any] = {}  # the value and images of the best checkpoint
         self.stopped = False
@@ -46,14 +47,13 @@ class Loop:
         }
         self._logged_at = self._saved_at = -1
         self._images_before_log = 0
-        self._all_asked = False  # to stop, as all ranks know
         self.check_every = run.check_replicas if self.world.size > 1 else 0
 
     def resume(self, snapshot: Snapshot | None) -> None:
         """Goes on from a snapshot, or from the start where there is none."""
         if snapshot:
             restore_snapshot(snapshot, self.step)
-            self.images = self._saved_at = snapshot.images
+            self.images = self._saved_at = self._logged_at = snapshot.images
             self.best = snapshot.numbers.get("best", {})
         self._images_before_log = self.images
 
@@ -87,7 +87,7 @@ class Loop:
         with self.stopwatch("step"):
             self.step(data)
         before, self.images = data.images, data.images + self.parts.feed.images_per_step
-        if self._due("log_every", before) or (self.stop.signal and self.world.size == 1):
+        if self._due("log_every", before):
             self._log()
         if self._due("evaluate_every", before) and "validation" in self.parts.loaders:
             self._evaluate()
@@ -95,7 +95,7 @@ class Loop:
             self._save()
         if self.check_every and (self.images // self.parts.feed.images_per_step) % self.check_every == 0:
             check_replicas(self.recipe, self.world)
-        if self._all_asked:
+        if self.asked_to_stop():
             self._save()
             self.stopped = True
 
@@ -110,26 +110,26 @@ class Loop:
             torch.default_generator.manual_seed(seed)
 
     def _log(self) -> None:
-        """Reads the ledger once for all ranks, which also agree here on whether one of them was asked to stop."""
+        """Reads the ledger once for all ranks, and goes no further where a loss is not finite."""
         if self._logged_at == self.images:
             return
         with self.stopwatch("log"):
-            reading = self.step.ledger.read(float(bool(self.stop.signal)))
+            reading = self.step.ledger.read()
         self._logged_at = self.images
         if reading.not_finite:
             at, phase, name = reading.not_finite
-            number = at // self.parts.feed.images_per_step
-            kept = self.folder.checkpoints.all()
-            rest = f"the checkpoint at {kept[-1]:,} images is kept" if kept else "no checkpoint was written yet"
-            raise UserError(
-                f"loss {name!r} of phase {phase!r} is not finite at step {number} ({at:,} images seen); {rest}. "
-                "A lower --lr, --precision fp32 or --set clip=1 may help"
-            )
+            self._refuse(f"loss {name!r} of phase {phase!r} is not finite", at)
         values = reading.values | self._timings()
         rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
         self._write(values | rates | self.gpu.read())
         self.display.update(self.images, values)
-        self._all_asked = reading.flags[0] > 0
+
+    def _refuse(self, what: str, at: int) -> None:
+        number = at // self.parts.feed.images_per_step
+        raise UserError(
+            f"{what} at step {number} ({at:,} images seen); {self.folder.checkpoints.what_is_left()}. "
+            "A lower --lr, --precision fp32 or --set clip=1 may help"
+        )
 
     def _timings(self) -> dict[str, float]:
         spent = self.stopwatch.take()
@@ -164,6 +164,11 @@ class Loop:
             return
         self._log()  # refuses to go on where a loss is not finite
         with self.stopwatch("save"):
+            for name, learner in self.step.learners.items():
+                if not learner.is_finite():  # a finite loss can have a gradient that is not
+                    self._refuse(f"network {name!r} has weights that are not finite", self.images)
+            if self.writer:
+                self.writer.flush()  # a checkpoint never outruns its metrics
             if self.world.is_first:
                 self.folder.checkpoints.save(take_snapshot(self.images, self.step, {"best": self.best}))
                 self.folder.checkpoints.prune(self.parts.config.run.keep, self.best.get("images"))

@@ -52,9 +52,12 @@ class RunFolder:
         """Refuses to go on with a run that was made with other settings."""
         if not self.config_file.exists():
             return
-        kept = tomllib.loads(self.config_file.read_text())
+        try:
+            kept = tomllib.loads(self.config_file.read_text())
+        except ValueError as error:
+            raise UserError(f"{self.config_file}: cannot be read ({error}); choose another --out") from None
         kept.pop(MADE_WITH, None)
-        if kept.pop("recipe") != config.recipe_name:
+        if kept.pop("recipe", None) != config.recipe_name:
             raise UserError(f"--out {self.path}: this run is of another recipe; choose another --out")
         changed = changed_settings(kept, config)
         if changed:

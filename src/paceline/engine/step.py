@@ -64,7 +64,7 @@ class Step:
                 loss = self.strategy.forward(phase, self._with_facts(batch, samples))
                 # Means over parts, weighted so that the ranks' average is the mean over the global batch.
                 weight = samples * self.world.size / self.batch_size
-                self.strategy.backward(learner.scale(_total(loss) * weight), last)
+                self.strategy.backward(learner.scale(_total(loss, weight)), last)
             self.ledger.enter(phase.name, images, loss, samples)
             batch |= {name: value.detach() for name, value in loss.shared.items()}
             for name in (name for name in self.facts if name in loss.facts):  # in the same order on every rank
@@ -89,7 +89,7 @@ class Step:
 
     def _with_facts(self, batch: Batch, samples: int) -> Batch:
         """Facts travel as columns, since DataParallel can only cut what has a dimension for samples."""
-        return batch | {name: fact.expand(samples) for name, fact in self.facts.items()}
+        return batch | {name: fact.expand(samples) for name, fact in self.facts.items()} if self.facts else batch
 
     def _learn_facts(self, facts: dict[str, Tensor]) -> None:
         totals = self.world.sum(torch.stack(list(facts.values())))
@@ -106,6 +106,7 @@ class Step:
             )
 
 
-def _total(loss: Loss) -> Tensor:
+def _total(loss: Loss, weight: float) -> Tensor:
     terms = list(loss.terms.values())
-    return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+    total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+    return total if weight == 1 else total * weight

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from paceline.engine.loop import Loop, describe
 from paceline.engine.run_folder import RunFolder
 from paceline.engine.signals import StopRequest
 from paceline.engine.snapshot import load_weights
+from paceline.errors import UserError
 from paceline.jobs.worker import run_in_processes
 from paceline.monitor.console import keep_output
 from paceline.monitor.display import Display
@@ -21,7 +25,7 @@ from paceline.monitor.made_with import versions_and_hardware
 from paceline.monitor.metrics import MetricsWriter, read_metrics
 from paceline.parallel.environment import place_from
 
-GO_ON_LATER = 75  # exit code of a run that was asked to stop and saved itself (EX_TEMPFAIL)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -63,24 +67,42 @@ def train_here(config: Config) -> Result:
     """This process's part of a run."""
     parts = assemble(config)
     folder, stop = RunFolder(Path(config.run.out)), StopRequest()
-    try:
+    with _ending(folder, parts):
         snapshot = _open_folder(folder, parts)
         loop = Loop(parts, folder, stop)
         loop.resume(snapshot)
         first = parts.world.is_first
         writer = MetricsWriter(folder.path, loop.images) if first else None
         title = f"{Path(config.recipe_name).stem} → {folder.path}"
-        with Display(parts.total_images, loop.images, title, enabled=first) as display:
-            loop.attach(writer, display)
-            stop.listen()
-            loop.run()
-        metrics = {} if loop.stopped else _judge_best(parts, folder, loop, writer)
-        if writer:
-            writer.close()
+        with stop.listening():
+            with Display(parts.total_images, loop.images, title, enabled=first) as display:
+                loop.attach(writer, display)
+                loop.run()
+            metrics = {} if loop.stopped else _judge_best(parts, folder, loop, writer)
+            if writer:
+                writer.close()
+            if loop.stopped:
+                print(f"stopped at {loop.images:,} images and saved; the same command goes on from here")
+            parts.world.wait_for_all()  # a launcher ends the rest when one process has ended with an exit code
+    return Result(folder.path, loop.images, stop.exit_code if loop.stopped else 0, metrics)
+
+
+@contextmanager
+def _ending(folder: RunFolder, parts: Parts) -> Iterator[None]:
+    """Gives back what a run holds at its end; a full disk is said in one line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            left = folder.checkpoints.what_is_left()
+            raise UserError(f"--out {folder.path}: {error.strerror}; {left}") from error
+        raise
+    else:
+        parts.world.leave()
     finally:
         folder.release()
-        parts.world.leave()
-    return Result(folder.path, loop.images, _exit_code(loop, stop), metrics)
+        if parts.world.size == 1:  # processes that others wait for leave by ending
+            parts.world.leave()
 
 
 def _open_folder(folder: RunFolder, parts: Parts) -> Snapshot | None:
@@ -112,14 +134,9 @@ def _judge_best(parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWrit
     results = evaluate(parts.recipe, parts.loaders["test"], parts.world, parts.precision)
     metrics = {f"test/{name}": value for name, value in results.items()}
     if writer:
-        writer.write(loop.images, metrics | {"test/of_images": float(images)})
+        lines, _ = read_metrics(folder.path)
+        if not any(line["images"] == loop.images and line.get("test/of_images") == images for line in lines):
+            writer.write(loop.images, metrics | {"test/of_images": float(images)})
         print(f"test, of the checkpoint at {images:,} images: {describe(metrics)}")
         print(f"run: {folder.path}")
     return metrics
-
-
-def _exit_code(loop: Loop, stop: StopRequest) -> int:
-    if not loop.stopped:
-        return 0
-    print(f"stopped at {loop.images:,} images and saved; the same command goes on from here")
-    return 130 if stop.signal == 2 else GO_ON_LATER

@@ -19,6 +19,7 @@ from paceline.config import Config, split_batch
 from paceline.data.feed import StepData
 from paceline.engine.assemble import Parts, assemble, strategy_class
 from paceline.engine.learner import Learner
+from paceline.engine.signals import INTERRUPTED
 from paceline.errors import UserError, unknown
 from paceline.jobs.worker import run_in_processes
 from paceline.recipe import Phase
@@ -69,6 +70,8 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
 def _trace(config: Config, path: Path, control: str) -> Trace:
     if strategy_class(config).distributed and config.run.devices > 1:
         code = run_in_processes("verify", config, str(path), control)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
         if code:
             raise UserError(f"strategy {config.run.strategy} ended with exit code {code}")
     else:

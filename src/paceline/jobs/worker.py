@@ -10,9 +10,9 @@ import traceback
 from pathlib import Path
 
 from paceline.config import Config, read_file, resolve, to_toml
+from paceline.engine.signals import INTERRUPTED
 from paceline.errors import UserError
-from paceline.launch.torchrun import report_mistake, run_processes
-from paceline.processes import die_with_parent
+from paceline.launch.torchrun import mistake_was_reported, report_for_work, report_mistake, run_processes
 from paceline.recipe import Recipe
 from paceline.registry import load_class
 
@@ -26,7 +26,7 @@ def run_in_processes(job: str, config: Config, *arguments: str) -> int:
 
 
 def main() -> int:
-    die_with_parent()
+    report_for_work()
     job, recipe_name, path, *arguments = sys.argv[1:]
     module = importlib.import_module(f"paceline.jobs.{job}")
     try:
@@ -38,7 +38,11 @@ def main() -> int:
         if not report_mistake(str(mistake)):
             print(mistake, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except Exception:
+        if mistake_was_reported():
+            return 2
         traceback.print_exc()
         return 1
 

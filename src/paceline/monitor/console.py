@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -52,7 +52,8 @@ class Tee:
         with self._lock:
             lines, newline, self._unfinished = (self._unfinished + text).rpartition("\n")
             if newline:
-                self._kept.write("".join(f"{_plain(line)}\n" for line in lines.split("\n")))
+                with suppress(OSError):  # a full disk is for those to say who need what they write
+                    self._kept.write("".join(f"{_plain(line)}\n" for line in lines.split("\n")))
             # Frames of a progress bar that were already overdrawn need no room.
             self._unfinished = self._unfinished[self._unfinished.rstrip("\r").rfind("\r") + 1 :]
         return len(text)

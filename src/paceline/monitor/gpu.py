@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 _GIB = 2**30
+_SECONDS_BETWEEN_READINGS = 2.0  # NVML takes milliseconds, and its own averages change no faster
 
 
 class GpuReadings:
@@ -16,17 +18,20 @@ class GpuReadings:
     def __init__(self, device_index: int | None) -> None:
         self._device_index = device_index if torch.cuda.is_available() else None
         self._readings = {} if self._device_index is None else _nvml_readings(self._device_index)
+        self._next_at = 0.0
 
     def read(self) -> dict[str, float]:
-        """The readings of this moment by name; energy is in joules since the driver was loaded."""
+        """The readings of this moment by name, or none so soon after the last; energy is since the driver was loaded."""
+        if self._device_index is None or time.monotonic() < self._next_at:
+            return {}
+        self._next_at = time.monotonic() + _SECONDS_BETWEEN_READINGS
         values = {}
         for name, reading in self._readings.items():
             try:
                 values[name] = float(reading())
             except Exception:  # NVML's errors: not supported by this GPU, or the GPU is lost
                 continue
-        if self._device_index is not None:
-            values["gpu/peak_memory_gib"] = torch.cuda.max_memory_allocated(self._device_index) / _GIB
+        values["gpu/peak_memory_gib"] = torch.cuda.max_memory_allocated(self._device_index) / _GIB
         return values
 
 

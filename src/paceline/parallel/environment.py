@@ -144,7 +144,8 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_size))
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_size))
     if not distributed:
         if place.size > 1:
             raise UserError(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from paceline.config import RunSettings
@@ -19,6 +21,7 @@ from paceline.recipe import Batch
 SHARE_OF_GPU_MEMORY = 0.6  # of what is free; the rest is for the model
 SHARE_OF_HOST_MEMORY = 0.25
 BYTES_PER_READ = 64 * 2**20
+REQUESTS_PER_UPLOAD = 64  # tickets are small: many go to the device at once
 
 
 class Resident(Loader):
@@ -29,14 +32,23 @@ class Resident(Loader):
         self.samples = _read_all(source, device, settings)
 
     def load(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        for request in requests:
-            columns = {name: torch.from_numpy(column) for name, column in request._asdict().items()}
-            tickets = upload(columns, self.device)
-            picked = {name: every.index_select(0, tickets["index"]) for name, every in self.samples.items()}
-            yield channels_first(picked | tickets)
+        requests = iter(requests)
+        while together := list(islice(requests, REQUESTS_PER_UPLOAD)):
+            tickets = upload(_concatenate(together), self.device)
+            stop = 0
+            for request in together:
+                start, stop = stop, stop + len(request.index)
+                own = {name: column[start:stop] for name, column in tickets.items()}
+                picked = {name: every.index_select(0, own["index"]) for name, every in self.samples.items()}
+                yield channels_first(picked | own)
 
     def close(self) -> None:
         self.samples = {}
+
+
+def _concatenate(requests: list[Tickets]) -> Batch:
+    columns = zip(*requests, strict=True)
+    return {name: torch.from_numpy(np.concatenate(column)) for name, column in zip(Tickets._fields, columns, strict=True)}
 
 
 def fits(source: Source, device: torch.device, sharers: int = 1) -> tuple[bool, str]:

@@ -8,6 +8,8 @@ the same recipe gives the same weights.
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -34,7 +36,10 @@ class Lightning(Strategy):
         self.module = _Module(self.recipe, advance)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
-            self._trainer().fit(self.module, train_dataloaders=_Steps(steps))
+            try:
+                self._trainer().fit(self.module, train_dataloaders=_Steps(steps))
+            except SystemExit:  # what the Trainer makes of Ctrl-C
+                raise KeyboardInterrupt from None
 
     def _trainer(self) -> lightning.Trainer:
         strategy: Any = SingleDeviceStrategy(self.world.device)
@@ -84,6 +89,12 @@ class _Module(lightning.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.recipe, self.advance = recipe, advance
+        self.on_sigterm = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self) -> None:
+        # The Trainer's own handler starts a collective from inside the signal, between those of the step.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.on_sigterm)
 
     def training_step(self, batch: Any, batch_index: int) -> None:
         self.advance(batch)

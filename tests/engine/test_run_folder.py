@@ -1,0 +1,90 @@
+"""One writer per run folder, and only the settings that may change do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import metrics_without_times, run_fork, run_ranks, start_fork, wait_until, weights_of
+
+from paceline.engine.run_folder import RunFolder
+from paceline.errors import UserError
+
+
+def test_a_folder_in_use_is_refused_and_its_run_unharmed(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--set", "pause=0.05")
+    first = start_fork(tmp_path, *command, "--out", "run")
+    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), first)
+    second = run_fork(tmp_path, *command, "--out", "run")
+    assert not first.ended
+    assert second.wait() == 2
+    assert second.stderr == f"paceline: --out run: this run is in use by process {first.pid}; choose another --out\n"
+    assert first.wait() == 0 and first.stderr == ""
+    assert run_fork(tmp_path, *command, "--out", "alone").wait() == 0
+    assert weights_of(tmp_path / "run") == weights_of(tmp_path / "alone")
+    assert metrics_without_times(tmp_path / "run") == metrics_without_times(tmp_path / "alone")
+
+
+def test_a_claim_dies_with_its_process_and_can_be_given_up(tmp_path: Path) -> None:
+    one, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    one.claim()
+    with pytest.raises(UserError, match="in use by process"):
+        other.claim()
+    other.release()
+    one.release()
+    other.claim()
+    other.release()
+
+
+def test_settings_that_make_another_run_are_refused_by_name(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--images", "48")
+    assert run_fork(tmp_path, *command).wait() == 0
+    before = weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()
+    for change, said in (
+        (("--lr", "0.2", "--seed", "3"), "(seed: 0 → 3; lr: 0.05 → 0.2)"),
+        (("--set", "classifier.lr=0.2"), "(classifier.lr: None → 0.2)"),
+        (("--set", "width=8"), "(width: 4 → 8)"),
+        (("--batch-size", "32"), "(batch_size: 16 → 32)"),
+        (("--precision", "bf16"), "(precision: auto → bf16)"),
+    ):
+        refused = run_fork(tmp_path, *command, *change)
+        assert refused.wait() == 2
+        assert len(refused.stderr.splitlines()) == 1 and said in refused.stderr, refused.stderr
+    assert (weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()) == before
+
+
+def test_another_recipe_is_refused(tmp_path: Path, tiny: str) -> None:
+    assert run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16").wait() == 0
+    (tmp_path / "other.py").write_text(Path(tiny).read_text())
+    refused = run_fork(tmp_path, "train", "./other.py", "--out", "run")
+    assert refused.wait() == 2 and "this run is of another recipe" in refused.stderr
+
+
+def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--set", "schedule=constant")
+    assert run_fork(tmp_path, *command, "--images", "96").wait() == 0
+    two = ("--devices", "2", "--strategy", "ddp", "--images", "192", "--set", "log_every=1 steps", "--set", "keep=5")
+    assert run_ranks(tmp_path, 2, *command, *two) == [0, 0]
+    three = ("--loader", "workers", "--workers", "1", "--epochs", "0.2", "--images", "0", "--set", "save_every=1 epochs")
+    last = run_fork(tmp_path, *command, *three)
+    assert last.wait() == 0 and "going on from 192 images" in last.stdout
+    assert "images = 0" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--images", "16")
+    assert run_fork(tmp_path, *command).wait() == 0
+    (tmp_path / "run" / "config.toml").write_text("recipe = ")
+    refused = run_fork(tmp_path, *command)
+    assert refused.wait() == 2 and refused.stderr.startswith("paceline: run/config.toml: cannot be read")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_each_rank_keeps_its_output_and_only_the_first_writes(tmp_path: Path, tiny: str) -> None:
+    assert run_ranks(tmp_path, 2, "train", tiny, "--out", "run", "--devices", "2", "--images", "48") == [0, 0]
+    logs = {file.name: file.read_text() for file in (tmp_path / "run" / "logs").iterdir()}
+    assert logs.keys() == {"rank-0.txt", "rank-1.txt"}
+    assert "batch 16 = 2 devices × 8 × 1" in logs["rank-0.txt"]
+    lines = metrics_without_times(tmp_path / "run")
+    assert [line["images"] for line in lines if "classifier/cross_entropy" in line] == [48]
+    assert "spread/classifier/cross_entropy" in lines[0]

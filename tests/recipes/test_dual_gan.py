@@ -1,0 +1,162 @@
+import pytest
+import torch
+
+from paceline.data.draws import Drawer
+from paceline.engine.assemble import assemble
+from paceline.errors import UserError
+from paceline.jobs.configure import configure
+from paceline.models.losses import BCE, d2gan
+from paceline.recipe import Draw, Facts
+from paceline.recipes.dual_gan import DualGan, DualGanSettings
+
+NUM_SAMPLES = 6
+
+
+def build(**settings) -> DualGan:
+    torch.manual_seed(0)
+    facts = Facts(channels=1, height=32, width=32)
+    return DualGan(DualGanSettings(**{"nz": 5, "ngf": 2, "ndf": 2, "d_norm": "none"} | settings), facts).double()
+
+
+def make_batch(recipe: DualGan, **columns: float) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    image = torch.rand(NUM_SAMPLES, 1, 32, 32, generator=generator) * 2 - 1
+    noise = torch.randn(NUM_SAMPLES, 5, generator=generator)
+    batch = {"image": image.double(), "noise": noise.double()}
+    return batch | {name: torch.full((NUM_SAMPLES,), value) for name, value in columns.items()}
+
+
+def generator_losses(recipe: DualGan, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
+    """What the generator's loss is against the first and against the second discriminator."""
+    fake = recipe.predict(batch)["image"]
+    return tuple(BCE.generator(d(fake)).mean().item() for d in (recipe.discriminator_1, recipe.discriminator_2))
+
+
+def generator_loss(recipe: DualGan, batch: dict[str, torch.Tensor]) -> float:
+    return recipe("generator", batch).terms["adversarial"].item()
+
+
+def test_the_discriminators_start_apart():
+    recipe = build()
+    assert not torch.equal(recipe.discriminator_1.main[0].weight, recipe.discriminator_2.main[0].weight)
+    assert [phase.network for phase in recipe.phases] == ["generator", "discriminator_1", "discriminator_2"]
+
+
+@pytest.mark.parametrize("against", ["stronger", "weaker", "swapped"])
+@pytest.mark.parametrize(("claims", "chosen"), [((2.0, 1.0), 0), ((1.0, 2.0), 1), ((1.0, 1.0), 0)])
+def test_the_discriminator_with_the_larger_claim_trains_the_generator(against, claims, chosen):
+    recipe = build(against=against)
+    batch = make_batch(recipe, claim_1=claims[0], claim_2=claims[1])
+    assert generator_loss(recipe, batch) == generator_losses(recipe, batch)[chosen]
+
+
+@pytest.mark.parametrize(
+    ("against", "sign_of_real", "sign_of_fake"), [("stronger", -1, -1), ("weaker", 1, 1), ("swapped", 1, -1)]
+)
+def test_a_claim_is_made_of_the_discriminators_own_losses(against, sign_of_real, sign_of_fake):
+    recipe = build(against=against)
+    assert recipe.facts == {"claim_1": 0.0, "claim_2": 0.0}
+    batch = make_batch(recipe, claim_1=0.0, claim_2=0.0)
+    batch["fake"] = recipe.predict(batch)["image"].detach()
+    for number in (1, 2):
+        loss = recipe(f"discriminator_{number}", batch)
+        expected = sign_of_real * loss.terms["real"] + sign_of_fake * loss.terms["fake"]
+        assert torch.equal(loss.facts[f"claim_{number}"], expected)
+        assert not loss.facts[f"claim_{number}"].requires_grad
+
+
+def test_the_choice_reaches_the_gradient():
+    recipe = build(against="weaker")
+    gradients = []
+    for batch in (make_batch(recipe, claim_1=1.0, claim_2=0.0), make_batch(recipe, claim_1=1.0, claim_2=0.0)):
+        recipe.zero_grad()
+        recipe("generator", batch).terms["adversarial"].backward()
+        gradients.append(recipe.generator.main[0].weight.grad.clone())
+        with torch.no_grad():
+            recipe.discriminator_2.main[0].weight.zero_()  # was not chosen, so it does not matter
+    assert torch.equal(*gradients)
+
+
+def test_a_coin_chooses_for_the_whole_step():
+    recipe = build(against="random")
+    assert recipe.facts == {} and recipe.draws["coin"] == Draw((), "uniform", common=True)
+    for coin, chosen in ((0.2, 0), (0.7, 1)):
+        batch = make_batch(recipe, coin=coin)
+        assert generator_loss(recipe, batch) == generator_losses(recipe, batch)[chosen]
+
+
+def test_a_common_draw_is_one_number_for_all_samples_and_another_at_each_step():
+    drawer = Drawer({"coin": Draw((), "uniform", common=True)}, 0, torch.device("cpu"), torch.float32)
+    first, larger, later = drawer.table(0, 4)["coin"], drawer.table(0, 7)["coin"], drawer.table(4, 4)["coin"]
+    assert first.shape == (4,) and larger.shape == (7,)
+    assert len(set(first.tolist()) | set(larger.tolist())) == 1
+    assert first[0] != later[0]
+
+
+def test_against_both_adds_their_losses():
+    recipe = build(against="both")
+    batch = make_batch(recipe)
+    assert recipe.facts == {}
+    assert generator_loss(recipe, batch) == pytest.approx(sum(generator_losses(recipe, batch)), rel=1e-12)
+
+
+def test_d2gan_gives_the_discriminators_opposite_tasks():
+    recipe = build(objective="d2gan", d2gan_alpha=0.3, d2gan_beta=0.2)
+    first, second = d2gan(0.3, 0.2)
+    batch = make_batch(recipe)
+    fake = recipe.predict(batch)["image"].detach()
+    logits_1, logits_2 = recipe.discriminator_1(fake), recipe.discriminator_2(fake)
+    expected = (first.generator(logits_1) + second.generator(logits_2)).mean().item()
+    assert generator_loss(recipe, batch) == pytest.approx(expected, rel=1e-12)
+    batch["fake"] = fake
+    assert torch.equal(recipe("discriminator_1", batch).terms["fake"], first.fake(logits_1).mean())
+    assert torch.equal(recipe("discriminator_2", batch).terms["fake"], second.fake(logits_2).mean())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"objective": "d2gan", "against": "stronger"}, "objective=d2gan and against=stronger: d2gan needs both"),
+        ({"objective": "d2gan", "r1": 1.0}, "objective=d2gan and r1=1: the penalty is for bce, hinge and lsgan"),
+        ({"objective": "d2gan", "d2gan_beta": 0.0}, "d2gan_beta=0: must be above 0"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_in_one_line(settings, message):
+    with pytest.raises(UserError, match=message) as caught:
+        build(**settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_r1_adds_a_lazy_phase_for_each_discriminator():
+    recipe = build(r1=1.0)
+    assert [(p.name, p.network, p.every) for p in recipe.phases[3:]] == [
+        ("penalty_1", "discriminator_1", 16),
+        ("penalty_2", "discriminator_2", 16),
+    ]
+    for number in (1, 2):
+        recipe.zero_grad()
+        recipe(f"penalty_{number}", make_batch(recipe)).terms["r1"].backward()
+        assert all(p.grad is not None for p in recipe.networks[f"discriminator_{number}"].parameters())
+
+
+@pytest.mark.parametrize("against", ["random", "weaker"])
+def test_losses_follow_from_the_batch_alone(against):
+    recipe = build(against=against)
+    batch = make_batch(recipe, coin=0.3, claim_1=0.0, claim_2=1.0)
+    batch["fake"] = recipe.predict(batch)["image"].detach()
+    for phase in recipe.phases:
+        terms = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            terms.append(recipe(phase.name, batch).terms)
+        assert all(torch.equal(terms[0][name], terms[1][name]) for name in terms[0])
+
+
+def test_a_step_leaves_the_claims_of_its_discriminators_for_the_next_one():
+    parts = assemble(configure("dual_gan", {"accelerator": "cpu"}, assignments=["against=weaker"], small=True))
+    parts.recipe.train()
+    parts.step(next(parts.feed.steps(0, parts.total_images)))
+    logged = parts.step.ledger.read().values
+    for number in (1, 2):
+        loss = logged[f"discriminator_{number}/real"] + logged[f"discriminator_{number}/fake"]
+        assert parts.step.facts[f"claim_{number}"].item() == pytest.approx(loss, rel=1e-5)

@@ -1,0 +1,195 @@
+"""What a person gets wrong ends in one line that names it, and exit code 2; nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import Running, run_fork, start_command, start_ranks, weights_of
+from PIL import Image
+
+from paceline.config import RunSettings
+from paceline.errors import UserError
+from paceline.parallel.environment import check_devices
+
+TINY = str(Path(__file__).parent / "engine" / "tiny.py")
+NO_GPU = not torch.cuda.is_available()
+
+
+def assert_one_line(refused: Running, *parts: str) -> None:
+    assert refused.wait() == 2, refused.stdout + refused.stderr
+    assert len(refused.stderr.splitlines()) == 1, refused.stderr
+    assert refused.stderr.startswith("paceline: ")
+    assert "Traceback" not in refused.stdout + refused.stderr
+    for part in parts:
+        assert part in refused.stderr, refused.stderr
+
+
+MISTAKES: dict[str, str] = {  # a command, and what its line says
+    "train classificaton": "unknown recipe 'classificaton'; did you mean 'classification'?",
+    "train ./nothing.py": "recipe 'nothing.py': no such file",
+    "train ./broken_recipe.py": "recipe 'broken_recipe.py' cannot be imported: SyntaxError",
+    "train ./failing_recipe.py": "recipe 'failing_recipe.py' cannot be imported: ModuleNotFoundError",
+    "train ./empty_recipe.py": "recipe './empty_recipe.py' defines no subclass of Recipe",
+    "train classification --strategy lightening": "unknown strategy 'lightening'; did you mean 'lightning'?",
+    "train classification --strategy single --devices 2": "--strategy single: uses one device, not 2",
+    "train classification --loader residant": "unknown loader 'residant'; did you mean 'resident'?",
+    "train classification --data cifar": "unknown source 'cifar'; did you mean 'cifar10'?",
+    "train classification --data ./nothing.py": "source 'nothing.py': no such file",
+    "train classification --preset quik": "unknown preset 'quik'; did you mean 'quick'?",
+    "train classification --set batchsize=3": "--set: unknown setting 'batchsize'; did you mean 'batch_size'?",
+    "train classification --set classifer.lr=1": "unknown network 'classifer'; did you mean 'classifier'?",
+    "train classification --set classifier.epochs=1": "'epochs' belongs to the whole run, not to network 'classifier'",
+    "train classification --set lr": "--set lr: expected name=value",
+    "train classification --set =3": "--set =3: expected name=value",
+    "train classification --set lr=fast": "--set lr: 'fast' is not a number",
+    "train classification --set optimizer=sdg": "unknown value 'sdg'; did you mean 'sgd'?",
+    "train classification --set warmup=soon": "warmup='soon': expected a span like '5 epochs'",
+    "train classification --set validation=1": "validation=1.0: must be at least 0 and below 1",
+    "train classification --set validation=0.00001": "validation=1e-05: of 1438 samples this leaves none for a split",
+    "train classification --set momentum=-1": "network 'classifier' cannot learn by sgd",
+    "train classification --lr -1": "--lr -1: must not be negative",
+    "train classification --epochs 0": "--epochs 0: must be above 0",
+    "train classification --images -5": "--images -5: must be at least 0",
+    "train classification --devices 0": "--devices 0: must be at least 1",
+    "train classification --devices two": "devices: 'two' is not a whole number",
+    "train classification --seed -1": "--seed -1: must be at least 0",
+    "train classification --precision fp8": "unknown value 'fp8'",
+    "train classification --batch-size many": "--batch-size 'many': expected a number like 128",
+    "train classification --batch-size 0": "--batch-size '0': expected a number like 128",
+    "train classification --batch-size 3 --accumulate 4": "--batch-size 3: smaller than its 4 parts (1 devices × 4 micro-batches)",
+    "train classification --gpus two": "--gpus",
+    "train classification --config nothing.toml": "--config nothing.toml: no such file",
+    "train classification --config broken.toml": "--config broken.toml: ",
+    "train classification --config broken.ini": "--config broken.ini: ",
+    "train classification --config typo.toml": "--config typo.toml: unknown setting 'epocs'; did you mean 'epochs'?",
+    "train classification --data folder --data-root nowhere": "--data-root nowhere: no such folder",
+    "train classification --data folder --data-root empty": "--data-root empty: has no pictures",
+    "train classification --data npz --data-root nowhere.npz": "nowhere.npz",
+    "train classification --out a_file": "--out a_file: ",
+    "train classification --bogus": "No such option",
+    "train": "Missing argument",
+    "trian classification": "No such command 'trian'",
+    "evaluate nowhere": "nowhere: not a run's folder",
+    "verify classification --strategies single": "--strategies: name at least two",
+    "verify classification --strategies single,dpd": "unknown strategy 'dpd'",
+    "verify classification --control nothing": "unknown control 'nothing'",
+}
+
+
+@pytest.fixture(scope="module")
+def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all kinds of files that do not do."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    (folder / "broken_recipe.py").write_text("class Recipe(:\n")
+    (folder / "failing_recipe.py").write_text("import a_module_that_is_not_there\n")
+    (folder / "empty_recipe.py").write_text("answer = 42\n")
+    (folder / "broken.toml").write_text("epochs = \n")
+    (folder / "broken.ini").write_text("epochs = 3\n")
+    (folder / "typo.toml").write_text("epocs = 3\n")
+    (folder / "a_file").write_text("")
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_named_in_one_line(mistakes: Path, command: str) -> None:
+    assert_one_line(run_fork(mistakes, *command.split()), MISTAKES[command])
+    assert not (mistakes / "runs").exists(), "a refused run left a folder"
+
+
+@pytest.mark.skipif(not NO_GPU, reason="there are GPUs here")
+def test_gpus_where_there_are_none_are_refused(tmp_path: Path) -> None:
+    for flags in (("--gpus", "0"), ("--accelerator", "cuda")):
+        assert_one_line(run_fork(tmp_path, "train", "classification", *flags), flags[0], "no CUDA device is visible")
+
+
+def test_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_devices(RunSettings(devices=2))
+    with pytest.raises(UserError, match=r"--devices 4: there are 2 GPUs here \(ids 0 to 1\)"):
+        check_devices(RunSettings(devices=4))
+    with pytest.raises(UserError, match="--gpus 1,2: there are 2 GPUs"):
+        check_devices(RunSettings(devices=2, gpus="1,2"))
+    with pytest.raises(UserError, match="use --backend gloo"):
+        check_devices(RunSettings(devices=2, gpus="0,0", backend="nccl"))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of pictures; one training picture is cut off."""
+    for name in ("train/cat", "train/dog", "test/cat", "test/dog"):
+        folder = tmp_path / "photos" / name
+        folder.mkdir(parents=True)
+        for number in range(8):
+            pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    bad = tmp_path / "photos" / "train" / "cat" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:100])
+    return tmp_path / "photos"
+
+
+def test_an_unreadable_image_is_named_or_left_out(tmp_path: Path, photos: Path) -> None:
+    command = ("train", TINY, "--data", "folder", "--data-root", str(photos), "--images", "32", "--set", "validation=0.2")
+    for loader in ("workers", "resident"):
+        refused = run_fork(tmp_path, *command, "--loader", loader, "--out", loader)
+        assert_one_line(refused, str(photos / "train" / "cat" / "3.png"), "unreadable image", "--bad-images skip")
+    skipping = run_fork(tmp_path, *command, "--bad-images", "skip", "--out", "skipping")
+    assert skipping.wait() == 0, skipping.stderr
+    assert "left out 1 unreadable of 16 pictures" in skipping.stdout and "cat/3.png" in skipping.stdout
+
+
+def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    command = ("train", TINY, "--out", "run", "--set", "not_finite_at=8", "--set", "save_every=2 steps")
+    refused = run_fork(tmp_path, *command)
+    assert_one_line(refused, "loss 'cross_entropy' of phase 'classifier' is not finite at step 8 (128 images seen)")
+    assert "the checkpoint at 128 images is unharmed" in refused.stderr
+    checkpoint = weights_of(tmp_path / "run", 128)
+    assert all(torch.isfinite(tensor).all() for tensor in tensors_in(checkpoint["weights.safetensors"]))
+
+
+def test_weights_that_are_not_finite_are_not_saved_though_the_loss_was(tmp_path: Path) -> None:
+    command = ("train", TINY, "--out", "run", "--set", "bad_gradient_at=3", "--set", "save_every=1 steps")
+    refused = run_fork(tmp_path, *command)
+    assert_one_line(refused, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is unharmed")
+    assert all(torch.isfinite(tensor).all() for tensor in tensors_in(weights_of(tmp_path / "run")["weights.safetensors"]))
+
+
+def tensors_in(content: bytes) -> list[torch.Tensor]:
+    import safetensors.torch
+
+    return [tensor for tensor in safetensors.torch.load(content).values() if tensor.is_floating_point()]
+
+
+def test_an_exploding_learning_rate_ends_before_it_is_saved(tmp_path: Path) -> None:
+    refused = run_fork(tmp_path, "train", TINY, "--lr", "1e30", "--out", "run")
+    assert_one_line(refused, "not finite", "phase 'classifier'")
+
+
+def test_a_parameter_without_a_gradient_is_named(tmp_path: Path) -> None:
+    refused = run_fork(tmp_path, "train", TINY, "--set", "unused=true", "--out", "run")
+    assert_one_line(refused, "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)")
+
+
+def test_two_processes_say_a_mistake_once(tmp_path: Path, photos: Path) -> None:
+    command = ("train", TINY, "--devices", "2", "--set", "save_every=2 steps")
+    pictures = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
+    of_all = start_command(tmp_path, *command, "--set", "not_finite_at=4", "--out", "loss")
+    # Only one rank reads the bad picture; the other loses its peer and keeps quiet about it.
+    of_one = start_command(tmp_path, *command, *pictures, "--images", "64", "--set", "validation=0", "--out", "pictures")
+    assert_one_line(of_all, "loss 'cross_entropy' of phase 'classifier' is not finite at step 4 (64 images seen)")
+    assert "the checkpoint at 64 images is unharmed" in of_all.stderr
+    assert_one_line(of_one, "train/cat/3.png", "unreadable image")
+
+
+def test_processes_that_someone_else_started_say_their_mistakes(tmp_path: Path) -> None:
+    for flags, said in (
+        (("--strategy", "single"), "--strategy single: runs in one process, but 2 were started; use ddp or lightning"),
+        (("--devices", "2", "--batch-size", "1"), "--batch-size 1: smaller than its 2 parts (2 devices × 1 micro-batches)"),
+        (("--devices", "2", "--set", "unused=true"), "gives no gradient to 2 parameters of 'classifier' (spare.weight, "),
+    ):
+        for rank in start_ranks(tmp_path, 2, "train", TINY, *flags, "--out", "run"):
+            assert_one_line(rank, said)
