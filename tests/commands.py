@@ -29,6 +29,8 @@ _PRELOAD = [  # what a command imports, so that a forked one starts in a fractio
     "paceline.data.sources.digits",
     "paceline.data.sources.folder",
     "paceline.evaluation.accuracy",
+    "paceline.parallel.strategies.ddp",
+    "paceline.parallel.strategies.lightning",
     "sklearn.datasets",
     "torch._inductor",  # optimizers import it
     "torch.utils.tensorboard",

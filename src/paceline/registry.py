@@ -11,8 +11,11 @@ import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from paceline.errors import UserError, unknown
+
+Base = TypeVar("Base")
 
 FOLDERS = {
     "recipe": "paceline.recipes",
@@ -43,7 +46,7 @@ def load(kind: str, name: str) -> ModuleType:
     return importlib.import_module(f"{FOLDERS[kind]}.{name}")
 
 
-def load_class(kind: str, name: str, base: type) -> type:
+def load_class(kind: str, name: str, base: type[Base]) -> type[Base]:
     """The one class in the module behind a name that derives from `base`."""
     module = load(kind, name)
     found = [

@@ -17,7 +17,7 @@ NUM_UNIFORMS = 8  # random numbers in [0, 1) that travel with each sample; trans
 class Tickets(NamedTuple):
     """A row per sample."""
 
-    index: np.ndarray  # int64 [n]: the sample's number in its source
+    index: np.ndarray  # type: ignore[assignment]  # int64 [n]: the sample's number in its source
     uniforms: np.ndarray  # float32 [n, NUM_UNIFORMS]
 
     def rows(self, start: int, stop: int) -> Tickets:

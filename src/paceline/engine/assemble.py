@@ -57,7 +57,9 @@ def open_sources(config: Config) -> dict[str, Source]:
     source_class = load_class("source", config.run.data, Source)
     sources = {split: source_class(split, config.run) for split in source_class.splits}
     if config.run.validation:
-        sources["train"], sources["validation"] = split_off(sources["train"], config.run.validation, config.run.split_seed)
+        whole = sources["train"]
+        sources["train"], sources["validation"] = split_off(whole, config.run.validation, config.run.split_seed)
+        sources["train"].notes = whole.notes
         if not len(sources["train"]) or not len(sources["validation"]):
             total = len(sources["train"]) + len(sources["validation"])
             raise UserError(f"validation={config.run.validation:g}: of {total} samples this leaves none for a split")

@@ -26,7 +26,7 @@ class Learner:
         average_half_life: int,
     ) -> None:
         self.name, self.network, self.settings, self.learning_rate = name, network, settings, learning_rate
-        self.parameters = list(network.parameters())
+        self.parameters: list[Tensor] = list(network.parameters())
         self.optimizer = make_optimizer(network, settings, precision)
         self.scaler = torch.amp.GradScaler(precision.device_type, enabled=precision.scaled)
         self.average_half_life = average_half_life

@@ -18,7 +18,9 @@ AVERAGED = "averaged/"
 
 def take_snapshot(images: int, step: Step, numbers: dict[str, Any]) -> Snapshot:
     """Everything that the run needs to go on from here."""
-    weights, state, scalers = dict(step.recipe.state_dict()), {}, {}
+    weights: dict[str, Tensor] = dict(step.recipe.state_dict())
+    state: dict[str, Tensor] = {}
+    scalers: dict[str, Any] = {}
     for name, learner in step.learners.items():
         names = [key for key, _ in learner.network.named_parameters()]
         weights |= {f"{AVERAGED}{name}.{key}": value for key, value in zip(names, learner.average)}
@@ -55,7 +57,7 @@ def load_weights(recipe: Recipe, weights: dict[str, Tensor], *, averaged: bool =
 
 
 def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
-    names = {parameter: name for name, parameter in learner.network.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in learner.network.named_parameters()}
     return {
         f"{learner.name}/{names[parameter]}/{key}": value
         for parameter, memory in learner.optimizer.state.items()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paceline.config import Config, parse_assignments, read_file, resolve
+from paceline.config import Config, RunSettings, parse_assignments, read_file, resolve
 from paceline.errors import UserError, unknown
-from paceline.parallel.environment import check_devices, gpu_ids
+from paceline.parallel.environment import check_devices, gpu_ids, place_from
 from paceline.recipe import Recipe
 from paceline.registry import is_path, load, load_class
 
@@ -50,9 +51,20 @@ def checked(config: Config) -> Config:
     for kind, name in (("source", run.data), ("strategy", run.strategy), ("loader", run.loader)):
         if name != "auto":
             load(kind, name)
-    if run.gpus:
-        if run.devices not in (1, len(gpu_ids(run))):
-            raise UserError(f"--devices {run.devices} and --gpus {run.gpus}: {len(gpu_ids(run))} ids for {run.devices} devices")
-        config = config.with_run(devices=len(gpu_ids(run)))
+    devices, why = _num_devices(run)
+    if run.devices not in (1, devices):
+        raise UserError(f"--devices {run.devices}: {why}")
+    config = config.with_run(devices=devices)
     check_devices(config.run)
     return config
+
+
+def _num_devices(run: RunSettings) -> tuple[int, str]:
+    """How many devices share the run: one for each process that was started, or for each id of `--gpus`."""
+    place = place_from(os.environ)
+    if place:
+        return place.size, f"{place.size} processes were started"
+    if run.gpus:
+        ids = gpu_ids(run)
+        return len(ids), f"--gpus {run.gpus} names {len(ids)}"
+    return run.devices, ""

@@ -16,14 +16,14 @@ class _SumOverProcesses(torch.autograd.Function):
     """All-reduce whose gradient is an all-reduce, and so on for higher derivatives."""
 
     @staticmethod
-    def forward(ctx, tensor: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx, tensor: Tensor) -> Tensor:
         total = tensor.clone()
         dist.all_reduce(total)
         return total
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return _SumOverProcesses.apply(gradient.contiguous())  # type: ignore[return-value]
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return _SumOverProcesses.apply(gradient.contiguous())
 
 
 class SynchronizedBatchNorm(_BatchNorm):

@@ -102,9 +102,10 @@ class World:
 
 
 def gpu_ids(settings: RunSettings) -> list[int]:
-    """The ids that `--gpus` names, or as many as there are devices."""
+    """The ids on this machine that `--gpus` names, or as many as there are devices on it."""
     if not settings.gpus:
-        return list(range(settings.devices))
+        place = place_from(os.environ)
+        return list(range(place.local_size if place else settings.devices))
     try:
         return [int(word) for word in settings.gpus.split(",")]
     except ValueError:

@@ -51,7 +51,7 @@ class Strategy:
         """Puts the recipe's networks where they will be trained."""
         recipe.to(device=self.world.device, dtype=self.precision.weights)
         if self.world.device.type == "cuda":
-            recipe.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            recipe.to(memory_format=torch.channels_last)
         if self.distributed and self.world.size > 1:
             self._synchronize_batchnorm(recipe)
         self.recipe = recipe

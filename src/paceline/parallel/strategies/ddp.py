@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from paceline.recipe import Batch, Loss, Phase
 
 # Buffers are broadcast once, when a wrapper is built: per forward it breaks two forwards before one backward.
 _PARAMETERS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
-STILL_BUFFERS = {("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False}
+STILL_BUFFERS: dict[str, Any] = {("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False}
 
 # Said of 1×1 convolutions, whose strides have two names for one layout.
 warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
