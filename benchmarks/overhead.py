@@ -101,7 +101,7 @@ def hand_written_step_factory(data: dict[str, np.ndarray], batch_size: int, widt
     return step
 
 
-def engine_step_factory(data_file: Path, batch_size: int, width: int, device: torch.device) -> Step:
+def engine_step_factory(data_file: Path, batch_size: int, width: int, device: torch.device, graph: str = "off") -> Step:
     """The engine's loop as `paceline train` runs it, metrics written and all, as a function of one step."""
     settings = {
         "data": "npz",
@@ -110,6 +110,7 @@ def engine_step_factory(data_file: Path, batch_size: int, width: int, device: to
         "loader": "resident",
         "batch_size": batch_size,
         "precision": "bf16",
+        "graph": graph,
         "epochs": EPOCHS,
         "validation": 0,
         "pad_crop": PADDING_PX,
@@ -125,7 +126,7 @@ def engine_step_factory(data_file: Path, batch_size: int, width: int, device: to
     }
     config = resolve("classification", Classification.Settings, [("benchmark", settings)])
     parts = assemble(config)
-    folder = data_file.with_name(f"run-{batch_size}")
+    folder = data_file.with_name(f"run-{batch_size}-{graph}")
     loop = Loop(parts, RunFolder(folder), StopRequest())
     loop.resume(None)
     loop.attach(MetricsWriter(folder), Display(parts.total_images, 0, "overhead", enabled=False))
@@ -181,6 +182,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=50_000, help="pictures in the data")
     parser.add_argument("--steps", type=int, default=100, help="steps in a block")
     parser.add_argument("--repeats", type=int, default=9, help="blocks of each side")
+    parser.add_argument("--graph", action="store_true", help="the engine with its step in a CUDA graph too")
     parser.add_argument("--json", type=Path, help="where the numbers go")
     arguments = parser.parse_args()
 
@@ -195,12 +197,14 @@ def main() -> None:
                 "hand-written": hand_written_step_factory(data, batch_size, arguments.width, device),
                 "engine": engine_step_factory(data_file, batch_size, arguments.width, device),
             }
+            if arguments.graph:
+                sides["engine, graph"] = engine_step_factory(data_file, batch_size, arguments.width, device, "on")
             found = measure(sides, batch_size, arguments.steps, arguments.repeats, device)
             rows += found
             for row in found:
                 spread = f"{row['low']:9,.0f} – {row['high']:9,.0f}"
                 print(f"{batch_size:5}  {row['side']:12}  {row['images_per_second']:9,.0f}  {spread}  {row['n']}")
-            hand_written, engine = (row["images_per_second"] for row in found)
+            hand_written, engine = (row["images_per_second"] for row in found[:2])
             print(f"{batch_size:5}  time per step, engine over hand-written: {hand_written / engine:.3f}")
     if arguments.json:
         content = {"made_with": versions_and_hardware(), "width": arguments.width, "rows": rows}

@@ -25,6 +25,9 @@ app = typer.Typer(
 )
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, or the path of your own .py file")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="a run's folder")]
+Checkpoint = Annotated[str, typer.Option(help="best, last or the images seen at one")]
+Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 ConfigFile = Annotated[str, typer.Option("--config", help="settings from a TOML or INI file", metavar="FILE")]
 Assignments = Annotated[list[str], typer.Option("--set", help="any setting; repeat for more", metavar="NAME=VALUE")]
 
@@ -44,7 +47,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
                 kind = bool if hints[f.name] is bool else str  # config.py converts, with one kind of message
                 default = f"default: {f.default}" if f.default not in ("", 0) else ""
                 text = f.metadata["meaning"] + (f" ({default})" if default else "")
-                names = [f"--{f.name.replace('_', '-')}"] + ([f"--no-{f.name.replace('_', '-')}"] if kind is bool else [])
+                names = [f"--{f.name.replace('_', '-')}"] + (
+                    [f"--no-{f.name.replace('_', '-')}"] if kind is bool else []
+                )
                 flag = typer.Option("/".join(names), help=text, show_default=False)
                 annotation = Annotated[kind | None, flag]  # type: ignore[valid-type]
                 options[f.name] = inspect.Parameter(
@@ -70,19 +75,45 @@ def train(recipe: RecipeName, flags: dict, config: ConfigFile = "", set_: Assign
 
 @app.command()
 def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="a run's folder")],
-    split: Annotated[str, typer.Option(help="test, validation or train")] = "test",
+    run: RunName,
+    split: Annotated[str, typer.Option(help="test, validation or train (default: test; train for generators)")] = "",
     data: Annotated[str, typer.Option(help="another source than the run's own")] = "",
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
-    checkpoint: Annotated[str, typer.Option(help="best, last or the images seen at one")] = "best",
+    checkpoint: Checkpoint = "best",
     devices: Annotated[int, typer.Option(help="how many devices share the work")] = 1,
-    accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "",
+    accelerator: Accelerator = "",
+    inception: Annotated[str, typer.Option(help="file of the Inception network that FID is defined by")] = "",
+    inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
+    set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Measure a run's weights on any data."""
+    from paceline.config import parse_assignments
     from paceline.jobs.evaluate import evaluate as job
 
-    changes = {"data": data, "data_root": data_root, "devices": devices, "accelerator": accelerator}
-    raise typer.Exit(job(run, split, changes, checkpoint))
+    flags = {"data": data, "data_root": data_root, "devices": devices, "accelerator": accelerator}
+    flags |= {"inception": inception, "inception_sha256": inception_sha256}
+    raise typer.Exit(job(run, split, flags, parse_assignments(set_), checkpoint))
+
+
+@app.command()
+def sample(
+    run: RunName,
+    out: Annotated[str, typer.Option(help="a file: .png, or .gif or .webp for an animation (default: in RUN)")] = "",
+    checkpoint: Checkpoint = "best",
+    grid: Annotated[str, typer.Option(help="rows and columns of the grid")] = "8x8",
+    interpolate: Annotated[
+        bool, typer.Option("--interpolate", help="each row goes from one picture to another")
+    ] = False,
+    animate: Annotated[bool, typer.Option("--animate", help="the same pictures over the course of training")] = False,
+    beside: Annotated[str, typer.Option(help="put another run's pictures next to these", metavar="RUN")] = "",
+    accelerator: Accelerator = "",
+) -> None:
+    """Show what a generator makes of the same random numbers as always."""
+    from paceline.jobs.sample import Wish
+    from paceline.jobs.sample import sample as job
+
+    wish = Wish(grid=grid, interpolate=interpolate, animate=animate, checkpoint=checkpoint, accelerator=accelerator)
+    raise typer.Exit(job([run, *filter(None, [beside])], out, wish))
 
 
 @app.command()
@@ -90,7 +121,9 @@ def evaluate(
 def verify(
     recipe: RecipeName,
     flags: dict,
-    strategies: Annotated[str, typer.Option(help="which to hold against the first, with commas")] = "single,ddp,lightning",
+    strategies: Annotated[
+        str, typer.Option(help="which to hold against the first, with commas")
+    ] = "single,ddp,lightning",
     steps: Annotated[int, typer.Option(help="how many steps to train")] = 20,
     tolerance: Annotated[float, typer.Option(help="largest difference, relative to the largest weight")] = 1e-9,
     control: Annotated[str, typer.Option(help="break it on purpose: unsynced-batchnorm or repeated-part")] = "",
@@ -126,7 +159,9 @@ def new(
     from paceline.jobs.new import new as job
 
     path = job(kind, name, Path.cwd())
-    print(f"wrote {path.name}; try: paceline train {'./' if kind == 'recipe' else 'classification --data ./'}{path.name}")
+    print(
+        f"wrote {path.name}; try: paceline train {'./' if kind == 'recipe' else 'classification --data ./'}{path.name}"
+    )
 
 
 @app.callback(invoke_without_command=True)

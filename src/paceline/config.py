@@ -45,6 +45,7 @@ class RunSettings:
     images: int = setting(0, "length of training in images; overrides --epochs", flag=True, free=True)
     seed: int = setting(0, "of weights, order, augmentation and noise", flag=True)
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = setting("auto", "of the arithmetic; auto is bf16 on GPUs that have it, else fp32", flag=True)
+    graph: Literal["auto", "on", "off"] = setting("auto", "replay the whole step as one CUDA graph; auto is on where it is known to work", flag=True, free=True)
     deterministic: bool = setting(False, "bit-identical repeats on GPUs, at some cost in speed", flag=True, free=True)
     scale_lr: Literal["none", "linear", "sqrt"] = setting("none", "scale learning rates with the batch, relative to reference_batch", flag=True)
     reference_batch: int = setting(128, "the batch for which the recipe's learning rates were chosen")
@@ -60,9 +61,17 @@ class RunSettings:
     flip: Literal["auto", "on", "off"] = setting("auto", "mirror half of the samples; auto asks the source whether that is allowed")
     cutout: int = setting(0, "side of a random square that is blanked")
 
+    inception: str = setting("", "file of the Inception network of 2015 that FID is defined by, or torch-fidelity", flag=True, free=True)
+    inception_sha256: str = setting("", "SHA-256 of an --inception file that you trust; a TorchScript file is a program", flag=True, free=True)
+    features: str = setting("", "without --inception: a finished classification run whose features judge generated pictures", free=True)
+    judged_images: int = setting(0, "generated pictures per evaluation; 0 makes as many as the split has", free=True)
+    judge_precision: Literal["fp32", "tf32"] = setting("fp32", "of the network that judges generated pictures, on GPUs", free=True)
+    few_images: Literal["refuse", "allow"] = setting("refuse", "what to do about fewer pictures than the judging network has features", free=True)
+
     out: str = setting("", "the run's folder; default runs/RECIPE-DATA-SEED", flag=True, free=True)
     log_every: str = setting("50 steps", "between two lines of metrics", free=True)
-    evaluate_every: str = setting("1 epochs", "between two evaluations on the validation split", free=True)
+    evaluate_every: str = setting("1 epochs", "between two evaluations", free=True)
+    sample_every: str = setting("1 epochs", "between two grids of generated pictures", free=True)
     save_every: str = setting("1 epochs", "between two checkpoints", free=True)
     keep: int = setting(2, "how many of the last checkpoints stay, besides the best", free=True)
     check_replicas: int = setting(0, "compare the replicas' weights every so many steps; 0 never", flag=True, free=True)
@@ -187,7 +196,7 @@ def _kind(hint: Any) -> str:
 
 def _check(config: Config) -> None:
     run = config.run
-    at_least = {"devices": 1, "accumulate": 1, "workers": 0, "keep": 1, "images": 0, "seed": 0, "pad_crop": 0, "cutout": 0}
+    at_least = {"devices": 1, "accumulate": 1, "workers": 0, "keep": 1, "images": 0, "seed": 0, "pad_crop": 0, "cutout": 0, "judged_images": 0}
     for name, least in at_least.items():
         if getattr(run, name) < least:
             raise UserError(f"--{name.replace('_', '-')} {getattr(run, name)}: must be at least {least}")
@@ -195,7 +204,7 @@ def _check(config: Config) -> None:
         raise UserError(f"validation={run.validation}: must be at least 0 and below 1")
     if run.epochs <= 0:
         raise UserError(f"--epochs {run.epochs:g}: must be above 0")
-    spans = [("log_every", run.log_every), ("evaluate_every", run.evaluate_every), ("save_every", run.save_every)]
+    spans = [(name, getattr(run, name)) for name in ("log_every", "evaluate_every", "sample_every", "save_every")]
     for learner in [config.learner, *(config.learner_of(name) for name in config.networks)]:
         spans += [(name, getattr(learner, name)) for name in ("warmup", "hold", "average")]
         spans += [("drop_at", one) for one in learner.drop_at.split(",")]

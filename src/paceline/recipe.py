@@ -66,7 +66,10 @@ class Recipe(nn.Module):
     small: ClassVar[dict[str, Any]] = {}  # settings that make a step cheap, for `verify` and self-tests
     aliases: ClassVar[dict[str, str]] = {}  # other programs' names of settings, in `--config` files; "" for none
     judge: ClassVar[str] = ""  # the module of paceline.evaluation that measures `predict`
-    best: ClassVar[tuple[str, str]] = ("", "max")  # the metric that chooses the best checkpoint, and its good end
+    judged_on: ClassVar[str] = "validation"  # the split that it is measured on while training
+    # The metric that chooses the best checkpoint, without what its name has in [brackets], and its good end.
+    best: ClassVar[tuple[str, str]] = ("", "max")
+    generates: ClassVar[bool] = False  # `predict` makes its "image", in -1…1, from the draws alone
 
     phases: tuple[Phase, ...] = ()
     draws: dict[str, Draw] = {}

@@ -2,19 +2,20 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassAccuracy
 
+from paceline.config import RunSettings
 from paceline.evaluation.accuracy import Accuracy
 from paceline.recipe import Facts
 
 CPU = torch.device("cpu")
 
 
-def facts(num_classes: int) -> Facts:
-    return Facts(channels=3, height=8, width=8, num_classes=num_classes)
+def judge_of(num_classes: int) -> Accuracy:
+    return Accuracy(Facts(channels=3, height=8, width=8, num_classes=num_classes), CPU, RunSettings())
 
 
 def judged(logits: torch.Tensor, labels: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     """The sums of a judge that saw the samples in batches of these sizes."""
-    judge = Accuracy(facts(logits.shape[1]), CPU)
+    judge = judge_of(logits.shape[1])
     for part, label in zip(logits.split(sizes), labels.split(sizes), strict=True):
         judge.update({"logits": part}, {"label": label})
     return judge.sums()
@@ -26,7 +27,7 @@ def test_accuracy_over_uneven_parts_is_that_of_torchmetrics_over_the_whole(num_c
     labels = torch.randint(num_classes, (257,))
     logits = torch.randn(257, num_classes) + 2 * torch.nn.functional.one_hot(labels, num_classes)
     ranks = [judged(logits[:101], labels[:101], [64, 37]), judged(logits[101:], labels[101:], [100, 55, 1])]
-    results = Accuracy(facts(num_classes), CPU).results(sum(ranks))
+    results = judge_of(num_classes).results(sum(ranks))
     for name, k in (("top1", 1), ("top5", min(5, num_classes))):
         theirs = MulticlassAccuracy(num_classes, top_k=k, average="micro")
         assert results[name] == pytest.approx(100 * theirs(logits, labels).item(), abs=1e-4)
@@ -45,18 +46,18 @@ def test_accuracy_does_not_depend_on_how_the_samples_are_spread():
 
 def test_of_equal_logits_the_lower_class_ranks_first():
     logits = torch.zeros(10, 10, dtype=torch.bfloat16)
-    results = Accuracy(facts(10), CPU).results(judged(logits, torch.arange(10), [10]))
+    results = judge_of(10).results(judged(logits, torch.arange(10), [10]))
     assert (results["top1"], results["top5"]) == (10, 50)
 
 
 def test_logits_that_are_not_numbers_are_never_right():
     logits, labels = torch.full((4, 3), torch.nan), torch.tensor([0, 1, 2, 0])
-    results = Accuracy(facts(3), CPU).results(judged(logits, labels, [4]))
+    results = judge_of(3).results(judged(logits, labels, [4]))
     assert (results["top1"], results["top5"]) == (0, 0)
 
 
 def test_sums_are_float64_and_belong_to_the_caller():
-    judge = Accuracy(facts(3), CPU)
+    judge = judge_of(3)
     judge.update({"logits": torch.eye(3)}, {"label": torch.arange(3)})
     judge.sums().zero_()
     assert judge.sums().dtype == torch.float64 and judge.sums().ndim == 1

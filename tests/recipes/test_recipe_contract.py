@@ -126,7 +126,11 @@ def test_predictions_of_a_recipe_have_a_row_per_sample_and_its_judge_exists(name
         prediction = recipe.predict(make_batch(recipe))
     assert prediction
     assert all(len(tensor) == NUM_SAMPLES for tensor in prediction.values())
+    if recipe.generates:
+        draws = {name: values for name, values in make_batch(recipe).items() if name in recipe.draws}
+        assert torch.equal(recipe.predict(draws)["image"], prediction["image"])
+        assert prediction["image"].abs().max() <= 1
     if recipe.judge:
         assert recipe.judge in registry.names("judge")
         split, _, metric = recipe.best[0].partition("/")
-        assert split == "validation" and metric and recipe.best[1] in ("min", "max")
+        assert split == recipe.judged_on and metric and recipe.best[1] in ("min", "max")

@@ -20,7 +20,7 @@ class StepData(NamedTuple):
     """What one step learns from, on this rank."""
 
     images: int  # seen before this step
-    batches: list[list[Batch]]  # for each repetition of a phase, its micro-batches
+    fetched: list[list[Batch]]  # for each repetition of a phase, its micro-batches, before `complete`
 
 
 class Cut(NamedTuple):
@@ -64,18 +64,22 @@ class TrainingFeed:
 
     def steps(self, images: int, until: int) -> Iterator[StepData]:
         """The steps from a position on, as long as fewer than `until` images were seen."""
-        raw = self.loader.load(self._requests(images, until))
+        arriving = self.loader.fetch(self._requests(images, until))
         while images < until:
-            batches = []
+            fetched = []
             for start in self._starts(images):
                 draws = self.drawer.table(start, self.cut.batch_size)
                 micro_batches = []
                 for low, high in self.cut.parts(start):
-                    batch = prepare(next(raw), self.augment, self.dtype)
-                    micro_batches.append(batch | {k: v[low - start : high - start] for k, v in draws.items()})
-                batches.append(micro_batches)
-            yield StepData(images, batches)
+                    own = {name: table[low - start : high - start] for name, table in draws.items()}
+                    micro_batches.append(next(arriving) | own)
+                fetched.append(micro_batches)
+            yield StepData(images, fetched)
             images += self.images_per_step
+
+    def complete(self, fetched: Batch) -> Batch:
+        """The batch that a recipe sees; runs on the device alone, without a wait."""
+        return prepare(self.loader.finish(fetched), self.augment, self.dtype)
 
     def _starts(self, images: int) -> range:
         return range(images, images + self.images_per_step, self.cut.batch_size)
@@ -88,9 +92,22 @@ class TrainingFeed:
             images += self.images_per_step
 
 
-def evaluation_batches(loader: Loader, rank: int, size: int, dtype: torch.dtype) -> Iterator[Batch]:
-    """This rank's contiguous part of a source, every sample once, the last batch short."""
-    low, high = part(0, len(loader.source), rank, size)
-    requests = (in_order(start, min(start + EVALUATION_BATCH, high)) for start in range(low, high, EVALUATION_BATCH))
-    for raw in loader.load(requests):
-        yield prepare(raw, None, dtype)
+def evaluation_batches(
+    loader: Loader, rank: int, size: int, dtype: torch.dtype, drawer: Drawer | None = None
+) -> Iterator[Batch]:
+    """This rank's contiguous part of a source, every sample once, the last batch short, with draws by position."""
+    ranges = list(_ranges(len(loader.source), rank, size))
+    for range_, raw in zip(ranges, loader.load(in_order(*range_) for range_ in ranges), strict=True):
+        yield prepare(raw, None, dtype) | (drawer.rows("evaluation", *range_) if drawer else {})
+
+
+def drawn_batches(drawer: Drawer, count: int, rank: int, size: int) -> Iterator[Batch]:
+    """This rank's contiguous part of `count` rows of draws for evaluation; a row depends on its position alone."""
+    device = drawer.generator.device
+    for start, stop in _ranges(count, rank, size):
+        yield drawer.rows("evaluation", start, stop) | {"index": torch.arange(start, stop, device=device)}
+
+
+def _ranges(count: int, rank: int, size: int) -> Iterator[tuple[int, int]]:
+    low, high = part(0, count, rank, size)
+    return ((start, min(start + EVALUATION_BATCH, high)) for start in range(low, high, EVALUATION_BATCH))

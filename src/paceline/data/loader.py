@@ -25,7 +25,15 @@ class Loader:
 
     def load(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         """One raw batch per request, in order: pictures uint8 [n, c, h, w], "index" int64 [n], "uniforms" [n, k]."""
+        return map(self.finish, self.fetch(requests))
+
+    def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+        """What has to come to the device for each request, in order; `finish` makes the raw batch of it."""
         raise NotImplementedError
+
+    def finish(self, fetched: Batch) -> Batch:
+        """The part of loading that runs on the device alone, and so can be part of a captured step."""
+        return fetched
 
     def close(self) -> None:
         """Ends what the loader started."""

@@ -7,6 +7,8 @@ takes the split and the run's settings; a person's own file works the same way.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 from paceline.config import RunSettings
 from paceline.recipe import Facts
 
+FINGERPRINT_SAMPLES = 256  # read for a fingerprint where reading costs
 Sample = dict[str, np.ndarray]  # pictures are uint8 [height, width, channels], numbers are int64 []
 
 
@@ -77,3 +80,20 @@ def split_off(source: Source, fraction: float, seed: int) -> tuple[Source, Sourc
     order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(source))
     held_out = round(len(source) * fraction)
     return Subset(source, np.sort(order[held_out:])), Subset(source, np.sort(order[:held_out]))
+
+
+def lies_in_memory(source: Source) -> bool:
+    """Whether reading a sample costs next to nothing."""
+    while isinstance(source, Subset):
+        source = source.source
+    return isinstance(source, ArraySource)
+
+
+@lru_cache(maxsize=8)
+def fingerprint(source: Source) -> str:
+    """A hash of the pictures: of all that lie in memory, else of some spread over the source, and of their number."""
+    wanted = len(source) if lies_in_memory(source) else min(len(source), FINGERPRINT_SAMPLES)
+    digest = sha256(str(len(source)).encode())
+    for indices in np.array_split(np.linspace(0, len(source) - 1, wanted).round().astype(np.int64), -(-wanted // 1024)):
+        digest.update(source.read_many(indices)["image"].tobytes())
+    return digest.hexdigest()[:32]

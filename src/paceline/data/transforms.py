@@ -88,6 +88,11 @@ def _scale(pictures: Tensor, dtype: torch.dtype) -> Tensor:
     return ((pictures - middle) * (1 / 127.5)).to(dtype)
 
 
+def to_eight_bits(pictures: Tensor) -> Tensor:
+    """Pictures in -1…1 as they would be saved: uint8."""
+    return ((pictures.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
 def _cutout_mask(pictures: Tensor, uniforms: Tensor, side: int) -> Tensor:
     """A square per picture, its centre anywhere in the picture; what reaches over a border is lost."""
     _, _, height, width = pictures.shape

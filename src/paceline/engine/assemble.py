@@ -15,8 +15,8 @@ from paceline.data.loader import Loader, choose
 from paceline.data.source import Source, split_off
 from paceline.data.tickets import Stream
 from paceline.data.transforms import Augment
+from paceline.engine.graph import RunStep, choose_step
 from paceline.engine.learner import Learner
-from paceline.engine.ledger import Ledger
 from paceline.engine.schedule import schedule_of
 from paceline.engine.step import Step
 from paceline.errors import UserError, unknown
@@ -37,8 +37,9 @@ class Parts:
     strategy: Strategy
     recipe: Recipe
     feed: TrainingFeed
-    loaders: dict[str, Loader]  # of the splits that are judged: validation, test
+    loaders: dict[str, Loader]  # by split
     step: Step
+    run_step: RunStep  # the step as it is, or as a CUDA graph
     epoch_images: int
     total_images: int
     notes: list[str]  # what was chosen and why, in the order of choosing
@@ -100,7 +101,7 @@ def assemble(config: Config) -> Parts:
     batch_size = split_batch(config.run.batch_size, strategy.num_devices, config.run.accumulate)
     config = config.with_run(batch_size=str(batch_size))
     feed = TrainingFeed(
-        loaders.pop("train"),
+        loaders["train"],
         Stream(config.run.seed, len(sources["train"])),
         Cut(batch_size, config.run.accumulate, world.rank, world.size),
         repeats=max(phase.repeat for phase in recipe.phases),
@@ -112,9 +113,13 @@ def assemble(config: Config) -> Parts:
     wanted = config.run.images or round(config.run.epochs * epoch)
     total = math.ceil(wanted / feed.images_per_step) * feed.images_per_step
     learners = make_learners(config, recipe, precision, epoch=epoch, step=feed.images_per_step, total=total)
-    step = Step(recipe, learners, strategy, Ledger(world), batch_size, feed.images_per_step)
+    step = Step(recipe, learners, strategy, feed)
+    run_step, why = choose_step(step, config.run)
+    notes += [why] if why else []
     notes += strategy.notes + _describe(config, strategy, sources, batch_size)
-    return Parts(config, world, precision, strategy, recipe, feed, loaders, step, epoch, total, notes)
+    return Parts(
+        config, world, precision, strategy, recipe, feed, loaders, step, run_step, epoch, total, notes
+    )
 
 
 def make_learners(

@@ -1,4 +1,4 @@
-"""A recipe judged on a source: every sample once, whatever the world size."""
+"""A recipe judged on a split: every sample once, whatever the world size."""
 
 from __future__ import annotations
 
@@ -7,27 +7,62 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from paceline.data.feed import evaluation_batches
+from paceline.config import RunSettings
+from paceline.data.draws import Drawer
+from paceline.data.feed import drawn_batches, evaluation_batches
 from paceline.data.loader import Loader
+from paceline.engine.finished_run import open_run
 from paceline.engine.learner import Learner
-from paceline.evaluation._judge import Judge
+from paceline.evaluation._judge import Case, Judge
 from paceline.parallel.environment import World
 from paceline.parallel.precision import Precision
-from paceline.recipe import Recipe
+from paceline.recipe import Batch, Recipe
 from paceline.registry import load_class
 
 
-@torch.no_grad()
-def evaluate(recipe: Recipe, loader: Loader, world: World, precision: Precision) -> dict[str, float]:
-    """The recipe's metrics on a source; the same on every rank."""
-    judge: Judge = load_class("judge", recipe.judge, Judge)(loader.source.facts, world.device)
-    recipe.eval()
-    for batch in evaluation_batches(loader, world.rank, world.size, precision.weights):
-        with precision.autocast():
-            prediction = recipe.predict(batch)
-        judge.update(prediction, batch)
-    recipe.train()
-    return judge.results(world.sum(judge.sums()))
+class Examiner:
+    """Judges one recipe on one split, as often as asked."""
+
+    def __init__(
+        self, recipe: Recipe, loader: Loader, split: str, world: World, precision: Precision, settings: RunSettings
+    ) -> None:
+        self.recipe, self.loader, self.split = recipe, loader, split
+        self.world, self.precision, self.settings = world, precision, settings
+        self.drawer = Drawer(recipe.draws, settings.seed, world.device, precision.weights)
+        self.count = (recipe.generates and settings.judged_images) or len(loader.source)
+
+    def prepare(self) -> Judge:
+        """A judge that is ready to begin: it has its protocol and notes, and has refused what it cannot judge."""
+        judge: Judge = load_class("judge", self.recipe.judge, Judge)(
+            self.loader.source.facts, self.world.device, self.settings
+        )
+        judge.begin(Case(self.loader.source, self.split, self.count, open_run))
+        return judge
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """The recipe's metrics on the split; the same on every rank."""
+        judge, world = self.prepare(), self.world
+        missing = torch.tensor([float(judge.needs_samples)], device=world.device)
+        if world.sum(missing).item():  # on any rank: what one host has kept, another may not have
+            for batch in self._sample_batches():
+                judge.update_samples(batch)
+            judge.end_samples(world.sum(judge.sample_sums()))
+        self.recipe.eval()
+        for batch in self._batches():
+            with self.precision.autocast():
+                prediction = self.recipe.predict(batch)
+            judge.update(prediction, batch)
+        self.recipe.train()
+        return judge.results(world.sum(judge.sums()))
+
+    def _batches(self) -> Iterator[Batch]:
+        if self.recipe.generates:
+            return drawn_batches(self.drawer, self.count, self.world.rank, self.world.size)
+        return self._sample_batches()
+
+    def _sample_batches(self) -> Iterator[Batch]:
+        return evaluation_batches(self.loader, self.world.rank, self.world.size, self.precision.weights, self.drawer)
 
 
 @contextmanager

@@ -36,11 +36,16 @@ class Learner:
         """The loss whose gradients `step` takes; larger than the given one in fp16."""
         return self.scaler.scale(loss)
 
-    def step(self, images: int) -> None:
-        """Updates the weights from their gradients, at the learning rate for the images seen before."""
-        rate = self.learning_rate(images)
+    def set_rate(self, images: int) -> None:
+        """Sets the learning rate for the images seen before the coming step."""
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self.learning_rate(images))
+            else:
+                group["lr"] = self.learning_rate(images)
+
+    def step(self) -> None:
+        """Updates the weights from their gradients."""
         if self.settings.clip:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
@@ -80,12 +85,14 @@ def make_optimizer(network: nn.Module, settings: LearnerSettings, precision: Pre
     spared = [p for p in network.parameters() if not settings.decay_norms and p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
-    fused = precision.device_type in ("cuda", "cpu")
+    # On a GPU the rate lies there too, so that a captured step can be given another one.
+    cuda = precision.device_type == "cuda"
+    rate = torch.tensor(settings.lr, device=next(network.parameters()).device) if cuda else settings.lr
     betas = (settings.beta1, settings.beta2)
     match settings.optimizer:
         case "sgd":
             nesterov = settings.nesterov and settings.momentum > 0
-            return SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=fused)
+            return SGD(groups, lr=rate, momentum=settings.momentum, nesterov=nesterov, fused=True)
         case "adam":
-            return Adam(groups, lr=settings.lr, betas=betas, fused=fused)
-    return AdamW(groups, lr=settings.lr, betas=betas, fused=fused)
+            return Adam(groups, lr=rate, betas=betas, fused=True, capturable=cuda)
+    return AdamW(groups, lr=rate, betas=betas, fused=True, capturable=cuda)

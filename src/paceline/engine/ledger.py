@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.parallel.environment import World
@@ -32,10 +33,25 @@ class Reading(NamedTuple):
     not_finite: NotFinite | None
 
 
+class Entry(NamedTuple):
+    """One micro-batch's losses and facts of one phase, on the device."""
+
+    phase: str
+    names: tuple[str, ...]
+    values: Tensor  # one per name
+    samples: int
+
+    @classmethod
+    def of(cls, phase: str, loss: Loss, samples: int) -> Entry:
+        """The entry for a phase's loss."""
+        values = {**loss.terms, **loss.facts}
+        return cls(phase, tuple(values), torch.stack([value.detach() for value in values.values()]), samples)
+
+
 class _Page:
     """One phase's rows."""
 
-    def __init__(self, names: list[str], device: torch.device) -> None:
+    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
         self.names = names
         self.rows = torch.zeros(CAPACITY, len(names), device=device, dtype=torch.float64)
         self.sums = torch.zeros(len(names) + 1, device=device, dtype=torch.float64)  # the last is the weight
@@ -62,19 +78,21 @@ class Ledger:
         self.world = world
         self.pages: dict[str, _Page] = {}
 
-    def enter(self, phase: str, images: int, loss: Loss, samples: int) -> None:
-        """Writes one micro-batch's losses and facts; does not wait for them."""
-        values = {**loss.terms, **loss.facts}
-        page = self.pages.get(phase)
-        if page is None:
-            first = next(iter(values.values()))
-            page = self.pages[phase] = _Page(list(values), first.device)
-        if page.names != list(values):
-            raise UserError(f"phase {phase!r} gave the losses and facts {page.names}, and later {list(values)}; always give the same")
-        if len(page.at) == CAPACITY:
-            page.fold()
-        page.rows[len(page.at)].copy_(torch.stack([value.detach() for value in values.values()]))
-        page.at.append((images, samples))
+    def enter(self, images: int, entries: list[Entry]) -> None:
+        """Writes what the phases of a step gave; does not wait for it."""
+        for phase, names, values, samples in entries:
+            page = self.pages.get(phase)
+            if page is None:
+                page = self.pages[phase] = _Page(names, values.device)
+            if page.names != names:
+                raise UserError(
+                    f"phase {phase!r} gave the losses and facts {', '.join(page.names)}, and later {', '.join(names)}; "
+                    "it must always give the same"
+                )
+            if len(page.at) == CAPACITY:
+                page.fold()
+            page.rows[len(page.at)].copy_(values)
+            page.at.append((images, samples))
 
     def read(self) -> Reading:
         """The means since the last reading over all ranks; waits for the device and for the ranks."""

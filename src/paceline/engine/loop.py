@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,16 +13,22 @@ from paceline.data.draws import number_from
 from paceline.data.feed import StepData
 from paceline.engine.assemble import Parts
 from paceline.engine.checkpoint import Snapshot
-from paceline.engine.evaluation import evaluate, judged_weights
+from paceline.engine.evaluation import Examiner, judged_weights
+from paceline.engine.ledger import Ledger
 from paceline.engine.replicas import check_replicas
 from paceline.engine.run_folder import RunFolder
+from paceline.engine.sampling import fixed_draws, make_pictures
 from paceline.engine.signals import StopRequest, StopVote
 from paceline.engine.snapshot import restore_snapshot, take_snapshot
 from paceline.engine.timing import Stopwatch
 from paceline.errors import UserError
+from paceline.evaluation._judge import Judge
 from paceline.monitor.display import Display
 from paceline.monitor.gpu import GpuReadings
 from paceline.monitor.metrics import MetricsWriter
+from paceline.monitor.pictures import grid
+
+NUM_SAMPLES = 64  # pictures on a grid
 
 
 class Loop:
@@ -31,6 +38,7 @@ class Loop:
         self.parts, self.folder = parts, folder
         self.world, self.step, self.recipe = parts.world, parts.step, parts.recipe
         self.asked_to_stop = StopVote(parts.world, stop)
+        self.ledger = Ledger(parts.world)
         self.images = 0
         self.best: dict[str, Any] = {}  # the value and images of the best checkpoint
         self.stopped = False
@@ -42,12 +50,24 @@ class Loop:
             for name, text in (
                 ("log_every", run.log_every),
                 ("evaluate_every", run.evaluate_every),
+                ("sample_every", run.sample_every),
                 ("save_every", run.save_every),
             )
         }
-        self._logged_at = self._saved_at = -1
+        self.examiner, self.judge = self._appoint_judge()
+        self._logged_at = self._saved_at = self._sampled_at = -1
         self._images_before_log = 0
         self.check_every = run.check_replicas if self.world.size > 1 else 0
+
+    def _appoint_judge(self) -> tuple[Examiner | None, Judge | None]:
+        """Who judges while training; refuses at once what could not be judged later."""
+        parts, split = self.parts, self.recipe.judged_on
+        if not self.recipe.judge or split not in parts.loaders:
+            return None, None
+        examiner = Examiner(self.recipe, parts.loaders[split], split, self.world, parts.precision, parts.config.run)
+        judge = examiner.prepare()
+        parts.notes.extend(judge.notes)
+        return examiner, judge
 
     def resume(self, snapshot: Snapshot | None) -> None:
         """Goes on from a snapshot, or from the start where there is none."""
@@ -60,14 +80,19 @@ class Loop:
     def attach(self, writer: MetricsWriter | None, display: Display) -> None:
         """Where the numbers go; only the first rank has a writer."""
         self.writer, self.display = writer, display
+        if writer and self.judge and self.judge.protocol():
+            self.folder.keep_protocol(self.recipe.judged_on, self.judge.label, self.judge.protocol())
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
 
     def run(self) -> None:
         """Trains to the end, or until a stop is asked for."""
         self.recipe.train()
+        if self.images == 0:
+            self._sample()
         self.parts.strategy.drive(self._steps(), self.advance)
         if not self.stopped:
             self._log()
+            self._sample()
             self._save()
 
     def _steps(self) -> Iterator[StepData]:
@@ -85,12 +110,14 @@ class Loop:
             return
         self._seed_dropout(data.images)
         with self.stopwatch("step"):
-            self.step(data)
+            self.ledger.enter(data.images, self.parts.run_step(data))
         before, self.images = data.images, data.images + self.parts.feed.images_per_step
         if self._due("log_every", before):
             self._log()
-        if self._due("evaluate_every", before) and "validation" in self.parts.loaders:
+        if self._due("evaluate_every", before):
             self._evaluate()
+        if self._due("sample_every", before):
+            self._sample()
         if self._due("save_every", before):
             self._save()
         if self.check_every and (self.images // self.parts.feed.images_per_step) % self.check_every == 0:
@@ -114,7 +141,7 @@ class Loop:
         if self._logged_at == self.images:
             return
         with self.stopwatch("log"):
-            reading = self.step.ledger.read()
+            reading = self.ledger.read()
         self._logged_at = self.images
         if reading.not_finite:
             at, phase, name = reading.not_finite
@@ -145,19 +172,35 @@ class Loop:
         }
 
     def _evaluate(self) -> None:
+        if not self.examiner:
+            return
         self._log()
         with self.stopwatch("evaluate"), judged_weights(self.recipe, self.step.learners):
-            results = evaluate(self.recipe, self.parts.loaders["validation"], self.world, self.parts.precision)
-        values = {f"validation/{name}": value for name, value in results.items()}
+            results = self.examiner.measure()
+        values = {f"{self.examiner.split}/{name}": value for name, value in results.items()}
         self._write(values)
         self.display.line(f"{self.images:>12,} images  " + describe(values))
-        name, end = self.recipe.best
-        if name not in values:
-            return
-        better = {"max": values[name] > self.best.get("value", -torch.inf), "min": values[name] < self.best.get("value", torch.inf)}
-        if better[end]:
+        wanted, end = self.recipe.best
+        name = next((name for name in values if name.partition("[")[0] == wanted), "")
+        if name and self._is_best(name, values[name], end):
             self.best = {"name": name, "value": values[name], "images": self.images}
             self._save()
+
+    def _is_best(self, name: str, value: float, end: str) -> bool:
+        """Whether a value beats the best one so far; one by another network is no measure for it."""
+        before = self.best.get("value") if self.best.get("name") == name else None
+        if before is None:
+            return not math.isnan(value)
+        return value > before if end == "max" else value < before
+
+    def _sample(self) -> None:
+        """Keeps what a generator makes of the same random numbers as always."""
+        if not self.recipe.generates or not self.writer or self._sampled_at == self.images:
+            return
+        with self.stopwatch("sample"), judged_weights(self.recipe, self.step.learners):
+            draws = fixed_draws(self.recipe, self.parts.feed.drawer, NUM_SAMPLES)
+            self.writer.picture("samples", self.images, grid(make_pictures(self.recipe, draws, self.parts.precision)))
+        self._sampled_at = self.images
 
     def _save(self) -> None:
         if self._saved_at == self.images:

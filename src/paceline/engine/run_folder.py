@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from paceline.config import MADE_WITH, Config, changed_settings, to_toml
 from paceline.engine.checkpoint import Checkpoints
 from paceline.errors import UserError
+from paceline.evaluation._protocol import differences
 
 
 class RunFolder:
@@ -26,6 +28,11 @@ class RunFolder:
     def config_file(self) -> Path:
         """The resolved settings, with versions and hardware."""
         return self.path / "config.toml"
+
+    @property
+    def protocols_file(self) -> Path:
+        """How the numbers of each split were measured."""
+        return self.path / "protocols.json"
 
     def claim(self) -> None:
         """Makes this process the folder's one writer; the claim dies with the process."""
@@ -65,6 +72,33 @@ class RunFolder:
                 f"--out {self.path}: this run was made with other settings ({'; '.join(changed)}); "
                 "use the same ones to go on, or choose another --out"
             )
+
+    def keep_protocol(self, split: str, label: str, protocol: Mapping[str, Any]) -> None:
+        """Writes how the numbers of a split are measured that have this label in brackets; it stays so."""
+        kept = self._protocols()
+        before = kept.setdefault(split, {}).setdefault(label, dict(protocol))
+        changed = differences(before, protocol)
+        if changed:
+            raise UserError(
+                f"--out {self.path}: its numbers on {split!r} were measured otherwise ({'; '.join(changed)}); "
+                "measure the same way to go on, or choose another --out"
+            )
+        beside = self.protocols_file.with_suffix(".writing")
+        beside.write_text(json.dumps(kept, indent=1, ensure_ascii=False))
+        beside.rename(self.protocols_file)
+
+    def protocol_of(self, metric: str) -> dict[str, Any]:
+        """How a metric of this run, like `train/FID[resnet18-digits]`, was measured; nothing, where all are alike."""
+        split, _, name = metric.partition("/")
+        return self._protocols().get(split, {}).get(name.partition("[")[2].removesuffix("]"), {})
+
+    def _protocols(self) -> dict[str, dict[str, Any]]:
+        try:
+            return json.loads(self.protocols_file.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise UserError(f"{self.protocols_file}: cannot be read ({error})") from None
 
     def keep_settings(self, config: Config, made_with: Mapping[str, Any]) -> None:
         """Writes the resolved settings, versions and hardware."""

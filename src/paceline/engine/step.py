@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paceline.data.feed import StepData
+from paceline.data.feed import StepData, TrainingFeed
 from paceline.engine.learner import Learner
-from paceline.engine.ledger import Ledger
+from paceline.engine.ledger import Entry
 from paceline.errors import UserError
 from paceline.parallel.strategy import Strategy
 from paceline.recipe import Batch, Loss, Phase, Recipe
@@ -25,12 +25,10 @@ class Step:
         recipe: Recipe,
         learners: dict[str, Learner],
         strategy: Strategy,
-        ledger: Ledger,
-        batch_size: int,
-        images_per_step: int,
+        feed: TrainingFeed,
     ) -> None:
-        self.recipe, self.learners, self.strategy, self.ledger = recipe, learners, strategy, ledger
-        self.batch_size, self.images_per_step = batch_size, images_per_step
+        self.recipe, self.learners, self.strategy = recipe, learners, strategy
+        self.complete, self.batch_size, self.images_per_step = feed.complete, feed.cut.batch_size, feed.images_per_step
         self.world = strategy.world
         self.facts: dict[str, Tensor] = {
             name: torch.tensor(value, device=self.world.device, dtype=strategy.precision.weights)
@@ -43,19 +41,36 @@ class Step:
             strategy.prepare(phase)
         self.selected = None  # a strategy may wrap the recipe between here and the first step
 
-    def __call__(self, data: StepData, watch: Watch | None = None) -> None:
-        """Learns from one step's data."""
-        number = data.images // self.images_per_step
-        for phase in self.recipe.phases:
-            if number % phase.every == 0:
-                self._select(phase.network)
-                for batches in data.batches[: phase.repeat]:
-                    self._run(phase, batches, data.images, watch)
+    def __call__(self, data: StepData, watch: Watch | None = None) -> list[Entry]:
+        """Learns from one step's data; gives what the phases' losses were, still on the device."""
+        self.set_rates(data.images)
+        return self.learn(self.due(data.images), data.fetched, watch)
+
+    def due(self, images: int) -> tuple[Phase, ...]:
+        """The phases that run in the step after so many images."""
+        number = images // self.images_per_step
+        return tuple(phase for phase in self.recipe.phases if number % phase.every == 0)
+
+    def set_rates(self, images: int) -> None:
+        """Sets the learning rates for the images seen before this step."""
+        for learner in self.learners.values():
+            learner.set_rate(images)
+
+    def learn(self, due: tuple[Phase, ...], fetched: list[list[Batch]], watch: Watch | None = None) -> list[Entry]:
+        """The step itself: from here on nothing reads the device or depends on the images seen."""
+        repetitions = [[self.complete(batch) for batch in micro_batches] for micro_batches in fetched]
+        entries: list[Entry] = []
+        for phase in due:
+            self._select(phase.network)
+            for batches in repetitions[: phase.repeat]:
+                entries += self._run(phase, batches, watch)
         for learner in self.learners.values():
             learner.take_average(self.images_per_step)
+        return entries
 
-    def _run(self, phase: Phase, batches: list[Batch], images: int, watch: Watch | None) -> None:
+    def _run(self, phase: Phase, batches: list[Batch], watch: Watch | None) -> list[Entry]:
         learner = self.learners[phase.network]
+        entries: list[Entry] = []
         facts: dict[str, Tensor] = {}
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
@@ -65,7 +80,7 @@ class Step:
                 # Means over parts, weighted so that the ranks' average is the mean over the global batch.
                 weight = samples * self.world.size / self.batch_size
                 self.strategy.backward(learner.scale(_total(loss, weight)), last)
-            self.ledger.enter(phase.name, images, loss, samples)
+            entries.append(Entry.of(phase.name, loss, samples))
             batch |= {name: value.detach() for name, value in loss.shared.items()}
             for name in (name for name in self.facts if name in loss.facts):  # in the same order on every rank
                 part = loss.facts[name].detach().to(self.facts[name].dtype) * (samples / self.batch_size)
@@ -76,7 +91,8 @@ class Step:
             self._check_gradients(phase, learner)
         if watch:
             watch(phase, learner)
-        learner.step(images)
+        learner.step()
+        return entries
 
     def _select(self, network: str) -> None:
         """While a phase runs, only its network requires grad."""
@@ -93,7 +109,8 @@ class Step:
 
     def _learn_facts(self, facts: dict[str, Tensor]) -> None:
         totals = self.world.sum(torch.stack(list(facts.values())))
-        self.facts |= dict(zip(facts, totals.unbind()))
+        for name, total in zip(facts, totals.unbind(), strict=True):
+            self.facts[name].copy_(total)
 
     def _check_gradients(self, phase: Phase, learner: Learner) -> None:
         self.unchecked.discard(phase.name)

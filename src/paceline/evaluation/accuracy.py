@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.config import RunSettings
 from paceline.evaluation._judge import Judge
 from paceline.recipe import Batch, Facts
 
@@ -17,8 +18,8 @@ from paceline.recipe import Batch, Facts
 class Accuracy(Judge):
     """Loss, top-1 and top-5 accuracy (top-k for the k classes of smaller data) and the number of samples."""
 
-    def __init__(self, facts: Facts, device: torch.device) -> None:
-        super().__init__(facts, device)
+    def __init__(self, facts: Facts, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(facts, device, settings)
         self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, top-1, top-5, samples
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from paceline.config import Config, read_file, resolve
+from paceline.config import Config
 from paceline.engine.assemble import make_loader, make_recipe, open_sources
-from paceline.engine.checkpoint import Checkpoints, Snapshot, load
-from paceline.engine.evaluation import evaluate as measure
+from paceline.engine.evaluation import Examiner
+from paceline.engine.finished_run import choose_checkpoint, config_of
 from paceline.engine.run_folder import RunFolder
 from paceline.engine.snapshot import load_weights
 from paceline.errors import UserError, unknown
@@ -20,40 +21,19 @@ from paceline.recipe import Recipe
 from paceline.registry import load_class
 
 
-def evaluate(run: str, split: str, changes: dict[str, object], checkpoint: str) -> int:
+def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str, str], checkpoint: str) -> int:
     """Prints the metrics of a run's checkpoint on a split of its own data or of another source."""
-    config = config_of(run)
-    config = checked(config.with_run(gpus="", **{name: value for name, value in changes.items() if value}))
+    given = {name: value for name, value in flags.items() if value}
+    config = checked(config_of(run, [("flag", {"gpus": "", **given}), ("--set", assignments)]))
+    recipe_class: type[Recipe] = load_class("recipe", config.recipe_name, Recipe)
+    if not recipe_class.judge:
+        raise UserError(f"{run}: recipe {config.recipe_name!r} names no judge, so it cannot be evaluated")
+    split = split or (recipe_class.judged_on if recipe_class.generates else "test")
     images = choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images
     if config.run.devices > 1 and place_from(os.environ) is None:
         return run_in_processes("evaluate", config, run, split, str(images))
     evaluate_here(config, run, split, str(images))
     return 0
-
-
-def config_of(run: str) -> Config:
-    """The settings that a run was made with."""
-    file = RunFolder(Path(run)).config_file
-    if not file.is_file():
-        raise UserError(f"{run}: not a run's folder (it has no {file.name})")
-    kept = read_file(str(file))
-    recipe_class = load_class("recipe", kept["recipe"], Recipe)
-    return resolve(kept["recipe"], recipe_class.Settings, [(str(file), kept)])
-
-
-def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
-    """The checkpoint that `best`, `last` or a number of images means."""
-    last = checkpoints.latest(print)
-    if last is None:
-        raise UserError(f"{checkpoints.folder}: no checkpoint to evaluate")
-    if which == "last":
-        return last
-    if which == "best":
-        best = last.numbers.get("best", {}).get("images", last.images)
-        return last if best == last.images else load(checkpoints.path(best))
-    if not which.isdigit() or int(which) not in checkpoints.all():
-        raise unknown("checkpoint", which, ["best", "last", *map(str, checkpoints.all())])
-    return load(checkpoints.path(int(which)))
 
 
 def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
@@ -67,9 +47,16 @@ def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
     recipe = make_recipe(config, sources)
     load_weights(recipe, choose_checkpoint(RunFolder(Path(run)).checkpoints, images).weights, averaged=True)
     recipe.to(device=world.device, dtype=precision.weights)
-    results = measure(recipe, make_loader(sources[split], world, config), world, precision)
+    examiner = Examiner(recipe, make_loader(sources[split], world, config), split, world, precision, config.run)
+    judge = examiner.prepare()
+    results = examiner.measure()
     if world.is_first:
         print(f"{config.recipe_name} at {int(images):,} images on {split} of {config.run.data}")
+        width = max(map(len, results))
         for name, value in results.items():
-            print(f"  {name:<12} {value:.6g}")
+            print(f"  {name:<{width}}  {value:.6g}")
+        if judge.protocol():
+            print("measured with " + ", ".join(f"{name} {value}" for name, value in judge.protocol().items()))
+        for note in judge.notes:
+            print(note)
     world.leave()

@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.config import Config
 from paceline.engine.assemble import Parts, assemble, strategy_class
 from paceline.engine.checkpoint import Snapshot, load
-from paceline.engine.evaluation import evaluate
+from paceline.engine.evaluation import Examiner
 from paceline.engine.loop import Loop, describe
 from paceline.engine.run_folder import RunFolder
 from paceline.engine.signals import StopRequest
@@ -68,8 +68,8 @@ def train_here(config: Config) -> Result:
     parts = assemble(config)
     folder, stop = RunFolder(Path(config.run.out)), StopRequest()
     with _ending(folder, parts):
-        snapshot = _open_folder(folder, parts)
         loop = Loop(parts, folder, stop)
+        snapshot = _open_folder(folder, parts)
         loop.resume(snapshot)
         first = parts.world.is_first
         writer = MetricsWriter(folder.path, loop.images) if first else None
@@ -128,10 +128,16 @@ def _judge_best(parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWrit
     """The metrics on the test split of the checkpoint that validation chose, or of the last one."""
     if "test" not in parts.loaders or not parts.recipe.judge:
         return {}
+    if parts.recipe.judged_on != "validation":  # the numbers that were wanted are there already
+        if loop.best:
+            print("best: {name} {value:.4g} at {images:,} images".format(**loop.best))
+        print(f"run: {folder.path}")
+        return {}
     images = loop.best.get("images", loop.images)
     weights = load(folder.checkpoints.path(images)).weights if parts.world.is_first else None
     load_weights(parts.recipe, parts.world.share(weights), averaged=True)  # type: ignore[arg-type]
-    results = evaluate(parts.recipe, parts.loaders["test"], parts.world, parts.precision)
+    examiner = Examiner(parts.recipe, parts.loaders["test"], "test", parts.world, parts.precision, parts.config.run)
+    results = examiner.measure()
     metrics = {f"test/{name}": value for name, value in results.items()}
     if writer:
         lines, _ = read_metrics(folder.path)

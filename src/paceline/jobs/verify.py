@@ -108,7 +108,10 @@ def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
             assert parameter.grad is not None
             trace[f"gradients/{phase.name}/{phase.network}/{name}"] = parameter.grad.detach().clone()
 
-    return lambda data: parts.step(data, watch=keep_gradients if data.images == 0 else None)
+    def advance(data: StepData) -> None:
+        parts.step(data, watch=keep_gradients if data.images == 0 else None)
+
+    return advance
 
 
 def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:

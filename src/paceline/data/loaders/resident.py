@@ -14,7 +14,7 @@ from paceline.config import RunSettings
 from paceline.data.loader import Loader
 from paceline.data.loaders._transfer import channels_first, channels_last, upload
 from paceline.data.loaders.workers import Workers
-from paceline.data.source import ArraySource, Source, Subset
+from paceline.data.source import Source, lies_in_memory
 from paceline.data.tickets import Tickets, in_order
 from paceline.recipe import Batch
 
@@ -31,16 +31,18 @@ class Resident(Loader):
         super().__init__(source, device, settings)
         self.samples = _read_all(source, device, settings)
 
-    def load(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+    def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         requests = iter(requests)
         while together := list(islice(requests, REQUESTS_PER_UPLOAD)):
             tickets = upload(_concatenate(together), self.device)
             stop = 0
             for request in together:
                 start, stop = stop, stop + len(request.index)
-                own = {name: column[start:stop] for name, column in tickets.items()}
-                picked = {name: every.index_select(0, own["index"]) for name, every in self.samples.items()}
-                yield channels_first(picked | own)
+                yield {name: column[start:stop] for name, column in tickets.items()}
+
+    def finish(self, fetched: Batch) -> Batch:
+        picked = {name: every.index_select(0, fetched["index"]) for name, every in self.samples.items()}
+        return channels_first(picked) | fetched
 
     def close(self) -> None:
         self.samples = {}
@@ -67,7 +69,7 @@ def fits(source: Source, device: torch.device, sharers: int = 1) -> tuple[bool, 
 
 def _read_all(source: Source, device: torch.device, settings: RunSettings) -> Batch:
     """Every sample of the source on the device, read in pieces so that the host never holds them all twice."""
-    if _lies_in_memory(source):
+    if lies_in_memory(source):
         settings = dataclasses.replace(settings, workers=0)  # nothing to decode: processes would only cost
     rows = max(1, BYTES_PER_READ // _bytes_per_sample(source))
     starts = range(0, len(source), rows)
@@ -82,12 +84,6 @@ def _read_all(source: Source, device: torch.device, settings: RunSettings) -> Ba
                 samples[name] = torch.empty((len(source), *field.shape[1:]), dtype=field.dtype, device=device)
             samples[name][start : start + len(field)] = field
     return samples
-
-
-def _lies_in_memory(source: Source) -> bool:
-    while isinstance(source, Subset):
-        source = source.source
-    return isinstance(source, ArraySource)
 
 
 def _bytes_per_sample(source: Source) -> int:

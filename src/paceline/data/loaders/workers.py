@@ -29,7 +29,7 @@ class Workers(Loader):
         super().__init__(source, device, settings)
         self._open: WeakSet[Iterator[Batch]] = WeakSet()
 
-    def load(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+    def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         batches = self._batches(requests)
         self._open.add(batches)
         return batches

@@ -1,0 +1,142 @@
+"""The networks by whose features generated pictures are judged.
+
+The standard is the Inception of 2015; its numbers bear their plain names (`FID`). All other features are named
+with the number (`FID[resnet18-digits]`), since numbers by different features say different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.config import Config, RunSettings
+from paceline.errors import UserError
+from paceline.evaluation._judge import OpenRun
+from paceline.recipe import Facts, Recipe
+
+PICTURES_AT_ONCE = 100
+Arithmetic = Literal["fp32", "tf32"]
+
+
+class Seen(NamedTuple):
+    """What a network makes of pictures, a row for each."""
+
+    features: Tensor
+    logits: Tensor | None = None
+
+
+class FeatureNetwork:
+    """Features of pictures; a subclass says how they are made."""
+
+    label: str = ""  # stands in brackets behind a number's name; the standard network has none
+    num_features: int
+    num_classes: int = 0  # of its logits; 0 where it has none
+    resize: str = "none"
+    weights: str = "none"  # their SHA-256
+    warn_below: ClassVar[int] = 10_000  # pictures; never more than five times the features
+
+    def see(self, pictures: Tensor) -> Seen:
+        """The features of uint8 pictures [n, c, h, w], on their device."""
+        raise NotImplementedError
+
+    def __call__(self, pictures: Tensor, arithmetic: Arithmetic) -> Seen:
+        with _computing_in(arithmetic):
+            seen = [self.see(some) for some in pictures.split(PICTURES_AT_ONCE)]
+        features, logits = zip(*seen, strict=True)
+        return Seen(torch.cat(features), torch.cat(logits) if self.num_classes else None)
+
+    def protocol(self) -> dict[str, Any]:
+        """What says by which features a number was made."""
+        return {"features": self.label or "inception-2015", "weights": self.weights, "resize": self.resize}
+
+
+class Pixels(FeatureNetwork):
+    """The picture itself, averaged down to 8×8: no network at all, for a first look where there is none."""
+
+    SIDE_PX = 8
+    label = f"pixels-{SIDE_PX}x{SIDE_PX}"
+    resize = f"area to {SIDE_PX}"
+
+    def __init__(self, facts: Facts) -> None:
+        self.num_features = facts.channels * self.SIDE_PX**2
+
+    def see(self, pictures: Tensor) -> Seen:
+        return Seen(F.adaptive_avg_pool2d(pictures.float() / 255, self.SIDE_PX).flatten(1))
+
+
+class Classifier(FeatureNetwork):
+    """A classification run of ours: what goes into its last linear layer, and its logits."""
+
+    def __init__(self, run: str, config: Config, recipe: Recipe, facts: Facts, device: torch.device) -> None:
+        layers = [module for module in recipe.modules() if isinstance(module, nn.Linear)]
+        if recipe.judge != "accuracy" or not layers:
+            raise UserError(f"features={run}: not a classification run with a last linear layer")
+        self.recipe = recipe.float().to(device).eval().requires_grad_(False)
+        self.last = layers[-1]
+        self.num_features, self.num_classes = self.last.in_features, self.last.out_features
+        network = next(iter(recipe.networks.values()))
+        kind = f"{type(network).__name__.lower()}{getattr(config.recipe, 'depth', '')}"
+        self.label = f"{kind}-{Path(config.run.data).stem}"
+        self.weights = hash_of(recipe)
+        try:
+            seen = self.see(torch.zeros(1, facts.channels, facts.height, facts.width, dtype=torch.uint8, device=device))
+        except RuntimeError:
+            raise UserError(
+                f"features={run}: it does not take pictures of {facts.width}×{facts.height}×{facts.channels}; "
+                "train it with the same size and channels"
+            ) from None
+        assert seen.features.shape == (1, self.num_features)
+
+    def see(self, pictures: Tensor) -> Seen:
+        caught: list[Tensor] = []
+        hook = self.last.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+        try:
+            logits = self.recipe.predict({"image": pictures.float() / 127.5 - 1})["logits"]
+        finally:
+            hook.remove()
+        return Seen(caught[-1].flatten(1), logits)
+
+
+def choose_features(settings: RunSettings, facts: Facts, device: torch.device, open_run: OpenRun) -> FeatureNetwork:
+    """The network that the settings name: Inception, a classification run, or none but pixels."""
+    if settings.inception:
+        from paceline.evaluation._inception import load_inception
+
+        return load_inception(settings.inception, settings.inception_sha256, device)
+    if settings.features:
+        return _load_classifier(settings.features, facts, device, open_run)
+    return Pixels(facts)
+
+
+@lru_cache(maxsize=1)  # a run asks again at every evaluation
+def _load_classifier(run: str, facts: Facts, device: torch.device, open_run: OpenRun) -> Classifier:
+    return Classifier(run, *open_run(run), facts, device)
+
+
+def hash_of(module: nn.Module) -> str:
+    """The SHA-256 of a module's weights, by name."""
+    digest = sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _computing_in(arithmetic: Arithmetic) -> Iterator[None]:
+    """Inside, float32 is rounded like this on GPUs, whatever the run trains in."""
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.allow_tf32 = arithmetic == "tf32"
+    torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])

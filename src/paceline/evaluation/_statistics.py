@@ -1,0 +1,84 @@
+"""Distances between two sets of features: Fréchet (FID), kernel (KID), precision and recall; and the Inception Score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+KERNEL_SUBSET = 1000  # rows per estimate of the kernel distance
+NEIGHBOURS = 3
+_ROWS_AT_ONCE = 2000  # of a table of distances
+
+
+def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covariance2: Tensor) -> float:
+    """The Fréchet distance of two normal distributions, in float64.
+
+    The trace of (Σ₁Σ₂)^½ is the sum of the roots of the eigenvalues of Σ₁^½ Σ₂ Σ₁^½, which is symmetric: no general
+    matrix square root is needed, and singular matrices (fewer samples than features) do no harm.
+    """
+    values, vectors = torch.linalg.eigh(covariance1.double())
+    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
+    product = root @ covariance2.double() @ root
+    trace_of_root = torch.linalg.eigvalsh((product + product.T) / 2).clamp_min(0).sqrt().sum()
+    traces = covariance1.double().trace() + covariance2.double().trace()
+    distance = (mean1.double() - mean2.double()).square().sum() + traces - 2 * trace_of_root
+    return max(0.0, distance.item())
+
+
+def kernel_distance(first: Tensor, second: Tensor, subset: int = KERNEL_SUBSET) -> float:
+    """The unbiased squared maximum mean discrepancy with the kernel (x·y/d + 1)³: the mean over subsets in order."""
+    size = min(subset, len(first), len(second))
+    estimates = [
+        _squared_discrepancy(one.double(), other.double())
+        for one, other in zip(first.split(size), second.split(size), strict=False)
+        if len(one) == len(other) == size
+    ]
+    return torch.stack(estimates).mean().item()
+
+
+def _squared_discrepancy(first: Tensor, second: Tensor) -> Tensor:
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b.T / a.shape[1] + 1) ** 3
+
+    def mean_of_others(table: Tensor) -> Tensor:
+        return (table.sum() - table.trace()) / (len(table) * (len(table) - 1))
+
+    within = mean_of_others(kernel(first, first)) + mean_of_others(kernel(second, second))
+    return within - 2 * kernel(first, second).mean()
+
+
+def precision_and_recall(real: Tensor, made: Tensor, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
+    """The share of made rows that lie among the real ones, and of real rows that lie among the made ones.
+
+    Kynkäänniemi et al. (2019): a row lies among others if it is no farther from one of them than that one's
+    third neighbour is.
+    """
+    count = min(len(real), len(made))
+    real, made = real[:count].double(), made[:count].double()
+    return _share_among(made, real, neighbours), _share_among(real, made, neighbours)
+
+
+def _share_among(rows: Tensor, others: Tensor, neighbours: int) -> float:
+    nearest = min(neighbours + 1, len(others))  # the first is the row itself
+    radii = torch.cat([table.kthvalue(nearest, dim=1).values for table in _squared_distances(others, others)])
+    inside = [(table <= radii).any(dim=1) for table in _squared_distances(rows, others)]
+    return torch.cat(inside).double().mean().item()
+
+
+def _squared_distances(rows: Tensor, others: Tensor) -> Iterator[Tensor]:
+    for some in rows.split(_ROWS_AT_ONCE):
+        squares = some.square().sum(dim=1)[:, None] + others.square().sum(dim=1)
+        yield (squares - 2 * some @ others.T).clamp_min(0)
+
+
+def inception_score(counts: Tensor, likelihoods: Tensor, negative_entropies: Tensor) -> float:
+    """exp of the mean divergence of p(class | picture) from p(class), averaged over splits of the pictures.
+
+    Per split: the number of pictures, the sum of their class likelihoods, the sum of Σ p log p.
+    """
+    filled = counts > 0
+    counts, likelihoods, negative_entropies = counts[filled], likelihoods[filled], negative_entropies[filled]
+    overall = likelihoods / counts[:, None]
+    return (negative_entropies / counts - torch.special.xlogy(overall, overall).sum(dim=1)).exp().mean().item()

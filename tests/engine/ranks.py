@@ -1,0 +1,68 @@
+"""What one rank does in the tests of several: a few steps, noted down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.config import Config
+from paceline.data.feed import evaluation_batches
+from paceline.engine.assemble import Parts, assemble
+from paceline.engine.evaluation import evaluate
+from paceline.jobs.configure import configure
+
+Notes = dict[str, np.ndarray]
+
+
+def make_parts(recipe: str, **settings: Any) -> Parts:
+    """The parts of a small float64 run."""
+    return assemble(make_config(recipe, **settings))
+
+
+def make_config(recipe: str, **settings: Any) -> Config:
+    """The settings of a small float64 run."""
+    return configure(recipe, {"precision": "fp64", "accelerator": "cpu"} | settings)
+
+
+def run_steps(parts: Parts, number: int) -> None:
+    """Trains for some steps."""
+    parts.recipe.train()
+    steps = parts.feed.steps(0, number * parts.feed.images_per_step)
+    parts.strategy.drive(steps, lambda data: parts.step(data) and None)
+
+
+def weights(parts: Parts) -> dict[str, torch.Tensor]:
+    """The networks' floating-point tensors."""
+    return {name: value for name, value in parts.recipe.state_dict().items() if value.is_floating_point()}
+
+
+def difference(first: dict[str, Any], second: dict[str, Any]) -> float:
+    """The largest difference of any tensor, relative to the largest value of all."""
+    assert first.keys() == second.keys()
+    largest = max(float(abs(value).max()) for value in first.values())
+    return max(float(abs(first[name] - second[name]).max()) for name in first) / largest
+
+
+def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> None:
+    """Trains and evaluates; writes to PATH-RANK.npz the samples, draws, facts, weights and evaluated samples."""
+    parts = make_parts(recipe, **settings)
+    parts.recipe.watched = True
+    run_steps(parts, steps)
+    notes: Notes = {f"weights/{name}": value.numpy() for name, value in weights(parts).items()}
+    notes |= {f"facts/{name}": value.numpy() for name, value in parts.step.facts.items()}
+    for number, (phase, batch) in enumerate(getattr(parts.recipe, "seen", [])):
+        for name in ("index", "noise", "mix", "gap", "level", "real"):
+            if name in batch:
+                notes[f"{number:03d}/{phase}/{name}"] = batch[name].detach().numpy()
+    loader = parts.loaders["validation"]
+    place = parts.world.rank, parts.world.size
+    seen = [batch["index"].numpy() for batch in evaluation_batches(loader, *place, parts.precision.weights)]
+    notes["evaluated"] = np.concatenate(seen) if seen else np.zeros(0, dtype=np.int64)
+    results = evaluate(parts.recipe, loader, parts.world, parts.precision)
+    notes |= {f"results/{name}": np.array(value) for name, value in results.items()}
+    np.savez(Path(f"{path}-{parts.world.rank}.npz"), **notes)
+    parts.world.wait_for_all()
+    parts.world.leave()

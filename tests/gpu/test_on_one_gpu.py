@@ -1,0 +1,124 @@
+"""What only a GPU can show; one is enough. Two processes share it over gloo, DataParallel uses it twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.engine.assemble import Parts, assemble
+from paceline.engine.graph import GraphedStep
+from paceline.jobs.configure import configure
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+STEPS = 40
+PACELINE = [sys.executable, "-m", "paceline"]
+
+
+def trained(recipe: str, steps: int = STEPS, **settings: Any) -> Parts:
+    """A run's parts after some steps, without a folder."""
+    small = {"deterministic": True, "precision": "bf16", "images": 10**6} | settings
+    parts = assemble(configure(recipe, small, small=True))
+    parts.recipe.train()
+    for data in parts.feed.steps(0, steps * parts.feed.images_per_step):
+        parts.entries = parts.run_step(data)  # type: ignore[attr-defined]
+    torch.cuda.synchronize()
+    return parts
+
+
+CASES = [
+    ("classification", {}),
+    ("classification", {"precision": "fp16", "clip": 1.0, "average": "200 images"}),
+    ("classification", {"accumulate": 2, "optimizer": "adamw"}),
+    ("classification", {"dropout": 0.5}),
+    ("dcgan", {}),
+    ("dcgan", {"r1": 1.0, "average": "500 images"}),
+    ("dual_gan", {}),
+]
+
+
+@pytest.mark.parametrize(("recipe", "settings"), CASES, ids=str)
+def test_a_captured_step_gives_the_bits_of_an_eager_one(recipe: str, settings: dict[str, Any]) -> None:
+    eager, graphed = trained(recipe, graph="off", **settings), trained(recipe, graph="on", **settings)
+    assert isinstance(graphed.run_step, GraphedStep) and graphed.run_step.captured, "nothing was captured"
+    ours, theirs = graphed.recipe.state_dict(), eager.recipe.state_dict()
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+    for name, learner in eager.step.learners.items():
+        for a, b in zip(learner.average, graphed.step.learners[name].average, strict=True):
+            assert torch.equal(a, b)
+    for a, b in zip(eager.entries, graphed.entries, strict=True):  # type: ignore[attr-defined]
+        assert torch.equal(a.values, b.values)
+
+
+def test_a_recipe_that_waits_for_the_device_is_named_and_stays_eager(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "waiting.py"
+    recipe.write_text(
+        "from paceline.recipe import Loss\n"
+        "from paceline.recipes.classification import Classification\n\n\n"
+        "class Waiting(Classification):\n"
+        "    def classifier_loss(self, batch):\n"
+        "        loss = super().classifier_loss(batch)\n"
+        "        loss.terms['cross_entropy'].item()\n"
+        "        return loss\n"
+    )
+    parts = trained(str(recipe), steps=20, graph="auto")
+    assert isinstance(parts.run_step, GraphedStep) and parts.run_step.failed
+    said = capsys.readouterr().out
+    assert "classifier_loss" in said and "waiting.py:8" in said
+    assert all(value.isfinite().all() for value in parts.recipe.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("strategies", "more"),
+    [
+        ("single,dp", ["--set", "norm=none", "--lr", "0.02"]),
+        ("single,ddp", ["--backend", "gloo"]),
+        ("single,lightning", ["--backend", "gloo"]),
+    ],
+)
+def test_two_replicas_on_one_gpu_learn_what_one_does(strategies: str, more: list[str]) -> None:
+    command = [*PACELINE, "verify", "classification", "--strategies", strategies, "--gpus", "0,0", *more]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("recipe", ["dcgan", "dual_gan"])
+def test_a_gradient_penalty_with_batchnorm_is_the_same_over_two_processes(recipe: str) -> None:
+    command = [*PACELINE, "verify", recipe, "--strategies", "single,ddp", "--gpus", "0,0", "--set", "r1=1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("graph", ["on", "off"])
+def test_a_deterministic_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, graph: str) -> None:
+    def command(out: str) -> list[str]:
+        length = ["--images", "40000", "--set", "save_every=100 steps", "--set", "keep=1"]
+        return [*PACELINE, "train", "classification", "--preset", "quick", "--deterministic", "--graph", graph, *length, "--out", out]
+
+    def final(out: Path) -> bytes:
+        return max((out / "checkpoints").iterdir()).joinpath("weights.safetensors").read_bytes()
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command(str(whole)), check=True, capture_output=True)
+    running = subprocess.Popen(command(str(killed)), stdout=subprocess.DEVNULL)
+    while not any((killed / "checkpoints").glob("0*")):
+        assert running.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    assert max((killed / "checkpoints").glob("0*")).name < max((whole / "checkpoints").glob("0*")).name
+    again = subprocess.run(command(str(killed)), check=True, capture_output=True, text=True)
+    assert "going on from" in again.stdout
+    assert final(killed) == final(whole)
