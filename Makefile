@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
-BENCH_ARGS ?= --accelerator cpu --quick
+BENCH_ARGS ?= --samples 512 --width 4 --batches 8 --steps 3 --repeats 5
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
