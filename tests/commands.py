@@ -83,7 +83,9 @@ def start_ranks(folder: Path, size: int, *arguments: str) -> list[Running]:
     return start_function_in_ranks(folder, size, _run_command, arguments)
 
 
-def start_function_in_ranks(folder: Path, size: int, function: Callable[..., int | None], *values: Any) -> list[Running]:
+def start_function_in_ranks(
+    folder: Path, size: int, function: Callable[..., int | None], *values: Any
+) -> list[Running]:
     """Starts a function in several processes that can meet; it must be importable, and may give an exit code."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -93,7 +95,9 @@ def start_function_in_ranks(folder: Path, size: int, function: Callable[..., int
     return [_fork(folder, environment, None, function, *values) for environment in environments]
 
 
-def _fork(folder: Path, environment: dict[str, Any], largest_file: int | None, function: Callable, *values: Any) -> Running:
+def _fork(
+    folder: Path, environment: dict[str, Any], largest_file: int | None, function: Callable, *values: Any
+) -> Running:
     texts = {name: str(value) for name, value in environment.items()}
     process = _forks.Process(target=_run_fork, args=(str(folder), texts, largest_file, function, values), daemon=True)
     process.start()
@@ -182,7 +186,9 @@ def wait_until(condition: Callable[[], Any], running: Running | None = None, sec
             assert value, f"ended before: exit code {running.wait()}\n{running.stdout}\n{running.stderr}"
             return value
         time.sleep(0.005)
-    raise AssertionError(f"not true within {seconds:g} s" + (f":\n{running.stdout}\n{running.stderr}" if running else ""))
+    raise AssertionError(
+        f"not true within {seconds:g} s" + (f":\n{running.stdout}\n{running.stderr}" if running else "")
+    )
 
 
 def workers_of(launcher: int) -> dict[int, int]:

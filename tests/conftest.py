@@ -1,5 +1,8 @@
-"""What all tests share: one thread per process, since small networks on several threads only wait for each other."""
+"""What all tests share: one thread per process, since small networks wait for each other on several; a cache apart."""
 
 import os
+import tempfile
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+_cache = tempfile.TemporaryDirectory(prefix="paceline-cache-")
+os.environ["XDG_CACHE_HOME"] = _cache.name  # what one test keeps there, a person's runs never see

@@ -59,7 +59,7 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "train classification --precision fp8": "unknown value 'fp8'",
     "train classification --batch-size many": "--batch-size 'many': expected a number like 128",
     "train classification --batch-size 0": "--batch-size '0': expected a number like 128",
-    "train classification --batch-size 3 --accumulate 4": "--batch-size 3: smaller than its 4 parts (1 devices × 4 micro-batches)",
+    "train classification --batch-size 3 --accumulate 4": "--batch-size 3: smaller than its 4 parts (1 devices × 4",
     "train classification --gpus two": "--gpus",
     "train classification --config nothing.toml": "--config nothing.toml: no such file",
     "train classification --config broken.toml": "--config broken.toml: ",
@@ -133,7 +133,18 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_an_unreadable_image_is_named_or_left_out(tmp_path: Path, photos: Path) -> None:
-    command = ("train", TINY, "--data", "folder", "--data-root", str(photos), "--images", "32", "--set", "validation=0.2")
+    command = (
+        "train",
+        TINY,
+        "--data",
+        "folder",
+        "--data-root",
+        str(photos),
+        "--images",
+        "32",
+        "--set",
+        "validation=0.2",
+    )
     for loader in ("workers", "resident"):
         refused = run_fork(tmp_path, *command, "--loader", loader, "--out", loader)
         assert_one_line(refused, str(photos / "train" / "cat" / "3.png"), "unreadable image", "--bad-images skip")
@@ -154,8 +165,12 @@ def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_good_checkp
 def test_weights_that_are_not_finite_are_not_saved_though_the_loss_was(tmp_path: Path) -> None:
     command = ("train", TINY, "--out", "run", "--set", "bad_gradient_at=3", "--set", "save_every=1 steps")
     refused = run_fork(tmp_path, *command)
-    assert_one_line(refused, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is unharmed")
-    assert all(torch.isfinite(tensor).all() for tensor in tensors_in(weights_of(tmp_path / "run")["weights.safetensors"]))
+    assert_one_line(
+        refused, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is unharmed"
+    )
+    assert all(
+        torch.isfinite(tensor).all() for tensor in tensors_in(weights_of(tmp_path / "run")["weights.safetensors"])
+    )
 
 
 def tensors_in(content: bytes) -> list[torch.Tensor]:
@@ -179,7 +194,9 @@ def test_two_processes_say_a_mistake_once(tmp_path: Path, photos: Path) -> None:
     pictures = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
     of_all = start_command(tmp_path, *command, "--set", "not_finite_at=4", "--out", "loss")
     # Only one rank reads the bad picture; the other loses its peer and keeps quiet about it.
-    of_one = start_command(tmp_path, *command, *pictures, "--images", "64", "--set", "validation=0", "--out", "pictures")
+    of_one = start_command(
+        tmp_path, *command, *pictures, "--images", "64", "--set", "validation=0", "--out", "pictures"
+    )
     assert_one_line(of_all, "loss 'cross_entropy' of phase 'classifier' is not finite at step 4 (64 images seen)")
     assert "the checkpoint at 64 images is unharmed" in of_all.stderr
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")
@@ -188,7 +205,7 @@ def test_two_processes_say_a_mistake_once(tmp_path: Path, photos: Path) -> None:
 def test_processes_that_someone_else_started_say_their_mistakes(tmp_path: Path) -> None:
     for flags, said in (
         (("--strategy", "single"), "--strategy single: runs in one process, but 2 were started; use ddp or lightning"),
-        (("--devices", "2", "--batch-size", "1"), "--batch-size 1: smaller than its 2 parts (2 devices × 1 micro-batches)"),
+        (("--devices", "2", "--batch-size", "1"), "--batch-size 1: smaller than its 2 parts (2 devices × 1"),
     ):
         for rank in start_ranks(tmp_path, 2, "train", TINY, *flags, "--out", "run"):
             assert_one_line(rank, said)

@@ -17,7 +17,8 @@ import torch
 
 from paceline import registry
 from paceline.config import RunSettings
-from paceline.data.loader import Loader, choose
+from paceline.data.loader import Loader
+from paceline.data.loader_choice import choose_loader
 from paceline.data.loaders import resident
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource, Sample, Source, Subset
@@ -145,15 +146,15 @@ def test_data_in_memory_is_read_in_pieces_to_the_same_end(digits: Source, monkey
 
 
 def test_auto_keeps_data_on_the_device_when_it_fits(digits: Source) -> None:
-    name, reason = choose(RunSettings(), digits, CPU)
+    name, reason = choose_loader(RunSettings(), digits, CPU)
     assert name == "resident" and "fit" in reason
-    assert choose(RunSettings(loader="workers"), digits, CPU) == ("workers", "asked for")
+    assert choose_loader(RunSettings(loader="workers"), digits, CPU) == ("workers", "asked for")
 
 
 def test_auto_reads_with_workers_when_the_data_does_not_fit(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident, "_free_host_memory", lambda: 4 * len(digits) * (32 * 32 + 8))
-    assert choose(RunSettings(), digits, CPU)[0] == "resident"
-    name, reason = choose(RunSettings(devices=2), digits, CPU)
+    assert choose_loader(RunSettings(), digits, CPU)[0] == "resident"
+    name, reason = choose_loader(RunSettings(devices=2), digits, CPU)
     assert name == "workers" and "do not fit" in reason
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from paceline.config import Config
-from paceline.data.feed import evaluation_batches
 from paceline.engine.assemble import Parts, assemble
-from paceline.engine.evaluation import evaluate
+from paceline.engine.evaluation import Examiner
 from paceline.jobs.configure import configure
 
 Notes = dict[str, np.ndarray]
@@ -53,16 +52,15 @@ def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> 
     run_steps(parts, steps)
     notes: Notes = {f"weights/{name}": value.numpy() for name, value in weights(parts).items()}
     notes |= {f"facts/{name}": value.numpy() for name, value in parts.step.facts.items()}
-    for number, (phase, batch) in enumerate(getattr(parts.recipe, "seen", [])):
+    for number, (phase, batch) in enumerate(parts.recipe.seen):
         for name in ("index", "noise", "mix", "gap", "level", "real"):
             if name in batch:
                 notes[f"{number:03d}/{phase}/{name}"] = batch[name].detach().numpy()
-    loader = parts.loaders["validation"]
-    place = parts.world.rank, parts.world.size
-    seen = [batch["index"].numpy() for batch in evaluation_batches(loader, *place, parts.precision.weights)]
-    notes["evaluated"] = np.concatenate(seen) if seen else np.zeros(0, dtype=np.int64)
-    results = evaluate(parts.recipe, loader, parts.world, parts.precision)
+    parts.recipe.seen.clear()
+    loader, world = parts.loaders["validation"], parts.world
+    results = Examiner(parts.recipe, loader, "validation", world, parts.precision, parts.config.run).measure()
     notes |= {f"results/{name}": np.array(value) for name, value in results.items()}
+    notes["evaluated"] = np.concatenate([batch["index"].numpy() for _, batch in parts.recipe.seen])
     np.savez(Path(f"{path}-{parts.world.rank}.npz"), **notes)
     parts.world.wait_for_all()
     parts.world.leave()

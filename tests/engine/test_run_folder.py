@@ -65,7 +65,7 @@ def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, t
     assert run_fork(tmp_path, *command, "--images", "96").wait() == 0
     two = ("--devices", "2", "--strategy", "ddp", "--images", "192", "--set", "log_every=1 steps", "--set", "keep=5")
     assert run_ranks(tmp_path, 2, *command, *two) == [0, 0]
-    three = ("--loader", "workers", "--workers", "1", "--epochs", "0.2", "--images", "0", "--set", "save_every=1 epochs")
+    three = ("--loader", "workers", "--workers", "1", "--epochs", "0.2", "--images", "0", "--set", "save_every=1 epoch")
     last = run_fork(tmp_path, *command, *three)
     assert last.wait() == 0 and "going on from 192 images" in last.stdout
     assert "images = 0" in (tmp_path / "run" / "config.toml").read_text()

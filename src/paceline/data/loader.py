@@ -42,14 +42,3 @@ class Loader:
 def are_pictures(tensor: torch.Tensor) -> bool:
     """Whether a field of a raw batch holds pictures, rather than numbers."""
     return tensor.dtype == torch.uint8 and tensor.ndim == 4
-
-
-def choose(settings: RunSettings, source: Source, device: torch.device) -> tuple[str, str]:
-    """The name of the loader to use, and why."""
-    if settings.loader != "auto":
-        return settings.loader, "asked for"
-    from paceline.data.loaders import resident  # it derives from the class above
-
-    sharers = settings.devices if device.type == "cpu" else 1
-    fits, reason = resident.fits(source, device, sharers)
-    return ("resident" if fits else "workers"), reason

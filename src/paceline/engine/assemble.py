@@ -11,7 +11,8 @@ import torch
 from paceline.config import Config, Span, split_batch
 from paceline.data.draws import Drawer
 from paceline.data.feed import Cut, TrainingFeed
-from paceline.data.loader import Loader, choose
+from paceline.data.loader import Loader
+from paceline.data.loader_choice import choose_loader
 from paceline.data.source import Source, split_off
 from paceline.data.tickets import Stream
 from paceline.data.transforms import Augment
@@ -69,7 +70,7 @@ def open_sources(config: Config) -> dict[str, Source]:
 
 def make_loader(source: Source, world: World, config: Config) -> Loader:
     """The loader that the settings name, or the one that suits the source."""
-    name, _ = choose(config.run, source, world.device)
+    name, _ = choose_loader(config.run, source, world.device)
     return load_class("loader", name, Loader)(source, world.device, config.run)
 
 
@@ -92,7 +93,7 @@ def assemble(config: Config) -> Parts:
     precision.apply(deterministic=config.run.deterministic)
     sources = open_sources(config)
     notes = [note for source in sources.values() for note in getattr(source, "notes", [])]
-    notes.append("loader {}: {}".format(*choose(config.run, sources["train"], world.device)))
+    notes.append("loader {}: {}".format(*choose_loader(config.run, sources["train"], world.device)))
     loaders = {split: make_loader(source, world, config) for split, source in sources.items()}
     recipe = make_recipe(config, sources)
     strategy = strategy_type(config.run, world, precision)

@@ -76,7 +76,8 @@ class Checkpoints:
             _sync_folder(self.folder)
         except OSError as error:
             shutil.rmtree(beside, ignore_errors=True)
-            raise UserError(f"cannot write checkpoint {final}: {error.strerror or error}; {self.what_is_left()}") from error
+            reason = error.strerror or error
+            raise UserError(f"cannot write checkpoint {final}: {reason}; {self.what_is_left()}") from error
         return final
 
     def what_is_left(self) -> str:
@@ -137,8 +138,9 @@ def problems(path: Path) -> list[str]:
             return [f"{MANIFEST} has format {manifest['format']}, this version reads {FORMAT}"]
         if manifest.pop("seal") != _seal(manifest):
             return [f"{MANIFEST} does not match its own SHA-256"]
-        found = {name: sha256((path / name).read_bytes()).hexdigest() for name in manifest["sha256"]}
-        return [f"{name} does not match its SHA-256" for name, digest in manifest["sha256"].items() if found[name] != digest]
+        digests = manifest["sha256"]
+        found = {name: sha256((path / name).read_bytes()).hexdigest() for name in digests}
+        return [f"{name} does not match its SHA-256" for name in digests if found[name] != digests[name]]
     except FileNotFoundError as error:
         return [f"{Path(error.filename).name} is missing"]
     except (OSError, ValueError, KeyError, TypeError) as error:

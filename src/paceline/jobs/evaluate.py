@@ -54,7 +54,7 @@ def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
         print(f"{config.recipe_name} at {int(images):,} images on {split} of {config.run.data}")
         width = max(map(len, results))
         for name, value in results.items():
-            print(f"  {name:<{width}}  {value:.6g}")
+            print(f"  {name:<{width}}  {value:.8g}")
         if judge.protocol():
             print("measured with " + ", ".join(f"{name} {value}" for name, value in judge.protocol().items()))
         for note in judge.notes:

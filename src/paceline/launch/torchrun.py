@@ -51,8 +51,8 @@ def run_processes(module: str, arguments: list[str], processes: int) -> int:
             try:
                 elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
                 return 0
-            except (SignalException, KeyboardInterrupt) as stop:
-                return 128 + int(getattr(stop, "sigval", signal.SIGINT))
+            except SignalException as stop:
+                return 128 + int(stop.sigval)
             except ChildFailedError as failure:
                 return _exit_code(failure, folder, asked)
 
@@ -102,8 +102,8 @@ def _passing_on(folder: Path) -> Iterator[list[int]]:
                 os.kill(process, signal.SIGKILL if again else number)
             except ProcessLookupError:
                 continue
-        if not processes:
-            raise KeyboardInterrupt if number == signal.SIGINT else SignalException("asked to stop", signal.Signals(number))
+        if not processes:  # they have not begun
+            raise SignalException("asked to stop", signal.Signals(number))
 
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -117,7 +117,7 @@ def _passing_on(folder: Path) -> Iterator[list[int]]:
 
 
 def report_for_work() -> None:
-    """Called first by a process that a launcher started: ties its life to the launcher's, and can then be asked to stop."""
+    """Called first by a process that a launcher started: it dies with the launcher, and can be asked to stop."""
     if LAUNCHER not in os.environ:
         return
     die_with_parent(int(os.environ[LAUNCHER]))

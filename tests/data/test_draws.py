@@ -1,0 +1,35 @@
+import torch
+
+from paceline.data.draws import BLOCK_ROWS, Drawer
+from paceline.data.feed import drawn_batches
+from paceline.recipe import Draw
+
+DRAWS = {"noise": Draw((3,), "normal"), "where": Draw((2, 2), "uniform"), "coin": Draw((), "uniform", common=True)}
+
+
+def drawer(seed: int = 0, dtype: torch.dtype = torch.float32) -> Drawer:
+    return Drawer(DRAWS, seed, torch.device("cpu"), dtype)
+
+
+def test_a_row_outside_of_training_depends_on_its_position_and_purpose_alone():
+    whole = drawer().rows("evaluation", 0, 3 * BLOCK_ROWS)
+    for start, stop in ((0, 1), (7, BLOCK_ROWS), (BLOCK_ROWS - 1, BLOCK_ROWS + 1), (400, 1400)):
+        some = drawer().rows("evaluation", start, stop)
+        assert all(torch.equal(some[name], whole[name][start:stop]) for name in DRAWS)
+    assert not torch.equal(whole["noise"], drawer().rows("samples", 0, 3 * BLOCK_ROWS)["noise"])
+    assert not torch.equal(whole["noise"], drawer(seed=1).rows("evaluation", 0, 3 * BLOCK_ROWS)["noise"])
+    assert len(whole["noise"].unique()) > 4000  # no block repeats another
+    assert len(whole["coin"].unique()) == 1
+
+
+def test_drawn_batches_of_all_ranks_are_the_rows_of_one_table():
+    whole = drawer().rows("evaluation", 0, 1234)
+    for size in (1, 2, 3):
+        batches = [batch for rank in range(size) for batch in drawn_batches(drawer(), 1234, rank, size)]
+        assert torch.equal(torch.cat([batch["noise"] for batch in batches]), whole["noise"])
+        assert torch.equal(torch.cat([batch["index"] for batch in batches]), torch.arange(1234))
+
+
+def test_draws_in_another_precision_are_the_same_numbers():
+    wide = drawer(dtype=torch.float64).rows("evaluation", 0, 5)["noise"]
+    assert torch.equal(wide, drawer().rows("evaluation", 0, 5)["noise"].double())

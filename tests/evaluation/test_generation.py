@@ -1,0 +1,260 @@
+"""Generated pictures judged: against torchmetrics, over parts, with kept statistics, by stated networks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import run_fork, run_ranks
+from torch import Tensor, nn
+from torchmetrics.image.fid import FrechetInceptionDistance
+
+from paceline.config import RunSettings
+from paceline.data.source import ArraySource
+from paceline.errors import UserError
+from paceline.evaluation import _kept
+from paceline.evaluation._features import Pixels
+from paceline.evaluation._judge import Case
+from paceline.evaluation._protocol import require_same, same_protocol
+from paceline.evaluation.generation import Generation
+from paceline.recipe import Facts
+
+CPU = torch.device("cpu")
+FACTS = Facts(channels=3, height=12, width=12)
+TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def pictures(count: int, seed: int) -> Tensor:
+    """uint8 pictures with some structure: a few random patterns, mixed."""
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(20, 3 * 12 * 12, generator=torch.Generator().manual_seed(0))
+    mixed = torch.randn(count, 20, generator=generator) @ patterns * 12 + 128 + 5 * seed
+    return mixed.clamp(0, 255).to(torch.uint8).unflatten(1, (3, 12, 12))
+
+
+def scaled(some: Tensor) -> Tensor:
+    return some / 127.5 - 1
+
+
+def source_of(real: Tensor) -> ArraySource:
+    return ArraySource({"image": real.permute(0, 2, 3, 1).contiguous().numpy()}, FACTS)
+
+
+def no_run(path: str) -> tuple:
+    raise AssertionError(f"{path} was not asked for")
+
+
+def begun(real: Tensor, count: int, **settings: object) -> Generation:
+    judge = Generation(FACTS, CPU, RunSettings(data="patterns", **settings))
+    judge.begin(Case(source_of(real), "train", count, no_run))
+    return judge
+
+
+def judged(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings: object) -> dict[str, float]:
+    """The results where each part between cuts was seen by a judge of its own."""
+    judges = [begun(real, len(made), **settings) for _ in range(len(cuts) + 1)]
+    for pool, add in ((real, "update_samples"), (made, "update")):
+        parts = zip(torch.arange(len(pool)).tensor_split(cuts), pool.tensor_split(cuts), judges, strict=True)
+        for index, part, judge in parts:
+            for rows, positions in zip(part.split(64), index.split(64), strict=True):
+                batch = {"image": scaled(rows), "index": positions}
+                judge.update_samples(batch) if add == "update_samples" else judge.update(batch, batch)
+    judges[0].end_samples(sum(judge.sample_sums() for judge in judges))
+    return judges[0].results(sum(judge.sums() for judge in judges))
+
+
+class PixelModule(nn.Module):
+    """Our simplest features, as torchmetrics wants a network."""
+
+    num_features = 3 * Pixels.SIDE_PX**2
+
+    def forward(self, some: Tensor) -> Tensor:
+        return Pixels(FACTS).see(some).features
+
+
+def test_fid_is_that_of_torchmetrics_on_the_same_features_and_pictures():
+    real, made = pictures(900, 1), pictures(700, 2)
+    theirs = FrechetInceptionDistance(PixelModule()).set_dtype(torch.float64)
+    theirs.update(real, real=True)
+    theirs.update(made, real=False)
+    ours = judged(real, made)
+    assert ours["FID[pixels-8x8]"] == pytest.approx(theirs.compute().item(), abs=1e-6)
+    assert ours["FID[pixels-8x8]"] > 0.1 and ours["count"] == 700
+    assert not any("[" not in name for name in ours if name != "count")
+
+
+def test_the_numbers_do_not_depend_on_how_the_pictures_are_spread():
+    real, made = pictures(600, 1), pictures(600, 2)
+    assert judged(real, made, cuts=(123, 400)) == pytest.approx(judged(real, made), rel=1e-9)
+
+
+def test_statistics_of_real_pictures_are_kept_by_their_content_and_protocol(tmp_path):
+    real, made = pictures(300, 1), pictures(300, 2)
+    assert begun(real, 300).needs_samples
+    results = judged(real, made)
+    again = begun(real, 300)
+    assert not again.needs_samples
+    again.update({"image": scaled(made)}, {"index": torch.arange(300)})
+    assert again.results(again.sums()) == pytest.approx(results, rel=1e-9)
+    changed = real.clone()
+    changed[150, 0, 3, 3] ^= 1
+    assert begun(changed, 300).needs_samples
+    assert begun(real[:299], 300).needs_samples
+    assert begun(real, 300, judge_precision="tf32").needs_samples
+    (file,) = _kept.folder().glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    assert begun(real, 300).needs_samples
+
+
+def test_pictures_are_judged_as_they_would_be_saved():
+    real = pictures(300, 1)
+    made = scaled(real) + 0.3 / 127.5  # rounds away
+    judge = begun(real, 300)
+    judge.update_samples({"image": scaled(real), "index": torch.arange(300)})
+    judge.end_samples(judge.sample_sums())
+    judge.update({"image": made}, {"index": torch.arange(300)})
+    results = judge.results(judge.sums())
+    assert results["FID[pixels-8x8]"] == pytest.approx(0, abs=1e-6)
+    assert results["precision[pixels-8x8]"] == results["recall[pixels-8x8]"] == 1
+
+
+def test_fewer_pictures_than_features_are_refused_unless_allowed_and_few_ones_are_warned_of():
+    with pytest.raises(UserError, match="191 pictures .* too few for the covariance of 192 features; .*few_images=allow"):
+        begun(pictures(191, 1), 500)
+    with pytest.raises(UserError, match="100 pictures"):
+        begun(pictures(500, 1), 100)
+    assert "mean little" in begun(pictures(100, 1), 500, few_images="allow").notes[0]
+    assert "biased" in begun(pictures(400, 1), 500).notes[0]
+    assert begun(pictures(960, 1), 960).notes == ()
+
+
+def test_protocols_are_alike_only_if_all_but_the_seed_agrees():
+    real = pictures(300, 1)
+    protocol = begun(real, 300).protocol()
+    assert {"features", "weights", "resize", "real", "made", "seed", "split", "fingerprint"} <= protocol.keys()
+    assert same_protocol(protocol, begun(real, 300, seed=7).protocol())
+    other = begun(real, 250).protocol()
+    assert not same_protocol(protocol, other)
+    with pytest.raises(UserError, match="run a and run b were not measured alike .*made: 300 ≠ 250"):
+        require_same({"run a": protocol, "run b": other})
+
+
+class Scripted(nn.Module):
+    """Takes the place of Inception: some numbers for a picture."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool2d(4)
+        self.last = nn.Linear(48, num_features)
+
+    def forward(self, some: Tensor) -> Tensor:
+        return self.last(self.pool(some).flatten(1))
+
+
+def saved(tmp_path: Path, num_features: int) -> tuple[str, str]:
+    from hashlib import sha256
+
+    path = tmp_path / f"scripted-{num_features}.pt"
+    torch.jit.script(Scripted(num_features)).save(str(path))
+    return str(path), sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path):
+    path, digest = saved(tmp_path, 2048)
+    real = pictures(250, 1)
+    with pytest.raises(UserError, match=f"not an Inception file that is known here .*--inception-sha256 {digest}"):
+        begun(real, 250, inception=path)
+    with pytest.raises(UserError, match=f"its SHA-256 is {digest}, and --inception-sha256 says 00ff"):
+        begun(real, 250, inception=path, inception_sha256="00ff")
+    with pytest.raises(UserError, match=r"too few for the covariance of 2,048 features"):
+        begun(real, 250, inception=path, inception_sha256=digest)
+    judge = begun(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
+    assert judge.label == "" and judge.protocol()["weights"] == digest
+    wrong, its_digest = saved(tmp_path, 10)
+    with pytest.raises(UserError, match=r"gives \(1, 10\) for a picture, not \(1, 2048\)"):
+        begun(real, 250, inception=wrong, inception_sha256=its_digest)
+    with pytest.raises(UserError, match="no such file"):
+        begun(real, 250, inception=str(tmp_path / "nothing.pt"))
+
+
+def test_pictures_are_enlarged_as_tensorflow_1_does_it():
+    from paceline.evaluation._inception import resize_like_tensorflow
+
+    row = torch.tensor([0.0, 8.0, 4.0]).expand(1, 1, 1, 3)
+    enlarged = resize_like_tensorflow(row, 6)
+    assert enlarged[0, 0, 0].tolist() == [0, 4, 8, 6, 4, 4]  # pixel i lies at i / 2; the last one is repeated
+    assert enlarged.shape == (1, 1, 6, 6)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny classifier and a tiny generator that was judged by it."""
+    folder = tmp_path_factory.mktemp("runs")
+    classifier = ["train", "classification", "--preset", "quick", "--set", "width=4", "--images", "640"]
+    trained = run_fork(folder, *classifier, "--accelerator", "cpu", "--out", "classifier")
+    assert trained.wait() == 0, trained.stderr
+    generator = ["train", TINY_GAN, "--accelerator", "cpu", "--out", "gan", "--set", "features=classifier"]
+    trained = run_fork(folder, *generator)
+    assert trained.wait() == 0, trained.stderr
+    return folder
+
+
+def test_a_generator_is_judged_while_it_trains_and_its_best_checkpoint_is_known(runs):
+    rows = [json.loads(line) for line in (runs / "gan" / "metrics.jsonl").read_text().splitlines()]
+    name = "train/FID[resnet18-digits]"
+    values = {row["images"]: row[name] for row in rows if name in row}
+    assert list(values) == [640, 1280, 1920] and values[1920] < values[640]
+    scores = [row["train/IS[resnet18-digits]"] for row in rows if name in row]
+    assert all(1 <= score <= 10 for score in scores)
+    state = json.loads((runs / "gan" / "checkpoints" / "000000001920" / "state.json").read_text())
+    assert state["best"]["name"] == name and state["best"]["value"] == min(values.values())
+    protocol = json.loads((runs / "gan" / "protocols.json").read_text())["train"]["resnet18-digits"]
+    assert protocol["real"] == protocol["made"] == 1438 and len(protocol["weights"]) == 64
+
+
+def values_in(text: str) -> dict[str, float]:
+    words = [line.split() for line in text.splitlines() if line.startswith("  ")]
+    return {name: float(value) for name, value in words}
+
+
+def test_two_processes_measure_what_one_does(runs):
+    found = []
+    for size in (1, 2):
+        # The second one computes its own statistics of the real pictures, too.
+        sets = ["--set", "features=classifier", "--set", f"judge_precision={'fp32' if size == 1 else 'tf32'}"]
+        command = ["evaluate", "gan", "--accelerator", "cpu", "--devices", str(size), *sets]
+        before = set(runs.glob("stdout-*"))
+        assert run_ranks(runs, size, *command) == [0] * size
+        found.append(values_in("".join(file.read_text() for file in set(runs.glob("stdout-*")) - before)))
+    assert found[0].keys() == found[1].keys() and "IS[resnet18-digits]" in found[0]
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_a_run_goes_on_only_if_it_is_judged_as_before(runs):
+    command = ["train", TINY_GAN, "--accelerator", "cpu", "--out", "gan", "--images", "2560"]
+    refused = run_fork(runs, *command, "--set", "features=classifier", "--set", "judged_images=700")
+    assert refused.wait() == 2
+    assert "measured otherwise (made: 1438 ≠ 700)" in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+def test_a_classifier_for_other_pictures_is_refused(runs):
+    refused = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=gan")
+    assert refused.wait() == 2 and "features=gan: not a classification run" in refused.stderr
+    refused = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=classifier", "--set", "channels=3")
+    assert refused.wait() == 2 and len(refused.stderr.splitlines()) == 1
+
+
+def test_real_pictures_survive_the_way_through_the_loader():
+    values = np.arange(256, dtype=np.uint8)
+    from paceline.data.transforms import _scale, to_eight_bits
+
+    assert torch.equal(to_eight_bits(_scale(torch.from_numpy(values), torch.float32)), torch.from_numpy(values))

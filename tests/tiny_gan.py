@@ -1,0 +1,53 @@
+"""A generative recipe for tests: two linear networks on the digits' own 8 pixels."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.recipe import Batch, Draw, Facts, Loss, NoSettings, Phase, Recipe
+
+
+class TinyGan(Recipe):
+    """A generator and a discriminator of one layer each."""
+
+    judge = "generation"
+    judged_on = "train"
+    best = ("train/FID", "min")
+    generates = True
+    defaults: ClassVar[dict[str, Any]] = {
+        "data": "digits",
+        "size": 8,
+        "batch_size": "32",
+        "images": 1920,
+        "lr": 0.01,
+        "validation": 0.0,
+        "evaluate_every": "640 images",
+        "sample_every": "640 images",
+        "save_every": "640 images",
+        "average": "200 images",
+    }
+    phases = (Phase("generator", "generator"), Phase("discriminator", "discriminator"))
+    averaged = ("generator",)
+
+    def __init__(self, settings: NoSettings, facts: Facts) -> None:
+        super().__init__(settings, facts)
+        self.shape = (facts.channels, facts.height, facts.width)
+        pixels = facts.channels * facts.height * facts.width
+        self.generator = nn.Linear(6, pixels)
+        self.discriminator = nn.Linear(pixels, 1)
+        self.draws = {"noise": Draw((6,), "normal"), "coin": Draw((), "uniform", common=True)}
+
+    def generator_loss(self, batch: Batch) -> Loss:
+        fake = self.predict(batch)["image"]
+        return Loss({"adversarial": F.softplus(-self.discriminator(fake.flatten(1))).mean()}, {"fake": fake})
+
+    def discriminator_loss(self, batch: Batch) -> Loss:
+        real, fake = (self.discriminator(batch[name].flatten(1)) for name in ("image", "fake"))
+        return Loss({"real": F.softplus(-real).mean(), "fake": F.softplus(fake).mean()})
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        return {"image": torch.tanh(self.generator(batch["noise"])).unflatten(1, self.shape)}
