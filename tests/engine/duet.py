@@ -66,6 +66,7 @@ class Duet(Recipe):
         self._look("critic", batch)
         real = self.critic(batch["image"].flatten(1))
         fake = batch["fake"] if "fake" in batch else self.generator(batch["noise"]).detach()
+        assert not fake.requires_grad, "what is shared comes detached"
         fake = self.critic(fake)
         loss = F.softplus(-real).mean() + F.softplus(fake).mean()
         return Loss({"both": loss}, facts={"gap": real.mean() - fake.mean(), "real": real.mean()})
@@ -85,4 +86,4 @@ class Duet(Recipe):
 
     def _look(self, phase: str, batch: Batch) -> None:
         if self.watched:
-            self.seen.append((phase, dict(batch)))
+            self.seen.append((phase, {name: value.detach().clone() for name, value in batch.items()}))

@@ -14,6 +14,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 
 from paceline.config import RunSettings
 from paceline.data.source import ArraySource
+from paceline.engine.finished_run import open_run
 from paceline.errors import UserError
 from paceline.evaluation import _kept
 from paceline.evaluation._features import Pixels
@@ -127,7 +128,9 @@ def test_pictures_are_judged_as_they_would_be_saved():
 
 
 def test_fewer_pictures_than_features_are_refused_unless_allowed_and_few_ones_are_warned_of():
-    with pytest.raises(UserError, match="191 pictures .* too few for the covariance of 192 features; .*few_images=allow"):
+    with pytest.raises(
+        UserError, match=r"191 pictures .* too few for the covariance of 192 features; .*few_images=allow"
+    ):
         begun(pictures(191, 1), 500)
     with pytest.raises(UserError, match="100 pictures"):
         begun(pictures(500, 1), 100)
@@ -143,7 +146,7 @@ def test_protocols_are_alike_only_if_all_but_the_seed_agrees():
     assert same_protocol(protocol, begun(real, 300, seed=7).protocol())
     other = begun(real, 250).protocol()
     assert not same_protocol(protocol, other)
-    with pytest.raises(UserError, match="run a and run b were not measured alike .*made: 300 ≠ 250"):
+    with pytest.raises(UserError, match=r"run a and run b were not measured alike .*made: 300 ≠ 250"):
         require_same({"run a": protocol, "run b": other})
 
 
@@ -246,11 +249,13 @@ def test_a_run_goes_on_only_if_it_is_judged_as_before(runs):
     assert "measured otherwise (made: 1438 ≠ 700)" in refused.stderr and len(refused.stderr.splitlines()) == 1
 
 
-def test_a_classifier_for_other_pictures_is_refused(runs):
+def test_features_of_another_kind_of_run_or_of_other_pictures_are_refused(runs, monkeypatch):
     refused = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=gan")
     assert refused.wait() == 2 and "features=gan: not a classification run" in refused.stderr
-    refused = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=classifier", "--set", "channels=3")
-    assert refused.wait() == 2 and len(refused.stderr.splitlines()) == 1
+    monkeypatch.chdir(runs)
+    judge = Generation(FACTS, CPU, RunSettings(features="classifier"))
+    with pytest.raises(UserError, match="features=classifier: it knows pictures of 8×8×1, and these are of 12×12×3"):
+        judge.begin(Case(source_of(pictures(300, 1)), "train", 300, open_run))
 
 
 def test_real_pictures_survive_the_way_through_the_loader():

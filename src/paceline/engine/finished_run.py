@@ -12,6 +12,7 @@ from paceline.engine.checkpoint import Checkpoints, Snapshot, load
 from paceline.engine.run_folder import RunFolder
 from paceline.engine.snapshot import load_weights
 from paceline.errors import UserError, unknown
+from paceline.evaluation._judge import OpenedRun
 from paceline.recipe import Recipe
 from paceline.registry import load_class
 
@@ -41,9 +42,10 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
     return load(checkpoints.path(int(which)))
 
 
-def open_run(run: str) -> tuple[Config, Recipe]:
-    """A run's settings, and its recipe with the weights that were judged best, on the CPU."""
+def open_run(run: str) -> OpenedRun:
+    """A run with the weights that were judged best, on the CPU."""
     config = config_of(run)
-    recipe = make_recipe(config, open_sources(config))
+    sources = open_sources(config)
+    recipe = make_recipe(config, sources)
     load_weights(recipe, choose_checkpoint(RunFolder(Path(run)).checkpoints, "best").weights, averaged=True)
-    return config, recipe
+    return OpenedRun(config, sources["train"].facts, recipe)

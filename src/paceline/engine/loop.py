@@ -81,7 +81,8 @@ class Loop:
         """Where the numbers go; only the first rank has a writer."""
         self.writer, self.display = writer, display
         if writer and self.judge and self.judge.protocol():
-            self.folder.keep_protocol(self.recipe.judged_on, self.judge.label, self.judge.protocol())
+            split, label, protocol = self.recipe.judged_on, self.judge.label, self.judge.protocol()
+            self.folder.keep_protocol(split, label, protocol, afresh=self.images == 0)
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
 
     def run(self) -> None:

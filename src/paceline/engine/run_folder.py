@@ -73,9 +73,9 @@ class RunFolder:
                 "use the same ones to go on, or choose another --out"
             )
 
-    def keep_protocol(self, split: str, label: str, protocol: Mapping[str, Any]) -> None:
+    def keep_protocol(self, split: str, label: str, protocol: Mapping[str, Any], *, afresh: bool) -> None:
         """Writes how the numbers of a split are measured that have this label in brackets; it stays so."""
-        kept = self._protocols()
+        kept = {} if afresh else self._protocols()
         before = kept.setdefault(split, {}).setdefault(label, dict(protocol))
         changed = differences(before, protocol)
         if changed:

@@ -6,7 +6,7 @@ with the number (`FID[resnet18-digits]`), since numbers by different features sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import sha256
@@ -17,13 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.config import Config, RunSettings
+from paceline.config import RunSettings
 from paceline.errors import UserError
-from paceline.evaluation._judge import OpenRun
-from paceline.recipe import Facts, Recipe
+from paceline.evaluation._judge import OpenedRun
+from paceline.recipe import Facts
 
 PICTURES_AT_ONCE = 100
 Arithmetic = Literal["fp32", "tf32"]
+OpenRun = Callable[[str], OpenedRun]
 
 
 class Seen(NamedTuple):
@@ -75,25 +76,20 @@ class Pixels(FeatureNetwork):
 class Classifier(FeatureNetwork):
     """A classification run of ours: what goes into its last linear layer, and its logits."""
 
-    def __init__(self, run: str, config: Config, recipe: Recipe, facts: Facts, device: torch.device) -> None:
-        layers = [module for module in recipe.modules() if isinstance(module, nn.Linear)]
-        if recipe.judge != "accuracy" or not layers:
-            raise UserError(f"features={run}: not a classification run with a last linear layer")
-        self.recipe = recipe.float().to(device).eval().requires_grad_(False)
-        self.last = layers[-1]
-        self.num_features, self.num_classes = self.last.in_features, self.last.out_features
-        network = next(iter(recipe.networks.values()))
-        kind = f"{type(network).__name__.lower()}{getattr(config.recipe, 'depth', '')}"
-        self.label = f"{kind}-{Path(config.run.data).stem}"
-        self.weights = hash_of(recipe)
-        try:
-            seen = self.see(torch.zeros(1, facts.channels, facts.height, facts.width, dtype=torch.uint8, device=device))
-        except RuntimeError:
+    def __init__(self, name: str, run: OpenedRun, facts: Facts, device: torch.device) -> None:
+        layers = [module for module in run.recipe.modules() if isinstance(module, nn.Linear)]
+        if run.recipe.judge != "accuracy" or not layers:
+            raise UserError(f"features={name}: not a classification run with a last linear layer")
+        if _shape(run.facts) != _shape(facts):
             raise UserError(
-                f"features={run}: it does not take pictures of {facts.width}×{facts.height}×{facts.channels}; "
-                "train it with the same size and channels"
-            ) from None
-        assert seen.features.shape == (1, self.num_features)
+                f"features={name}: it knows pictures of {_shape(run.facts)}, and these are of {_shape(facts)}"
+            )
+        self.recipe, self.last = run.recipe.float().to(device).eval().requires_grad_(False), layers[-1]
+        self.num_features, self.num_classes = self.last.in_features, self.last.out_features
+        network = next(iter(run.recipe.networks.values()))
+        kind = f"{type(network).__name__.lower()}{getattr(run.config.recipe, 'depth', '')}"
+        self.label = f"{kind}-{Path(run.config.run.data).stem}"
+        self.weights = hash_of(run.recipe)
 
     def see(self, pictures: Tensor) -> Seen:
         caught: list[Tensor] = []
@@ -118,7 +114,11 @@ def choose_features(settings: RunSettings, facts: Facts, device: torch.device, o
 
 @lru_cache(maxsize=1)  # a run asks again at every evaluation
 def _load_classifier(run: str, facts: Facts, device: torch.device, open_run: OpenRun) -> Classifier:
-    return Classifier(run, *open_run(run), facts, device)
+    return Classifier(run, open_run(run), facts, device)
+
+
+def _shape(facts: Facts) -> str:
+    return f"{facts.width}×{facts.height}×{facts.channels}"
 
 
 def hash_of(module: nn.Module) -> str:

@@ -18,7 +18,14 @@ from paceline.config import Config, RunSettings
 from paceline.data.source import Source
 from paceline.recipe import Batch, Facts, Recipe
 
-OpenRun = Callable[[str], tuple[Config, Recipe]]  # a finished run's settings, and its recipe with the best weights
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """What a finished run learned."""
+
+    config: Config
+    facts: Facts  # of the data that it learned from
+    recipe: Recipe  # with the weights that were judged best
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class Case:
     source: Source
     split: str
     count: int  # predictions that will come
-    open_run: OpenRun
+    open_run: Callable[[str], OpenedRun]  # by its folder
 
 
 class Judge:

@@ -1,4 +1,4 @@
-"""Distances between two sets of features: Fréchet (FID), kernel (KID), precision and recall; and the Inception Score."""
+"""Numbers behind two sets of features: Fréchet distance, kernel distance, precision and recall; Inception Score."""
 
 from __future__ import annotations
 

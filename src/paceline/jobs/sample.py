@@ -108,7 +108,7 @@ def _between(recipe: Recipe, ends: Batch, steps: int) -> Batch:
     between = {}
     for name, rows in ends.items():
         go = slerp if recipe.draws[name].kind == "normal" else torch.lerp
-        pairs = rows.flatten(1).double().unflatten(0, (-1, 2))
+        pairs = rows.reshape(len(rows), -1).double().unflatten(0, (-1, 2))
         moved = torch.stack([torch.stack([go(a, b, share.to(a)) for share in shares]) for a, b in pairs])
         between[name] = moved.to(rows.dtype).reshape(-1, *rows.shape[1:])
     return between

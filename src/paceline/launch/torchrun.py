@@ -52,7 +52,7 @@ def run_processes(module: str, arguments: list[str], processes: int) -> int:
                 elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
                 return 0
             except SignalException as stop:
-                return 128 + int(stop.sigval)
+                return 128 + int(asked[0] if asked else stop.sigval)
             except ChildFailedError as failure:
                 return _exit_code(failure, folder, asked)
 
@@ -102,8 +102,8 @@ def _passing_on(folder: Path) -> Iterator[list[int]]:
                 os.kill(process, signal.SIGKILL if again else number)
             except ProcessLookupError:
                 continue
-        if not processes:  # they have not begun
-            raise SignalException("asked to stop", signal.Signals(number))
+        if not processes:  # they have not begun: SIGTERM ends them, where Ctrl-C would have them print tracebacks
+            raise SignalException("asked to stop", signal.SIGTERM)
 
     if threading.current_thread() is not threading.main_thread():
         yield asked
