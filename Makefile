@@ -15,8 +15,9 @@ help:  ## show this list
 
 install: $(INSTALLED)  ## make the virtual environment (the other targets do it when needed)
 
+# One thread a process: the networks are so small that more only wait for each other.
 demo: $(INSTALLED)  ## train one recipe under three strategies on the CPU and compare the results
-	@$(BIN)/python -m paceline.jobs.demo
+	@OMP_NUM_THREADS=1 $(BIN)/python -m paceline.jobs.demo
 
 test: lint  ## lint, check types and run the tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -114,7 +114,14 @@ def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -
     """Starts `paceline ARGUMENTS` as a person does; `before` are words of a command that it is given to."""
     pending = [(folder / name).open("wb") for name in ("stdout", "stderr")]
     command = [*before, sys.executable, "-m", "paceline", *arguments]
-    process = subprocess.Popen(command, cwd=folder, stdout=pending[0], stderr=pending[1], start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=pending[0],
+        stderr=pending[1],
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # where a test fails, its command does not outlive the tests
+    )
     for file in pending:
         file.close()
         os.rename(file.name, f"{file.name}-{process.pid}")

