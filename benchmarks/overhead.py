@@ -212,7 +212,9 @@ def main() -> None:
                 spread = f"{row['low']:9,.0f} – {row['high']:9,.0f}"
                 low, median, high = row["time_over_first"]
                 ratio = f"{median:.3f} ({low:.3f} – {high:.3f})"
-                print(f"{batch_size:5}  {row['side']:13} {row['images_per_second']:9,.0f}  {spread} {row['n']:3}  {ratio}")
+                print(
+                    f"{batch_size:5}  {row['side']:13} {row['images_per_second']:9,.0f}  {spread} {row['n']:3}  {ratio}"
+                )
     if arguments.json:
         content = {"made_with": versions_and_hardware(), "width": arguments.width, "rows": rows}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")

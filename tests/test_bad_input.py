@@ -204,7 +204,7 @@ def test_two_processes_say_a_mistake_once(tmp_path: Path, photos: Path) -> None:
 
 def test_processes_that_someone_else_started_say_their_mistakes(tmp_path: Path) -> None:
     for flags, said in (
-        (("--strategy", "single"), "--strategy single: runs in one process, but 2 were started; use ddp or lightning"),
+        (("--strategy", "single"), "--strategy single: one process, but 2 were started; use ddp or lightning"),
         (("--devices", "2", "--batch-size", "1"), "--batch-size 1: smaller than its 2 parts (2 devices × 1"),
     ):
         for rank in start_ranks(tmp_path, 2, "train", TINY, *flags, "--out", "run"):

@@ -1,7 +1,7 @@
 """Paceline trains image models on one device or many, from one recipe.
 
-    import paceline
-    paceline.train("classification", data="digits", preset="quick")
+import paceline
+paceline.train("classification", data="digits", preset="quick")
 """
 
 from typing import Any

@@ -87,7 +87,7 @@ def evaluate(
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Measure a run's weights on any data."""
-    from paceline.config import parse_assignments
+    from paceline.config_file import parse_assignments
     from paceline.jobs.evaluate import evaluate as job
 
     flags = {"data": data, "data_root": data_root, "devices": devices, "accelerator": accelerator}

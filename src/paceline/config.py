@@ -7,17 +7,13 @@ preset, a file (TOML or INI), flags, `--set name=value`. Learner settings can be
 
 from __future__ import annotations
 
-import configparser
 import dataclasses
-import json
-import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.errors import UserError, unknown
+from paceline.span import Span
 
 
 def setting(default: Any, meaning: str, *, flag: bool = False, free: bool = False) -> Any:
@@ -35,22 +31,36 @@ class RunSettings:
     strategy: str = setting("auto", "single, dp, ddp or lightning; auto is ddp when devices > 1", flag=True, free=True)
     accelerator: Literal["auto", "cpu", "cuda"] = setting("auto", "where to compute", flag=True, free=True)
     devices: int = setting(1, "how many devices share the run", flag=True, free=True)
-    gpus: str = setting("", "ids of the GPUs to use, e.g. 2,3; a process takes the one at its local rank", flag=True, free=True)
-    backend: Literal["auto", "nccl", "gloo"] = setting("auto", "how processes talk; auto is nccl on GPUs, gloo on CPUs", flag=True, free=True)
-    sync_batchnorm: Literal["auto", "on", "off"] = setting("auto", "one BatchNorm over all processes; auto is on when a network has BatchNorm", flag=True)
+    gpus: str = setting(
+        "", "ids of the GPUs to use, e.g. 2,3; a process takes the one at its local rank", flag=True, free=True
+    )
+    backend: Literal["auto", "nccl", "gloo"] = setting(
+        "auto", "how processes talk; auto is nccl on GPUs, gloo on CPUs", flag=True, free=True
+    )
+    sync_batchnorm: Literal["auto", "on", "off"] = setting(
+        "auto", "one BatchNorm over all processes; auto is on when a network has BatchNorm", flag=True
+    )
 
     batch_size: str = setting("128", "images per step over all devices, or per device as 32/device", flag=True)
     accumulate: int = setting(1, "micro-batches per step", flag=True)
     epochs: float = setting(10.0, "length of training in passes over the data", flag=True, free=True)
     images: int = setting(0, "length of training in images; overrides --epochs", flag=True, free=True)
     seed: int = setting(0, "of weights, order, augmentation and noise", flag=True)
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = setting("auto", "of the arithmetic; auto is bf16 on GPUs that have it, else fp32", flag=True)
-    graph: Literal["auto", "on", "off"] = setting("auto", "replay the whole step as one CUDA graph; auto is on where it is known to work", flag=True, free=True)
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = setting(
+        "auto", "of the arithmetic; auto is bf16 on GPUs that have it, else fp32", flag=True
+    )
+    graph: Literal["auto", "on", "off"] = setting(
+        "auto", "replay the whole step as one CUDA graph; auto is on where it is known to work", flag=True, free=True
+    )
     deterministic: bool = setting(False, "bit-identical repeats on GPUs, at some cost in speed", flag=True, free=True)
-    scale_lr: Literal["none", "linear", "sqrt"] = setting("none", "scale learning rates with the batch, relative to reference_batch", flag=True)
+    scale_lr: Literal["none", "linear", "sqrt"] = setting(
+        "none", "scale learning rates with the batch, relative to reference_batch", flag=True
+    )
     reference_batch: int = setting(128, "the batch for which the recipe's learning rates were chosen")
 
-    loader: str = setting("auto", "workers or resident; auto is resident when the data fits the device", flag=True, free=True)
+    loader: str = setting(
+        "auto", "workers or resident; auto is resident when the data fits the device", flag=True, free=True
+    )
     workers: int = setting(2, "loading processes per device, for loader workers", flag=True, free=True)
     bad_images: Literal["fail", "skip"] = setting("fail", "what to do about unreadable images", flag=True)
     size: int = setting(0, "side of the pictures in pixels; 0 keeps the source's own")
@@ -58,15 +68,27 @@ class RunSettings:
     validation: float = setting(0.1, "share of the training samples that is held out to choose the best model")
     split_seed: int = setting(0, "of the validation split")
     pad_crop: int = setting(0, "pad by so many pixels, then crop back at a random place")
-    flip: Literal["auto", "on", "off"] = setting("auto", "mirror half of the samples; auto asks the source whether that is allowed")
+    flip: Literal["auto", "on", "off"] = setting(
+        "auto", "mirror half of the samples; auto asks the source whether that is allowed"
+    )
     cutout: int = setting(0, "side of a random square that is blanked")
 
-    inception: str = setting("", "file of the Inception network of 2015 that FID is defined by, or torch-fidelity", flag=True, free=True)
-    inception_sha256: str = setting("", "SHA-256 of an --inception file that you trust; a TorchScript file is a program", flag=True, free=True)
-    features: str = setting("", "without --inception: a finished classification run whose features judge generated pictures", free=True)
+    inception: str = setting(
+        "", "file of the Inception network of 2015 that FID is defined by, or torch-fidelity", flag=True, free=True
+    )
+    inception_sha256: str = setting(
+        "", "SHA-256 of an --inception file that you trust; a TorchScript file is a program", flag=True, free=True
+    )
+    features: str = setting(
+        "", "without --inception: a finished classification run whose features judge generated pictures", free=True
+    )
     judged_images: int = setting(0, "generated pictures per evaluation; 0 makes as many as the split has", free=True)
-    judge_precision: Literal["fp32", "tf32"] = setting("fp32", "of the network that judges generated pictures, on GPUs", free=True)
-    few_images: Literal["refuse", "allow"] = setting("refuse", "what to do about fewer pictures than the judging network has features", free=True)
+    judge_precision: Literal["fp32", "tf32"] = setting(
+        "fp32", "of the network that judges generated pictures, on GPUs", free=True
+    )
+    few_images: Literal["refuse", "allow"] = setting(
+        "refuse", "what to do about fewer pictures than the judging network has features", free=True
+    )
 
     out: str = setting("", "the run's folder; default runs/RECIPE-DATA-SEED", flag=True, free=True)
     log_every: str = setting("50 steps", "between two lines of metrics", free=True)
@@ -89,7 +111,9 @@ class LearnerSettings:
     beta2: float = setting(0.999, "of adam and adamw")
     weight_decay: float = setting(0.0, "on weights")
     decay_norms: bool = setting(True, "weight decay on biases and normalisation layers too")
-    schedule: Literal["constant", "step", "cosine", "linear"] = setting("constant", "of the learning rate over training")
+    schedule: Literal["constant", "step", "cosine", "linear"] = setting(
+        "constant", "of the learning rate over training"
+    )
     warmup: str = setting("0 images", "the learning rate rises from zero over this span")
     hold: str = setting("0%", "linear: the rate stays at its highest until here, then falls to zero at the end")
     drop_at: str = setting("50%", "step: where the rate is multiplied by drop; several with commas")
@@ -134,7 +158,7 @@ def resolve(recipe_name: str, recipe_settings: type, layers: Iterable[tuple[str,
     chosen: dict[type, dict[str, Any]] = {group: {} for group in groups}
     networks: dict[str, dict[str, Any]] = {}
     for origin, layer in layers:
-        for full_name, value in _flatten(layer).items():
+        for full_name, value in flatten(layer).items():
             network, _, name = full_name.rpartition(".")
             name = name.replace("-", "_")
             if name not in owner:
@@ -160,7 +184,8 @@ def resolve(recipe_name: str, recipe_settings: type, layers: Iterable[tuple[str,
     return config
 
 
-def _flatten(layer: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer by full names: the settings of a network's own table as `network.name`."""
     flat: dict[str, Any] = {}
     for name, value in layer.items():
         if isinstance(value, Mapping):
@@ -196,7 +221,17 @@ def _kind(hint: Any) -> str:
 
 def _check(config: Config) -> None:
     run = config.run
-    at_least = {"devices": 1, "accumulate": 1, "workers": 0, "keep": 1, "images": 0, "seed": 0, "pad_crop": 0, "cutout": 0, "judged_images": 0}
+    at_least = {
+        "devices": 1,
+        "accumulate": 1,
+        "workers": 0,
+        "keep": 1,
+        "images": 0,
+        "seed": 0,
+        "pad_crop": 0,
+        "cutout": 0,
+        "judged_images": 0,
+    }
     for name, least in at_least.items():
         if getattr(run, name) < least:
             raise UserError(f"--{name.replace('_', '-')} {getattr(run, name)}: must be at least {least}")
@@ -212,98 +247,3 @@ def _check(config: Config) -> None:
             raise UserError(f"--lr {learner.lr:g}: must not be negative")
     for name, text in spans:
         Span.parse(text, name)
-
-
-def split_batch(text: str, devices: int, accumulate: int) -> int:
-    """The global batch that `128` or `32/device` means, checked against the number of parts."""
-    match = re.fullmatch(r"\s*(\d+)\s*(/\s*device)?\s*", str(text))
-    if not match or int(match[1]) == 0:
-        raise UserError(f"--batch-size {text!r}: expected a number like 128, or one per device like 32/device")
-    batch = int(match[1]) * (devices if match[2] else 1)
-    if batch < devices * accumulate:
-        raise UserError(
-            f"--batch-size {batch}: smaller than its {devices * accumulate} parts "
-            f"({devices} devices × {accumulate} micro-batches); use a larger batch or fewer parts"
-        )
-    return batch
-
-
-@dataclass(frozen=True)
-class Span:
-    """A stretch of training as a person says it: `5 epochs`, `200k images`, `50 steps` or `50%` of the run."""
-
-    amount: float
-    unit: Literal["images", "epochs", "steps", "%"]
-
-    @classmethod
-    def parse(cls, text: str, name: str) -> Span:
-        """The span that a text means; `name` is the setting's, for the error."""
-        match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(k|m)?\s*(images?|epochs?|steps?|%)\s*", str(text).lower())
-        try:
-            if not match:
-                raise ValueError
-            amount = float(match[1]) * {"k": 1e3, "m": 1e6}.get(match[2] or "", 1)
-        except ValueError:
-            raise UserError(f"{name}={text!r}: expected a span like '5 epochs', '200k images', '50 steps' or '50%'") from None
-        unit = match[3] if match[3] == "%" else match[3].rstrip("s") + "s"
-        return cls(amount, unit)  # type: ignore[arg-type]
-
-    def to_images(self, *, epoch: int, step: int, total: int) -> int:
-        """The span in images, given the images in an epoch, in a step and in the whole run."""
-        return round(self.amount * {"images": 1, "epochs": epoch, "steps": step, "%": total / 100}[self.unit])
-
-
-def read_file(path: str) -> dict[str, Any]:
-    """The settings in a TOML or INI file; sections of an INI file are one namespace."""
-    file = Path(path)
-    if not file.is_file():
-        raise UserError(f"--config {path}: no such file")
-    text = file.read_text()
-    try:
-        if file.suffix == ".ini":
-            parser = configparser.ConfigParser()
-            parser.read_string(text)
-            return {name: value for section in parser.sections() for name, value in parser.items(section)}
-        settings = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, configparser.Error) as error:
-        raise UserError(f"--config {path}: {' '.join(str(error).split())}") from None
-    settings.pop(MADE_WITH, None)
-    return settings
-
-
-def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
-    """`name=value` words as a layer of settings."""
-    pairs = {}
-    for word in assignments:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise UserError(f"--set {word}: expected name=value")
-        pairs[name.strip()] = value.strip()
-    return pairs
-
-
-MADE_WITH = "made_with"  # the table of versions and hardware in a kept config, not settings
-
-
-def to_toml(config: Config, made_with: Mapping[str, Any]) -> str:
-    """The resolved settings as a file that `--config` takes."""
-    tables: dict[str, dict[str, Any]] = {"": {}}
-    for full_name, value in config.values().items():
-        network, _, name = full_name.rpartition(".")
-        tables.setdefault(network, {})[name] = value
-    tables[MADE_WITH] = dict(made_with)
-    lines = []
-    for table, values in tables.items():
-        if table:
-            lines.append(f"\n[{table}]")
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-    return "\n".join(lines) + "\n"
-
-
-def changed_settings(kept: Mapping[str, Any], now: Config) -> list[str]:
-    """What a resumed run may not change and does, as `name: was → is`."""
-    free = {f.name for f in fields(RunSettings) if f.metadata["free"]}
-    before, after = _flatten(kept), now.values()
-    del after["recipe"]
-    names = [name for name in dict.fromkeys([*before, *after]) if name not in free]
-    return [f"{name}: {before.get(name)} → {after.get(name)}" for name in names if before.get(name) != after.get(name)]

@@ -104,7 +104,19 @@ def test_a_gradient_penalty_with_batchnorm_is_the_same_over_two_processes(recipe
 def test_a_deterministic_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, graph: str) -> None:
     def command(out: str) -> list[str]:
         length = ["--images", "40000", "--set", "save_every=100 steps", "--set", "keep=1"]
-        return [*PACELINE, "train", "classification", "--preset", "quick", "--deterministic", "--graph", graph, *length, "--out", out]
+        return [
+            *PACELINE,
+            "train",
+            "classification",
+            "--preset",
+            "quick",
+            "--deterministic",
+            "--graph",
+            graph,
+            *length,
+            "--out",
+            out,
+        ]
 
     def final(out: Path) -> bytes:
         return max((out / "checkpoints").iterdir()).joinpath("weights.safetensors").read_bytes()

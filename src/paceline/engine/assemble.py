@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.config import Config, Span, split_batch
+from paceline.config import Config
 from paceline.data.draws import Drawer
 from paceline.data.feed import Cut, TrainingFeed
 from paceline.data.loader import Loader
@@ -26,6 +26,7 @@ from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.strategy import Strategy
 from paceline.recipe import Recipe
 from paceline.registry import load_class
+from paceline.span import Span, split_batch
 
 
 @dataclass
@@ -118,9 +119,7 @@ def assemble(config: Config) -> Parts:
     run_step, why = choose_step(step, config.run)
     notes += [why] if why else []
     notes += strategy.notes + _describe(config, strategy, sources, batch_size)
-    return Parts(
-        config, world, precision, strategy, recipe, feed, loaders, step, run_step, epoch, total, notes
-    )
+    return Parts(config, world, precision, strategy, recipe, feed, loaders, step, run_step, epoch, total, notes)
 
 
 def make_learners(

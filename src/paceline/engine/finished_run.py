@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config, read_file, resolve
+from paceline.config import Config, resolve
+from paceline.config_file import read_file
 from paceline.engine.assemble import make_recipe, open_sources
 from paceline.engine.checkpoint import Checkpoints, Snapshot, load
 from paceline.engine.run_folder import RunFolder

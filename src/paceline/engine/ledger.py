@@ -112,12 +112,16 @@ class Ledger:
             start += 2 * count + 1
             page.sums.zero_()
             page.first_bad.fill_(float("inf"))
-            bad += [NotFinite(int(at), phase, name) for at, name in zip(first.amin(0).tolist(), page.names) if at < torch.inf]
+            bad += [
+                NotFinite(int(at), phase, name)
+                for at, name in zip(first.amin(0).tolist(), page.names, strict=True)
+                if at < torch.inf
+            ]
             if weight.sum() == 0:
                 continue
             means, by_rank = sums.sum(0) / weight.sum(), sums / weight
             spreads = by_rank.amax(0) - by_rank.amin(0)
-            for name, mean, spread in zip(page.names, means.tolist(), spreads.tolist()):
+            for name, mean, spread in zip(page.names, means.tolist(), spreads.tolist(), strict=True):
                 values[f"{phase}/{name}"] = mean
                 if self.world.size > 1:
                     values[f"spread/{phase}/{name}"] = spread

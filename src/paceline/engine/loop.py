@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from paceline.config import Span
 from paceline.data.draws import number_from
 from paceline.data.feed import StepData
 from paceline.engine.assemble import Parts
@@ -27,6 +26,7 @@ from paceline.monitor.display import Display
 from paceline.monitor.gpu import GpuReadings
 from paceline.monitor.metrics import MetricsWriter
 from paceline.monitor.pictures import grid
+from paceline.span import Span
 
 NUM_SAMPLES = 64  # pictures on a grid
 

@@ -13,7 +13,7 @@ def check_replicas(recipe: Recipe, world: World) -> None:
     """Raises an error that names the first network that is not the same on every rank."""
     networks = recipe.networks
     rows = world.gather(torch.stack([_checksum(network) for network in networks.values()]))
-    for name, column in zip(networks, rows.unbind(1)):
+    for name, column in zip(networks, rows.unbind(1), strict=True):
         if (column != column[0]).any():
             ranks = [rank for rank, value in enumerate(column.tolist()) if value != column[0].item()]
             raise RuntimeError(f"the replicas of network {name!r} differ: ranks {ranks} from rank 0")

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.config import MADE_WITH, Config, changed_settings, to_toml
+from paceline.config import Config
+from paceline.config_file import MADE_WITH, changed_settings, to_toml
 from paceline.engine.checkpoint import Checkpoints
 from paceline.errors import UserError
 from paceline.evaluation._protocol import differences

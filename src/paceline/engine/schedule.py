@@ -6,10 +6,13 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from paceline.config import LearnerSettings, Span
+from paceline.config import LearnerSettings
+from paceline.span import Span
 
 
-def schedule_of(settings: LearnerSettings, scale: float, *, epoch: int, step: int, total: int) -> Callable[[int], float]:
+def schedule_of(
+    settings: LearnerSettings, scale: float, *, epoch: int, step: int, total: int
+) -> Callable[[int], float]:
     """The learning rate at a number of images seen; `scale` multiplies its highest value."""
     to_images = partial(Span.to_images, epoch=epoch, step=step, total=total)
     warmup = to_images(Span.parse(settings.warmup, "warmup"))

@@ -23,7 +23,7 @@ def take_snapshot(images: int, step: Step, numbers: dict[str, Any]) -> Snapshot:
     scalers: dict[str, Any] = {}
     for name, learner in step.learners.items():
         names = [key for key, _ in learner.network.named_parameters()]
-        weights |= {f"{AVERAGED}{name}.{key}": value for key, value in zip(names, learner.average)}
+        weights |= {f"{AVERAGED}{name}.{key}": value for key, value in zip(names, learner.average, strict=False)}
         state |= _optimizer_tensors(learner)
         scalers[name] = learner.scaler.state_dict()
     state |= {f"facts/{name}": value for name, value in step.facts.items()}
@@ -35,7 +35,7 @@ def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
     load_weights(step.recipe, snapshot.weights)
     for name, learner in step.learners.items():
         names = [key for key, _ in learner.network.named_parameters()]
-        for average, key in zip(learner.average, names):
+        for average, key in zip(learner.average, names, strict=False):
             average.copy_(snapshot.weights[f"{AVERAGED}{name}.{key}"])
         _restore_optimizer(learner, snapshot.state)
         learner.scaler.load_state_dict(snapshot.numbers["scalers"][name] or learner.scaler.state_dict())
@@ -52,7 +52,9 @@ def load_weights(recipe: Recipe, weights: dict[str, Tensor], *, averaged: bool =
     differing = sorted(plain.keys() ^ own.keys())
     differing += [name for name in plain.keys() & own.keys() if plain[name].shape != own[name].shape]
     if differing:
-        raise UserError(f"these weights are of another network: {differing[0]!r} does not fit ({len(differing)} differ)")
+        raise UserError(
+            f"these weights are of another network: {differing[0]!r} does not fit ({len(differing)} differ)"
+        )
     recipe.load_state_dict(plain)
 
 

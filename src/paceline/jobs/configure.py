@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paceline.config import Config, RunSettings, parse_assignments, read_file, resolve
+from paceline.config import Config, RunSettings, resolve
+from paceline.config_file import parse_assignments, read_file
 from paceline.errors import UserError, unknown
 from paceline.parallel.environment import check_devices, gpu_ids, place_from
 from paceline.recipe import Recipe
@@ -14,7 +15,12 @@ from paceline.registry import is_path, load, load_class
 
 
 def configure(
-    recipe: str, flags: Mapping[str, Any], *, config_file: str = "", assignments: Iterable[str] = (), small: bool = False
+    recipe: str,
+    flags: Mapping[str, Any],
+    *,
+    config_file: str = "",
+    assignments: Iterable[str] = (),
+    small: bool = False,
 ) -> Config:
     """The settings of a run: recipe's defaults (with `small`, its cheap ones) < preset < file < flags < `--set`."""
     for name in [recipe, str(flags.get("data") or "")]:

@@ -26,7 +26,8 @@ def demo() -> int:
         out = f"runs/demo-{strategy}-{devices}"
         console.rule(f"{strategy} × {devices}")
         config = configure(
-            "classification", {"preset": "quick", "strategy": strategy, "devices": devices, "out": out, "accelerator": "cpu"}
+            "classification",
+            {"preset": "quick", "strategy": strategy, "devices": devices, "out": out, "accelerator": "cpu"},
         )
         start = time.perf_counter()
         result = train_and_report(config)
@@ -47,7 +48,9 @@ def demo() -> int:
     small = configure("classification", {"devices": 2, "accelerator": "cpu"}, small=True)
     same = verify(small, ["single", "ddp", "lightning"], 5, 1e-9, "")
     console.print(table)
-    console.print("float32 sums in another order round otherwise, so figures differ a little; in float64 they agree (above)")
+    console.print(
+        "float32 sums in another order round otherwise, so figures differ a little; in float64 they agree (above)"
+    )
     console.print("look: tensorboard --logdir runs   |   go on: paceline train classification --data cifar10")
     return same
 

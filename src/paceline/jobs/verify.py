@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
-from paceline.config import Config, split_batch
+from paceline.config import Config
 from paceline.data.feed import StepData
 from paceline.engine.assemble import Parts, assemble, strategy_class
 from paceline.engine.learner import Learner
@@ -24,6 +24,7 @@ from paceline.errors import UserError, unknown
 from paceline.jobs.worker import run_in_processes
 from paceline.recipe import Phase
 from paceline.registry import names
+from paceline.span import split_batch
 
 CONTROLS = ("unsynced-batchnorm", "repeated-part")
 GRADIENT_TOLERANCE = 1e-12

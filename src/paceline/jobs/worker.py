@@ -9,7 +9,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from paceline.config import Config, read_file, resolve, to_toml
+from paceline.config import Config, resolve
+from paceline.config_file import read_file, to_toml
 from paceline.engine.signals import INTERRUPTED
 from paceline.errors import UserError
 from paceline.launch.torchrun import mistake_was_reported, report_for_work, report_mistake, run_processes
@@ -22,7 +23,9 @@ def run_in_processes(job: str, config: Config, *arguments: str) -> int:
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         path = Path(folder) / "config.toml"
         path.write_text(to_toml(config, {}))
-        return run_processes("paceline.jobs.worker", [job, config.recipe_name, str(path), *arguments], config.run.devices)
+        return run_processes(
+            "paceline.jobs.worker", [job, config.recipe_name, str(path), *arguments], config.run.devices
+        )
 
 
 def main() -> int:

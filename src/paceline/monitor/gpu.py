@@ -21,7 +21,7 @@ class GpuReadings:
         self._next_at = 0.0
 
     def read(self) -> dict[str, float]:
-        """The readings of this moment by name, or none so soon after the last; energy is since the driver was loaded."""
+        """The readings of this moment by name, or none so soon after the last; energy is since the driver's start."""
         if self._device_index is None or time.monotonic() < self._next_at:
             return {}
         self._next_at = time.monotonic() + _SECONDS_BETWEEN_READINGS

@@ -30,7 +30,9 @@ def place_from(environ: Mapping[str, str]) -> Place | None:
     """This process's place, if something started several processes; None if a person started this one."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         size = int(environ["WORLD_SIZE"])
-        return Place(int(environ["RANK"]), size, int(environ.get("LOCAL_RANK", 0)), int(environ.get("LOCAL_WORLD_SIZE", 1)))
+        return Place(
+            int(environ["RANK"]), size, int(environ.get("LOCAL_RANK", 0)), int(environ.get("LOCAL_WORLD_SIZE", 1))
+        )
     # SLURM sets SLURM_PROCID in batch scripts too; only tasks of srun have a step with several tasks.
     if int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1 and "SLURM_PROCID" in environ:
         per_node = int(environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0])
@@ -130,7 +132,9 @@ def check_devices(settings: RunSettings) -> None:
     missing = [number for number in ids if not 0 <= number < count]
     if missing:
         flag = f"--gpus {settings.gpus}" if settings.gpus else f"--devices {settings.devices}"
-        raise UserError(f"{flag}: there {'is 1 GPU' if count == 1 else f'are {count} GPUs'} here (ids 0 to {count - 1})")
+        raise UserError(
+            f"{flag}: there {'is 1 GPU' if count == 1 else f'are {count} GPUs'} here (ids 0 to {count - 1})"
+        )
     if settings.backend == "nccl" and len(set(ids)) < len(ids):
         raise UserError(f"--gpus {settings.gpus}: NCCL cannot run two processes on one GPU; use --backend gloo")
 
@@ -150,7 +154,7 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
     if not distributed:
         if place.size > 1:
             raise UserError(
-                f"--strategy {settings.strategy}: runs in one process, but {place.size} were started; use ddp or lightning"
+                f"--strategy {settings.strategy}: one process, but {place.size} were started; use ddp or lightning"
             )
         return World(place, device)
     backend = settings.backend
@@ -164,7 +168,5 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
             host, port = slurm_meeting_point(os.environ)
             os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
         os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
-        dist.init_process_group(
-            backend, timeout=timedelta(minutes=10), device_id=device if backend == "nccl" else None
-        )
+        dist.init_process_group(backend, timeout=timedelta(minutes=10), device_id=device if backend == "nccl" else None)
     return World(place, device, backend)

@@ -50,7 +50,9 @@ class Resident(Loader):
 
 def _concatenate(requests: list[Tickets]) -> Batch:
     columns = zip(*requests, strict=True)
-    return {name: torch.from_numpy(np.concatenate(column)) for name, column in zip(Tickets._fields, columns, strict=True)}
+    return {
+        name: torch.from_numpy(np.concatenate(column)) for name, column in zip(Tickets._fields, columns, strict=True)
+    }
 
 
 def fits(source: Source, device: torch.device, sharers: int = 1) -> tuple[bool, str]:

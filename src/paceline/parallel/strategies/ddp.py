@@ -14,7 +14,9 @@ from paceline.recipe import Batch, Loss, Phase
 
 # Buffers are broadcast once, when a wrapper is built: per forward it breaks two forwards before one backward.
 _PARAMETERS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
-STILL_BUFFERS: dict[str, Any] = {("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False}
+STILL_BUFFERS: dict[str, Any] = {
+    ("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False
+}
 
 # Said of 1×1 convolutions, whose strides have two names for one layout.
 warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -28,7 +30,10 @@ class DistributedDataParallel(Strategy):
     def prepare(self, phase: Phase) -> None:
         self.wrappers = getattr(self, "wrappers", {})
         self.wrappers[phase.name] = nn.parallel.DistributedDataParallel(
-            self.call, gradient_as_bucket_view=True, bucket_cap_mb=5 if self.world.backend == "gloo" else 25, **STILL_BUFFERS
+            self.call,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=5 if self.world.backend == "gloo" else 25,
+            **STILL_BUFFERS,
         )
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:

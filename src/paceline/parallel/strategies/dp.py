@@ -17,7 +17,9 @@ class _ReplicaCall(PhaseCall):
         loss = super().forward(phase, batch)
         first = next(iter(batch.values()))
         rows = lambda scalars: {name: value.reshape(1) for name, value in scalars.items()}  # noqa: E731
-        return Loss(rows(loss.terms), loss.shared, rows(loss.facts)), first.new_tensor([len(first)], dtype=torch.float64)
+        return Loss(rows(loss.terms), loss.shared, rows(loss.facts)), first.new_tensor(
+            [len(first)], dtype=torch.float64
+        )
 
 
 class DataParallel(Strategy):

@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from paceline.parallel.strategies.ddp import STILL_BUFFERS
-from paceline.parallel.strategy import Strategy, StepData
+from paceline.parallel.strategy import StepData, Strategy
 
 
 class Lightning(Strategy):

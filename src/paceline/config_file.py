@@ -1,0 +1,70 @@
+"""Settings from files and words, and back into the file that is kept with a run."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from paceline.config import Config, RunSettings, flatten
+from paceline.errors import UserError
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """The settings in a TOML or INI file; sections of an INI file are one namespace."""
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"--config {path}: no such file")
+    text = file.read_text()
+    try:
+        if file.suffix == ".ini":
+            parser = configparser.ConfigParser()
+            parser.read_string(text)
+            return {name: value for section in parser.sections() for name, value in parser.items(section)}
+        settings = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, configparser.Error) as error:
+        raise UserError(f"--config {path}: {' '.join(str(error).split())}") from None
+    settings.pop(MADE_WITH, None)
+    return settings
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
+    """`name=value` words as a layer of settings."""
+    pairs = {}
+    for word in assignments:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {word}: expected name=value")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+MADE_WITH = "made_with"  # the table of versions and hardware in a kept config, not settings
+
+
+def to_toml(config: Config, made_with: Mapping[str, Any]) -> str:
+    """The resolved settings as a file that `--config` takes."""
+    tables: dict[str, dict[str, Any]] = {"": {}}
+    for full_name, value in config.values().items():
+        network, _, name = full_name.rpartition(".")
+        tables.setdefault(network, {})[name] = value
+    tables[MADE_WITH] = dict(made_with)
+    lines = []
+    for table, values in tables.items():
+        if table:
+            lines.append(f"\n[{table}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def changed_settings(kept: Mapping[str, Any], now: Config) -> list[str]:
+    """What a resumed run may not change and does, as `name: was → is`."""
+    free = {f.name for f in fields(RunSettings) if f.metadata["free"]}
+    before, after = flatten(kept), now.values()
+    del after["recipe"]
+    names = [name for name in dict.fromkeys([*before, *after]) if name not in free]
+    return [f"{name}: {before.get(name)} → {after.get(name)}" for name in names if before.get(name) != after.get(name)]
