@@ -60,6 +60,7 @@ CIFAR10: dict[str, Any] = {
     "epochs": 50,
     "smallest": "2",
     "save_every": "10 epochs",
+    "evaluate_every": "10 epochs",
 }
 
 # A first look on a CPU: narrow networks, small batches and a higher rate draw the embedded digits in a minute or two.
@@ -73,6 +74,7 @@ QUICK: dict[str, Any] = {
     "average": "2000 images",
     "epochs": 50,
     "save_every": "10 epochs",
+    "evaluate_every": "10 epochs",
 }
 
 

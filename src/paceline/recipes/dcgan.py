@@ -33,6 +33,10 @@ class Dcgan(Recipe):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar10": adversarial.CIFAR10, "quick": adversarial.QUICK}
     small = adversarial.SMALL
     aliases = adversarial.ALIASES
+    judge = "generation"
+    judged_on = "train"
+    best = ("train/FID", "min")
+    generates = True
     averaged = ("generator",)
 
     def __init__(self, settings: DcganSettings, facts: Facts) -> None:

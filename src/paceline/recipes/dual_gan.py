@@ -55,6 +55,10 @@ class DualGan(Recipe):
     }
     small = adversarial.SMALL
     aliases = adversarial.ALIASES
+    judge = "generation"
+    judged_on = "train"
+    best = ("train/FID", "min")
+    generates = True
     averaged = ("generator",)
 
     def __init__(self, settings: DualGanSettings, facts: Facts) -> None:
