@@ -10,6 +10,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -36,7 +37,7 @@ class Difference:
     """How far one network is from its reference under one strategy."""
 
     strategy: str
-    kind: str  # "gradients of PHASE" or "weights"
+    kind: str  # "gradients", of a phase where it has a name of its own, or "weights"
     network: str
     value: float  # max |a − b| over the network ÷ the largest |b|
     tolerance: float
@@ -128,7 +129,7 @@ def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:
             largest = max(reference[name].abs().max().item() for name in tensors)
             by_tensor = {name: _distance(trace[name], reference[name]) / (largest or 1.0) for name in tensors}
             worst = next((name.rsplit("/", 1)[1] for name, value in by_tensor.items() if value > limit), "")
-            label = f"gradients of {phase}" if phase else kind
+            label = f"{kind} of {phase}" if phase not in ("", network) else kind
             differences.append(Difference(strategy, label, network, max(by_tensor.values()), limit, worst))
     return differences
 
@@ -141,9 +142,10 @@ def _distance(a: Tensor, b: Tensor) -> float:
 def _print_table(console: Console, differences: list[Difference], config: Config, steps: int, control: str) -> None:
     batch, devices = config.run.batch_size, config.run.devices
     title = f"{config.recipe_name} on {config.run.data}: {steps} steps in float64, batch {batch}, {devices} processes"
-    table = Table(title=title + (f", broken on purpose: {control}" if control else ""), title_justify="left")
+    title += f", broken on purpose: {control}" if control else ""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("strategy", "network", "what", "difference", "allowed", "first tensor beyond"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=heading != "first tensor beyond", overflow="fold")
     for d in differences:
         table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")
     console.print(table)
