@@ -8,6 +8,7 @@ preset, a file (TOML or INI), flags, `--set name=value`. Learner settings can be
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -163,7 +164,8 @@ def resolve(recipe_name: str, recipe_settings: type, layers: Iterable[tuple[str,
             name = name.replace("-", "_")
             if name not in owner:
                 raise UserError(f"{origin}: {unknown('setting', name, owner)}")
-            parsed = convert(value, hints[name], f"{origin} {full_name}")
+            said = f"--{full_name.replace('_', '-')}" if origin == "flag" else f"{origin} {full_name}"
+            parsed = convert(value, hints[name], said)
             if not network:
                 chosen[owner[name]][name] = parsed
                 for single in networks.values():  # said later for all, it holds for all
@@ -190,9 +192,10 @@ def flatten(layer: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in layer.items():
         if isinstance(value, Mapping):
             flat |= {f"{name}.{inner}": v for inner, v in value.items()}
-        elif name not in ("recipe",):
+        elif name != "recipe":
             flat[name] = value
-    return flat
+    # What is said of one network comes after what is said of all.
+    return dict(sorted(flat.items(), key=lambda item: "." in item[0]))
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
@@ -210,8 +213,10 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             if number != int(number):
                 raise ValueError
             return int(number)
+        if hint is float and not math.isfinite(float(value)):
+            raise ValueError
         return hint(value)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, OverflowError, KeyError, TypeError):
         raise UserError(f"{where}: {value!r} is not {_kind(hint)}") from None
 
 

@@ -57,7 +57,7 @@ def to_toml(config: Config, made_with: Mapping[str, Any]) -> str:
     for table, values in tables.items():
         if table:
             lines.append(f"\n[{table}]")
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
     return "\n".join(lines) + "\n"
 
 

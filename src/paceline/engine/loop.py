@@ -225,4 +225,4 @@ class Loop:
 
 def describe(values: dict[str, float]) -> str:
     """Metrics as a person reads them on one line."""
-    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+    return "  ".join(f"{name} {value:.4g}" for name, value in values.items() if not name.endswith("/count"))

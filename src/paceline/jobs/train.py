@@ -69,8 +69,9 @@ def train_here(config: Config) -> Result:
     folder, stop = RunFolder(Path(config.run.out)), StopRequest()
     with _ending(folder, parts):
         loop = Loop(parts, folder, stop)
-        snapshot = _open_folder(folder, parts)
-        loop.resume(snapshot)
+        _claim(folder, parts)
+        output = keep_output(folder.path, parts.world.rank)
+        loop.resume(_find_snapshot(folder, parts))
         first = parts.world.is_first
         writer = MetricsWriter(folder.path, loop.images) if first else None
         title = f"{Path(config.recipe_name).stem} → {folder.path}"
@@ -83,6 +84,7 @@ def train_here(config: Config) -> Result:
                 writer.close()
             if loop.stopped:
                 print(f"stopped at {loop.images:,} images and saved; the same command goes on from here")
+            output.close()  # not after an error: the log is for its traceback too
             parts.world.wait_for_all()  # a launcher ends the rest when one process has ended with an exit code
     return Result(folder.path, loop.images, stop.exit_code if loop.stopped else 0, metrics)
 
@@ -105,14 +107,17 @@ def _ending(folder: RunFolder, parts: Parts) -> Iterator[None]:
             parts.world.leave()
 
 
-def _open_folder(folder: RunFolder, parts: Parts) -> Snapshot | None:
-    """Claims the run's folder, says what was chosen, and finds where to go on; every rank gets the same snapshot."""
-    snapshot = None
+def _claim(folder: RunFolder, parts: Parts) -> None:
+    """Makes this run the folder's one writer, if its settings are those that the folder was made with."""
     if parts.world.is_first:
         folder.claim()
         folder.check_settings(parts.config)
     parts.world.wait_for_all()
-    keep_output(folder.path, parts.world.rank)
+
+
+def _find_snapshot(folder: RunFolder, parts: Parts) -> Snapshot | None:
+    """Says what was chosen and where the run goes on; every rank gets the first one's snapshot."""
+    snapshot = None
     for note in parts.notes:
         print(note)
     if parts.world.is_first:
