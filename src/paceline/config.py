@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -16,10 +17,26 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from paceline.errors import UserError, unknown
 from paceline.span import Span
 
+Number = int | float
+SEEDS = 2**63  # random number generators take as many
+BOUNDS = {"at least": operator.ge, "above": operator.gt, "below": operator.lt, "at most": operator.le}
 
-def setting(default: Any, meaning: str, *, flag: bool = False, free: bool = False) -> Any:
+
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    flag: bool = False,
+    free: bool = False,
+    at_least: Number | None = None,
+    above: Number | None = None,
+    below: Number | None = None,
+    at_most: Number | None = None,
+) -> Any:
     """A settings field: its meaning is the help text; `flag` gives it a flag; `free` lets a resumed run change it."""
-    return field(default=default, metadata={"meaning": meaning, "flag": flag, "free": free})
+    limits = zip(BOUNDS, (at_least, above, below, at_most), strict=True)
+    bounds = {words: limit for words, limit in limits if limit is not None}
+    return field(default=default, metadata={"meaning": meaning, "flag": flag, "free": free, "bounds": bounds})
 
 
 @dataclass(frozen=True)
@@ -31,7 +48,7 @@ class RunSettings:
     preset: str = setting("", "a named set of the recipe's settings", flag=True, free=True)
     strategy: str = setting("auto", "single, dp, ddp or lightning; auto is ddp when devices > 1", flag=True, free=True)
     accelerator: Literal["auto", "cpu", "cuda"] = setting("auto", "where to compute", flag=True, free=True)
-    devices: int = setting(1, "how many devices share the run", flag=True, free=True)
+    devices: int = setting(1, "how many devices share the run", flag=True, free=True, at_least=1)
     gpus: str = setting(
         "", "ids of the GPUs to use, e.g. 2,3; a process takes the one at its local rank", flag=True, free=True
     )
@@ -43,10 +60,10 @@ class RunSettings:
     )
 
     batch_size: str = setting("128", "images per step over all devices, or per device as 32/device", flag=True)
-    accumulate: int = setting(1, "micro-batches per step", flag=True)
-    epochs: float = setting(10.0, "length of training in passes over the data", flag=True, free=True)
-    images: int = setting(0, "length of training in images; overrides --epochs", flag=True, free=True)
-    seed: int = setting(0, "of weights, order, augmentation and noise", flag=True)
+    accumulate: int = setting(1, "micro-batches per step", flag=True, at_least=1)
+    epochs: float = setting(10.0, "length of training in passes over the data", flag=True, free=True, above=0)
+    images: int = setting(0, "length of training in images; overrides --epochs", flag=True, free=True, at_least=0)
+    seed: int = setting(0, "of weights, order, augmentation and noise", flag=True, at_least=0, below=SEEDS)
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = setting(
         "auto", "of the arithmetic; auto is bf16 on GPUs that have it, else fp32", flag=True
     )
@@ -57,22 +74,24 @@ class RunSettings:
     scale_lr: Literal["none", "linear", "sqrt"] = setting(
         "none", "scale learning rates with the batch, relative to reference_batch", flag=True
     )
-    reference_batch: int = setting(128, "the batch for which the recipe's learning rates were chosen")
+    reference_batch: int = setting(128, "the batch for which the recipe's learning rates were chosen", at_least=1)
 
     loader: str = setting(
         "auto", "workers or resident; auto is resident when the data fits the device", flag=True, free=True
     )
-    workers: int = setting(2, "loading processes per device, for loader workers", flag=True, free=True)
+    workers: int = setting(2, "loading processes per device, for loader workers", flag=True, free=True, at_least=0)
     bad_images: Literal["fail", "skip"] = setting("fail", "what to do about unreadable images", flag=True)
     size: int = setting(0, "side of the pictures in pixels; 0 keeps the source's own")
     channels: int = setting(0, "1 makes pictures grey, 3 makes them colour; 0 keeps the source's own")
-    validation: float = setting(0.1, "share of the training samples that is held out to choose the best model")
-    split_seed: int = setting(0, "of the validation split")
-    pad_crop: int = setting(0, "pad by so many pixels, then crop back at a random place")
+    validation: float = setting(
+        0.1, "share of the training samples that is held out to choose the best model", at_least=0, below=1
+    )
+    split_seed: int = setting(0, "of the validation split", at_least=0, below=SEEDS)
+    pad_crop: int = setting(0, "pad by so many pixels, then crop back at a random place", at_least=0)
     flip: Literal["auto", "on", "off"] = setting(
         "auto", "mirror half of the samples; auto asks the source whether that is allowed"
     )
-    cutout: int = setting(0, "side of a random square that is blanked")
+    cutout: int = setting(0, "side of a random square that is blanked", at_least=0)
 
     inception: str = setting(
         "", "file of the Inception network of 2015 that FID is defined by, or torch-fidelity", flag=True, free=True
@@ -83,7 +102,9 @@ class RunSettings:
     features: str = setting(
         "", "without --inception: a finished classification run whose features judge generated pictures", free=True
     )
-    judged_images: int = setting(0, "generated pictures per evaluation; 0 makes as many as the split has", free=True)
+    judged_images: int = setting(
+        0, "generated pictures per evaluation; 0 makes as many as the split has", free=True, at_least=0
+    )
     judge_precision: Literal["fp32", "tf32"] = setting(
         "fp32", "of the network that judges generated pictures, on GPUs", free=True
     )
@@ -96,8 +117,10 @@ class RunSettings:
     evaluate_every: str = setting("1 epochs", "between two evaluations", free=True)
     sample_every: str = setting("1 epochs", "between two grids of generated pictures", free=True)
     save_every: str = setting("1 epochs", "between two checkpoints", free=True)
-    keep: int = setting(2, "how many of the last checkpoints stay, besides the best", free=True)
-    check_replicas: int = setting(0, "compare the replicas' weights every so many steps; 0 never", flag=True, free=True)
+    keep: int = setting(2, "how many of the last checkpoints stay, besides the best", free=True, at_least=1)
+    check_replicas: int = setting(
+        0, "compare the replicas' weights every so many steps; 0 never", flag=True, free=True, at_least=0
+    )
 
 
 @dataclass(frozen=True)
@@ -105,12 +128,12 @@ class LearnerSettings:
     """How one network learns; each can be set for one network: `--set NETWORK.lr=0.1`."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = setting("adam", "the optimizer")
-    lr: float = setting(1e-3, "learning rate at its highest", flag=True)
-    momentum: float = setting(0.9, "of sgd")
+    lr: float = setting(1e-3, "learning rate at its highest", flag=True, at_least=0)
+    momentum: float = setting(0.9, "of sgd", at_least=0, below=1)
     nesterov: bool = setting(True, "Nesterov's momentum, for sgd")
-    beta1: float = setting(0.9, "of adam and adamw")
-    beta2: float = setting(0.999, "of adam and adamw")
-    weight_decay: float = setting(0.0, "on weights")
+    beta1: float = setting(0.9, "of adam and adamw", at_least=0, below=1)
+    beta2: float = setting(0.999, "of adam and adamw", at_least=0, below=1)
+    weight_decay: float = setting(0.0, "on weights", at_least=0)
     decay_norms: bool = setting(True, "weight decay on biases and normalisation layers too")
     schedule: Literal["constant", "step", "cosine", "linear"] = setting(
         "constant", "of the learning rate over training"
@@ -118,8 +141,8 @@ class LearnerSettings:
     warmup: str = setting("0 images", "the learning rate rises from zero over this span")
     hold: str = setting("0%", "linear: the rate stays at its highest until here, then falls to zero at the end")
     drop_at: str = setting("50%", "step: where the rate is multiplied by drop; several with commas")
-    drop: float = setting(0.1, "step: the factor")
-    clip: float = setting(0.0, "largest norm of the gradient; 0 does not clip")
+    drop: float = setting(0.1, "step: the factor", above=0)
+    clip: float = setting(0.0, "largest norm of the gradient; 0 does not clip", at_least=0)
     average: str = setting("0 images", "half-life of the moving average of the weights; 0 keeps none")
 
 
@@ -209,15 +232,23 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         if hint is bool:
             return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[str(value).lower()]
         if hint is int:
-            number = float(value)
-            if number != int(number):
-                raise ValueError
-            return int(number)
+            return _whole(value)
         if hint is float and not math.isfinite(float(value)):
             raise ValueError
         return hint(value)
     except (ValueError, OverflowError, KeyError, TypeError):
         raise UserError(f"{where}: {value!r} is not {_kind(hint)}") from None
+
+
+def _whole(value: Any) -> int:
+    """A whole number to its last digit, also where it is written like 5e4."""
+    try:
+        return int(str(value))
+    except ValueError:
+        number = float(value)
+        if number != int(number):
+            raise
+        return int(number)
 
 
 def _kind(hint: Any) -> str:
@@ -226,29 +257,24 @@ def _kind(hint: Any) -> str:
 
 def _check(config: Config) -> None:
     run = config.run
-    at_least = {
-        "devices": 1,
-        "accumulate": 1,
-        "workers": 0,
-        "keep": 1,
-        "images": 0,
-        "seed": 0,
-        "pad_crop": 0,
-        "cutout": 0,
-        "judged_images": 0,
-    }
-    for name, least in at_least.items():
-        if getattr(run, name) < least:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(run, name)}: must be at least {least}")
-    if not 0 <= run.validation < 1:
-        raise UserError(f"validation={run.validation}: must be at least 0 and below 1")
-    if run.epochs <= 0:
-        raise UserError(f"--epochs {run.epochs:g}: must be above 0")
     spans = [(name, getattr(run, name)) for name in ("log_every", "evaluate_every", "sample_every", "save_every")]
-    for learner in [config.learner, *(config.learner_of(name) for name in config.networks)]:
+    _check_bounds(run)
+    _check_bounds(config.recipe)
+    for network in ("", *config.networks):
+        learner = config.learner_of(network)
+        _check_bounds(learner, network)
         spans += [(name, getattr(learner, name)) for name in ("warmup", "hold", "average")]
         spans += [("drop_at", one) for one in learner.drop_at.split(",")]
-        if learner.lr < 0:
-            raise UserError(f"--lr {learner.lr:g}: must not be negative")
     for name, text in spans:
         Span.parse(text, name)
+
+
+def _check_bounds(group: Any, network: str = "") -> None:
+    for f in fields(group):
+        value, bounds = getattr(group, f.name), f.metadata.get("bounds", {})
+        if all(BOUNDS[words](value, limit) for words, limit in bounds.items()):
+            continue
+        shown = f"{value:g}" if isinstance(value, float) else value
+        as_flag = f.metadata["flag"] and not network
+        name = f"--{f.name.replace('_', '-')} " if as_flag else f"{network}.{f.name}=".lstrip(".")
+        raise UserError(f"{name}{shown}: must be {' and '.join(f'{words} {limit}' for words, limit in bounds.items())}")

@@ -29,7 +29,7 @@ class Phase(NamedTuple):
     name: str  # its loss is the recipe's method `<name>_loss`
     network: str  # the submodule that it updates; several phases may name one
     every: int = 1  # runs every nth step (lazy penalties)
-    repeat: int = 1  # times per step, each with new data (critics)
+    repeat: int = 1  # times per step, each with new data (critics); only the first has what earlier phases shared
 
 
 class Draw(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,7 @@ FOLDERS = {
     "loader": "paceline.data.loaders",
     "judge": "paceline.evaluation",
 }
+ANNOUNCED = "PACELINE_RUNS_CODE_IN"  # the files that a person was told of, by this process or by one that started it
 
 
 def names(kind: str) -> list[str]:
@@ -66,6 +68,7 @@ def _load_file(kind: str, path: Path) -> ModuleType:
     loaded = sys.modules.get(module_name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path.resolve()):
         return loaded
+    _announce(path)
     spec = importlib.util.spec_from_file_location(module_name, path.resolve())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -76,3 +79,11 @@ def _load_file(kind: str, path: Path) -> ModuleType:
         del sys.modules[module_name]
         raise UserError(f"{kind} {str(path)!r} cannot be imported: {type(error).__name__}: {error}") from error
     return module
+
+
+def _announce(path: Path) -> None:
+    """Says, once for each file, that a person's code is about to run."""
+    told = os.environ.get(ANNOUNCED, "").split(os.pathsep)
+    if str(path.resolve()) not in told:
+        print(f"runs the code in {path}", flush=True)
+        os.environ[ANNOUNCED] = os.pathsep.join([*filter(None, told), str(path.resolve())])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -14,7 +16,7 @@ import torch
 from commands import run_fork, run_ranks, start_command, weights_of
 from torch import Tensor
 
-from paceline.engine.checkpoint import Checkpoints, Snapshot, load, problems
+from paceline.engine.checkpoint import Checkpoints, Snapshot, is_whole, load
 from paceline.engine.tensors import pack, unpack
 from paceline.errors import UserError
 
@@ -22,6 +24,10 @@ from paceline.errors import UserError
 def snapshot(images: int, value: float = 1.0) -> Snapshot:
     weights = {"network.weight": torch.full((3, 2), value), "averaged/network.weight": torch.zeros(3, 2)}
     return Snapshot(images, weights, {"network/weight/step": torch.tensor(images)}, {"best": {}, "scalers": {}})
+
+
+def replace_numbers(whole: Snapshot, **numbers: Any) -> Snapshot:
+    return dataclasses.replace(whole, numbers=whole.numbers | numbers)
 
 
 def same(first: Snapshot, second: Snapshot) -> bool:
@@ -48,14 +54,13 @@ def test_a_checkpoint_comes_back_as_it_was_and_has_no_pickle(tmp_path: Path) -> 
         assert file.suffix == ".safetensors" or json.loads(content)
 
 
-def test_aliased_and_channels_last_tensors_come_back(tmp_path: Path) -> None:
+def test_aliased_and_channels_last_tensors_come_back() -> None:
     shared = torch.arange(6.0).reshape(2, 3)
     last = torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last)
     empty = {"empty": torch.zeros(0, 3), "also": torch.zeros(0)}
     tensors = {"a": shared, "b": shared, "c": last, "transposed": shared.t(), **empty}
     content, notes = pack(tensors)
-    (tmp_path / "file").write_bytes(content)
-    back = unpack(tmp_path / "file", notes)
+    back = unpack(content, notes)
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
     assert back["a"].data_ptr() == back["b"].data_ptr()
@@ -126,10 +131,10 @@ def test_every_bit_of_a_checkpoint_is_watched(tmp_path: Path) -> None:
             broken[position] ^= 1 << (position % 8)
             file.write_bytes(broken)
             # A bit of the manifest's white space may go unnoticed, as long as it still says the same.
-            unchanged = file.name == "manifest.json" and not problems(path) and json.loads(file.read_text()) == whole
-            assert problems(path) or unchanged, f"{file.name}: byte {position}"
+            unchanged = file.name == "manifest.json" and is_whole(path) and json.loads(file.read_text()) == whole
+            assert not is_whole(path) or unchanged, f"{file.name}: byte {position}"
         file.write_bytes(content)
-    assert not problems(path)
+    assert is_whole(path)
 
 
 def test_when_no_checkpoint_is_whole_nothing_is_thrown_away(tmp_path: Path) -> None:
@@ -151,7 +156,7 @@ def test_a_damaged_checkpoint_is_set_aside_when_the_run_goes_on_before_it(tmp_pa
     assert checkpoints.all() == [640]
     assert (tmp_path / "damaged-000000001280" / "state.safetensors").exists()
     checkpoints.save(snapshot(1280))
-    assert checkpoints.all() == [640, 1280] and not problems(checkpoints.path(1280))
+    assert checkpoints.all() == [640, 1280] and is_whole(checkpoints.path(1280))
 
 
 def test_a_save_replaces_a_damaged_checkpoint_of_the_same_moment(tmp_path: Path) -> None:
@@ -171,6 +176,30 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["000000003000"]
 
 
+def test_a_run_that_falls_back_finds_the_best_of_that_moment(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for images, best in ((50, 50), (100, 100), (200, 100), (300, 300)):
+        checkpoints.save(replace_numbers(snapshot(images), best={"name": "top1", "value": 0.5, "images": best}))
+        checkpoints.prune(keep=2, best=best)
+    assert checkpoints.all() == [100, 200, 300]
+    truncate("weights.safetensors")(checkpoints.path(300))
+    found = checkpoints.latest(lambda line: None)
+    assert found and found.images == 200
+    checkpoints.drop_after(200)
+    assert load(checkpoints.path(found.numbers["best"]["images"])).images == 100
+    (checkpoints.path(200) / "state.json").write_text("damaged")
+    checkpoints.prune(keep=1, best=100)
+    assert checkpoints.all() == [100, 200]
+
+
+def test_each_file_of_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, read = Checkpoints(tmp_path), []
+    path, read_bytes = checkpoints.save(snapshot(640)), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda file: read.append(file) or read_bytes(file))
+    assert checkpoints.latest(pytest.fail)
+    assert sorted(read) == sorted(path.iterdir())
+
+
 def test_what_an_interrupted_save_or_removal_left_is_swept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for leftover in (".writing-000000000640", ".writing-000000000320", ".removing-000000000100"):
@@ -185,8 +214,10 @@ def test_a_run_keeps_its_last_checkpoints_and_the_best(tmp_path: Path, tiny: str
     command = ("--images", "320", "--set", "save_every=2 steps", "--set", "keep=3", "--set", "evaluate_every=4 steps")
     assert run_fork(tmp_path, "train", tiny, "--out", "run", *command).wait() == 0
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
-    best = load(checkpoints.path(320)).numbers["best"]["images"]
-    assert checkpoints.all() == sorted({best, 256, 288, 320})
+    last = [256, 288, 320]
+    assert checkpoints.all() == sorted(
+        {*last, *(load(checkpoints.path(one)).numbers["best"]["images"] for one in last)}
+    )
 
 
 def test_a_run_names_its_damaged_checkpoint_goes_on_before_it_and_ends_the_same(tmp_path: Path, tiny: str) -> None:

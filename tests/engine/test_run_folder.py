@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import metrics_without_times, run_fork, run_ranks, start_fork, wait_until, weights_of
 
 from paceline.engine.run_folder import RunFolder
 from paceline.errors import UserError
+from paceline.monitor.metrics import read_metrics
 
 
 def test_a_folder_in_use_is_refused_and_its_run_unharmed(tmp_path: Path, tiny: str) -> None:
@@ -45,7 +47,7 @@ def test_settings_that_make_another_run_are_refused_by_name(tmp_path: Path, tiny
         (("--set", "classifier.lr=0.2"), "(classifier.lr: None → 0.2)"),
         (("--set", "width=8"), "(width: 4 → 8)"),
         (("--batch-size", "32"), "(batch_size: 16 → 32)"),
-        (("--precision", "bf16"), "(precision: auto → bf16)"),
+        (("--precision", "bf16"), "(precision: fp32 → bf16)"),
     ):
         refused = run_fork(tmp_path, *command, *change)
         assert refused.wait() == 2
@@ -88,3 +90,33 @@ def test_each_rank_keeps_its_output_and_only_the_first_writes(tmp_path: Path, ti
     lines = metrics_without_times(tmp_path / "run")
     assert [line["images"] for line in lines if "classifier/cross_entropy" in line] == [48]
     assert "spread/classifier/cross_entropy" in lines[0]
+
+
+def test_other_data_under_the_same_name_is_refused(tmp_path: Path, tiny: str) -> None:
+    generator = np.random.default_rng(0)
+    for name, length in (("a", 64), ("b", 80)):
+        pictures = generator.integers(256, size=(length, 8, 8, 1), dtype=np.uint8)
+        labels = np.arange(length) % 10
+        np.savez(tmp_path / f"{name}.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+    command = ("train", tiny, "--data", "npz", "--out", "run", "--images", "32")
+    assert run_fork(tmp_path, *command, "--data-root", "a.npz").wait() == 0
+    refused = run_fork(tmp_path, *command, "--data-root", "b.npz")
+    assert refused.wait() == 2 and "the data is not what this run was made from (58 samples, " in refused.stderr
+    (tmp_path / "a.npz").rename(tmp_path / "moved.npz")
+    assert run_fork(tmp_path, *command, "--data-root", "moved.npz").wait() == 0
+
+
+def test_the_last_weights_are_judged_whatever_the_cadence(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--images", "80", "--set", "evaluate_every=48 images")
+    assert run_fork(tmp_path, *command).wait() == 0
+    judged = [line["images"] for line in read_metrics(tmp_path / "run")[0] if "validation/top1" in line]
+    assert judged == [48, 80]
+
+
+def test_an_average_that_nothing_judges_is_refused(tmp_path: Path, tiny: str) -> None:
+    (tmp_path / "plain.py").write_text(
+        "from paceline.recipes.classification import Classification\n\n\n"
+        "class Plain(Classification):\n    averaged = ()\n"
+    )
+    refused = run_fork(tmp_path, "train", "./plain.py", "--set", "average=1 epochs", "--set", "width=2", "--out", "run")
+    assert refused.wait() == 2 and "average=1 epochs: the recipe does not judge 'classifier'" in refused.stderr

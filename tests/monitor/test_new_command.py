@@ -55,6 +55,22 @@ def test_a_new_recipe_learns_from_a_new_source(tmp_path: Path) -> None:
     assert recipe.predict(batch)["logits"].shape == (len(source), 2)
 
 
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (32, 32), (33, 47), (1, 1)])
+def test_a_new_recipe_takes_any_size_and_repeats_itself_on_a_gpu(tmp_path: Path, height: int, width: int) -> None:
+    recipe_class = registry.load_class("recipe", str(new("recipe", "mine", tmp_path)), Recipe)
+    recipe = recipe_class(recipe_class.Settings(width=2), Facts(channels=3, height=height, width=width, num_classes=5))
+    batch = {"image": torch.zeros(2, 3, height, width), "label": torch.tensor([0, 4])}
+    loss = sum(recipe("classifier", batch).terms.values())
+    assert isinstance(loss, torch.Tensor)
+    nodes, names = [loss.grad_fn], set()
+    while nodes:
+        if node := nodes.pop():
+            names.add(node.name())
+            nodes += [before for before, _ in node.next_functions]
+    # Their backward adds in any order: https://pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
+    assert "ConvolutionBackward0" in names and not [name for name in names if "Pool" in name or "Upsample" in name]
+
+
 def test_a_new_source_has_the_same_samples_every_time(tmp_path: Path) -> None:
     source_class = registry.load_class("source", str(new("source", "mine", tmp_path)), ArraySource)
     first, second = source_class("train", RunSettings()), source_class("train", RunSettings())

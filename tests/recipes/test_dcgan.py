@@ -128,13 +128,13 @@ def test_only_pictures_that_fit_the_networks_are_taken(height, width, fits):
     ("settings", "message"),
     [
         ({"diffaugment": "colour"}, "diffaugment=colour: unknown change 'colour'; did you mean 'color'"),
-        ({"r1": -1.0}, "r1=-1: must not be negative"),
+        ({"r1": -1.0}, "r1=-1: must be at least 0"),
         ({"ngf": 0}, "ngf=0: must be at least 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings, message):
     with pytest.raises(UserError, match=message):
-        build(**settings)
+        build(**dataclasses.asdict(configure("dcgan", settings).recipe))
 
 
 def test_defaults_are_those_of_dcgan():

@@ -90,9 +90,9 @@ def lies_in_memory(source: Source) -> bool:
 
 
 @lru_cache(maxsize=8)
-def fingerprint(source: Source) -> str:
+def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
     """A hash of the pictures: of all that lie in memory, else of some spread over the source, and of their number."""
-    wanted = len(source) if lies_in_memory(source) else min(len(source), FINGERPRINT_SAMPLES)
+    wanted = len(source) if lies_in_memory(source) else min(len(source), samples)
     digest = sha256(str(len(source)).encode())
     for indices in np.array_split(np.linspace(0, len(source) - 1, wanted).round().astype(np.int64), -(-wanted // 1024)):
         digest.update(source.read_many(indices)["image"].tobytes())

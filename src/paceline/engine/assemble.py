@@ -90,6 +90,15 @@ def assemble(config: Config) -> Parts:
     """Meets the other processes and builds the run's parts."""
     strategy_type = strategy_class(config)
     world = join(config.run, distributed=strategy_type.distributed)
+    try:
+        return _build(config, strategy_type, world)
+    except BaseException:
+        if world.size == 1:  # processes that others wait for leave by ending
+            world.leave()
+        raise
+
+
+def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts:
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     sources = open_sources(config)
@@ -101,7 +110,7 @@ def assemble(config: Config) -> Parts:
     strategy.place(recipe)
 
     batch_size = split_batch(config.run.batch_size, strategy.num_devices, config.run.accumulate)
-    config = config.with_run(batch_size=str(batch_size))
+    config = config.with_run(batch_size=str(batch_size), precision=precision.name)
     feed = TrainingFeed(
         loaders["train"],
         Stream(config.run.seed, len(sources["train"])),
@@ -130,7 +139,11 @@ def make_learners(
     learners = {}
     for name, network in recipe.networks.items():
         settings = config.learner_of(name)
-        half_life = Span.parse(settings.average, "average").to_images(**lengths) if name in recipe.averaged else 0
+        half_life = Span.parse(settings.average, "average").to_images(**lengths)
+        if half_life and name not in recipe.averaged:
+            if not recipe.averaged or "average" in config.networks.get(name, {}):
+                raise UserError(f"average={settings.average}: the recipe does not judge {name!r} by a moving average")
+            half_life = 0
         rate = schedule_of(settings, lr_scale(config), **lengths)
         try:
             learners[name] = Learner(name, network, settings, rate, precision, half_life)

@@ -23,6 +23,8 @@ from paceline.errors import UserError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+NUMBERS = "state.json"
+TENSORS = ("weights.safetensors", "state.safetensors")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,14 @@ class Snapshot:
     weights: dict[str, Tensor]  # the recipe's networks; moving averages as averaged/NETWORK.PARAMETER
     state: dict[str, Tensor]  # what the optimizers and facts remember
     numbers: dict[str, Any]  # scalers, the best value so far
+
+
+class Damaged(UserError):
+    """A checkpoint whose files are not those of its manifest, and why."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"checkpoint {path} is damaged: {reason}")
+        self.reason = reason
 
 
 class Checkpoints:
@@ -54,16 +64,16 @@ class Checkpoints:
     def save(self, snapshot: Snapshot) -> Path:
         """Writes a checkpoint that is either whole or not there."""
         final, beside = self.path(snapshot.images), self.folder / f".writing-{snapshot.images:012d}"
-        if final.exists() and not problems(final):
+        if final.exists() and is_whole(final):
             return final
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
             beside.mkdir()
             files, notes = {}, {}
-            for name, tensors in (("weights", snapshot.weights), ("state", snapshot.state)):
-                files[f"{name}.safetensors"], notes[f"{name}.safetensors"] = pack(tensors)
-            files["state.json"] = json.dumps({"images": snapshot.images, **snapshot.numbers}, indent=1).encode()
+            for name, tensors in zip(TENSORS, (snapshot.weights, snapshot.state), strict=True):
+                files[name], notes[name] = pack(tensors)
+            files[NUMBERS] = json.dumps({"images": snapshot.images, **snapshot.numbers}, indent=1).encode()
             digests = {name: sha256(content).hexdigest() for name, content in files.items()}
             manifest = {"format": FORMAT, "sha256": digests, "tensors": notes}
             files[MANIFEST] = json.dumps(manifest | {"seal": _seal(manifest)}, indent=1).encode()
@@ -89,22 +99,32 @@ class Checkpoints:
         """The newest checkpoint that is whole; `report` gets a line for each damaged one, and one must be whole."""
         there = self.all()
         for images in reversed(there):
-            damage = problems(self.path(images))
-            if not damage:
+            try:
                 return load(self.path(images))
-            if images == there[0]:
-                raise UserError(
-                    f"checkpoint {self.path(images)} is damaged ({damage[0]}), and none before it is left; "
-                    f"to start again, move {self.folder} away or choose another --out"
-                )
-            report(f"checkpoint {self.path(images)} is damaged ({damage[0]}); using the one before it")
+            except Damaged as damage:
+                found = f"checkpoint {self.path(images)} is damaged ({damage.reason})"
+                if images == there[0]:
+                    raise UserError(
+                        f"{found}, and none before it is left; "
+                        f"to start again, move {self.folder} away or choose another --out"
+                    ) from None
+                report(f"{found}; using the one before it")
         return None
 
     def prune(self, keep: int, best: int | None) -> None:
-        """Removes all but the last `keep` and the best."""
-        for images in self.all()[:-keep]:
-            if images != best:
+        """Removes all but the last `keep`, the best, and what those last name as theirs: a run may fall back to one."""
+        last = self.all()[-keep:]
+        wanted = {*last, best, *map(self._best_of, last)}
+        for images in self.all():
+            if images not in wanted:
                 self._remove(self.path(images))
+
+    def _best_of(self, images: int) -> int | None:
+        """The best checkpoint when this one was written, if it can say so."""
+        try:
+            return json.loads((self.path(images) / NUMBERS).read_bytes())["best"].get("images")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
 
     def drop_after(self, images: int) -> None:
         """Sets aside what lies after the checkpoint that the run goes on from: damaged, or it would be that one."""
@@ -130,32 +150,44 @@ class Checkpoints:
                 shutil.rmtree(leftover)
 
 
-def problems(path: Path) -> list[str]:
-    """What is wrong with a checkpoint's folder; nothing, if its files are those of its manifest."""
+def is_whole(path: Path) -> bool:
+    """Whether a checkpoint's files are those of its manifest."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        if manifest["format"] != FORMAT:
-            return [f"{MANIFEST} has format {manifest['format']}, this version reads {FORMAT}"]
-        if manifest.pop("seal") != _seal(manifest):
-            return [f"{MANIFEST} does not match its own SHA-256"]
-        digests = manifest["sha256"]
-        found = {name: sha256((path / name).read_bytes()).hexdigest() for name in digests}
-        return [f"{name} does not match its SHA-256" for name in digests if found[name] != digests[name]]
-    except FileNotFoundError as error:
-        return [f"{Path(error.filename).name} is missing"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"{MANIFEST} cannot be read: {error}"]
+        _read(path)
+    except Damaged:
+        return False
+    return True
 
 
 def load(path: Path) -> Snapshot:
     """A checkpoint from its folder; refuses one that is damaged."""
-    damage = problems(path)
-    if damage:
-        raise UserError(f"checkpoint {path} is damaged: {damage[0]}")
-    notes = json.loads((path / MANIFEST).read_bytes())["tensors"]
-    numbers = json.loads((path / "state.json").read_bytes())
-    weights, state = (unpack(path / file, notes[file]) for file in ("weights.safetensors", "state.safetensors"))
+    files, notes = _read(path)
+    numbers = json.loads(files[NUMBERS])
+    weights, state = (unpack(files.pop(name), notes[name]) for name in TENSORS)
     return Snapshot(numbers.pop("images"), weights, state, numbers)
+
+
+def _read(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files of a checkpoint, each read once and verified, and the notes on its tensors."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        if manifest["format"] != FORMAT:
+            raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, this version reads {FORMAT}")
+        if manifest.pop("seal") != _seal(manifest):
+            raise Damaged(path, f"{MANIFEST} does not match its own SHA-256")
+        files = {name: (path / name).read_bytes() for name in manifest["sha256"]}
+    except Damaged:
+        raise
+    except FileNotFoundError as error:
+        raise Damaged(path, f"{Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise Damaged(path, f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(path, f"{MANIFEST} cannot be read: {error}") from None
+    for name, content in files.items():
+        if sha256(content).hexdigest() != manifest["sha256"][name]:
+            raise Damaged(path, f"{name} does not match its SHA-256")
+    return files, manifest["tensors"]
 
 
 def _seal(manifest: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.config import LearnerSettings
+from paceline.errors import UserError
 from paceline.parallel.precision import Precision
 
 
@@ -26,8 +27,12 @@ class Learner:
         average_half_life: int,
     ) -> None:
         self.name, self.network, self.settings, self.learning_rate = name, network, settings, learning_rate
-        self.parameters: list[Tensor] = list(network.parameters())
-        self.optimizer = make_optimizer(network, settings, precision)
+        # What the recipe's author froze stays as it is.
+        self.named: dict[str, Tensor] = {key: p for key, p in network.named_parameters() if p.requires_grad}
+        self.parameters = list(self.named.values())
+        if not self.parameters:
+            raise UserError(f"network {name!r} has no parameter that requires grad: there is nothing to learn")
+        self.optimizer = make_optimizer(self.parameters, settings, precision)
         self.scaler = torch.amp.GradScaler(precision.device_type, enabled=precision.scaled)
         self.average_half_life = average_half_life
         self.average = [p.detach().clone() for p in self.parameters] if average_half_life else []
@@ -79,20 +84,24 @@ class Learner:
             self.average[position], parameter.data = parameter.data, average
 
 
-def make_optimizer(network: nn.Module, settings: LearnerSettings, precision: Precision) -> Optimizer:
+def make_optimizer(parameters: list[Tensor], settings: LearnerSettings, precision: Precision) -> Optimizer:
     """The optimizer that the settings name, fused on devices that have it."""
-    decayed = [p for p in network.parameters() if settings.decay_norms or p.ndim > 1]
-    spared = [p for p in network.parameters() if not settings.decay_norms and p.ndim <= 1]
+    decayed = [p for p in parameters if settings.decay_norms or p.ndim > 1]
+    spared = [p for p in parameters if not settings.decay_norms and p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     # On a GPU the rate lies there too, so that a captured step can be given another one.
     cuda = precision.device_type == "cuda"
-    rate = torch.tensor(settings.lr, device=next(network.parameters()).device) if cuda else settings.lr
+    rate = torch.tensor(settings.lr, device=parameters[0].device) if cuda else settings.lr
     betas = (settings.beta1, settings.beta2)
     match settings.optimizer:
         case "sgd":
             nesterov = settings.nesterov and settings.momentum > 0
-            return SGD(groups, lr=rate, momentum=settings.momentum, nesterov=nesterov, fused=True)
+            sgd = SGD(groups, lr=rate, momentum=settings.momentum, nesterov=nesterov, fused=True)
+            if settings.momentum:  # torch leaves it uninitialised where fp16's scaler skips the very first step
+                for parameter in parameters:
+                    sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            return sgd
         case "adam":
             return Adam(groups, lr=rate, betas=betas, fused=True, capturable=cuda)
     return AdamW(groups, lr=rate, betas=betas, fused=True, capturable=cuda)

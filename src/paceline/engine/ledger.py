@@ -45,6 +45,10 @@ class Entry(NamedTuple):
     def of(cls, phase: str, loss: Loss, samples: int) -> Entry:
         """The entry for a phase's loss."""
         values = {**loss.terms, **loss.facts}
+        if len(values) < len(loss.terms) + len(loss.facts):
+            raise UserError(
+                f"phase {phase!r} has a term and a fact of one name: {', '.join(loss.terms & loss.facts.keys())}"
+            )
         return cls(phase, tuple(values), torch.stack([value.detach() for value in values.values()]), samples)
 
 

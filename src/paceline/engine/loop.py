@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from paceline.data.draws import number_from
 from paceline.data.feed import StepData
 from paceline.engine.assemble import Parts
@@ -55,7 +53,7 @@ class Loop:
             )
         }
         self.examiner, self.judge = self._appoint_judge()
-        self._logged_at = self._saved_at = self._sampled_at = -1
+        self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
         self._images_before_log = 0
         self.check_every = run.check_replicas if self.world.size > 1 else 0
 
@@ -75,6 +73,7 @@ class Loop:
             restore_snapshot(snapshot, self.step)
             self.images = self._saved_at = self._logged_at = snapshot.images
             self.best = snapshot.numbers.get("best", {})
+            self._evaluated_at = snapshot.numbers.get("evaluated_at", -1)
         self._images_before_log = self.images
 
     def attach(self, writer: MetricsWriter | None, display: Display) -> None:
@@ -93,6 +92,7 @@ class Loop:
         self.parts.strategy.drive(self._steps(), self.advance)
         if not self.stopped:
             self._log()
+            self._evaluate()
             self._sample()
             self._save()
 
@@ -131,11 +131,9 @@ class Loop:
         return self.images // self.every[name] > before // self.every[name]
 
     def _seed_dropout(self, images: int) -> None:
-        seed = number_from(self.parts.config.run.seed, images, "dropout", self.world.rank)
-        if self.world.device.type == "cuda":
-            torch.cuda.default_generators[self.world.device.index].manual_seed(seed)
-        else:
-            torch.default_generator.manual_seed(seed)
+        for number, generator in enumerate(self.parts.strategy.generators()):
+            seed = number_from(self.parts.config.run.seed, images, "dropout", self.world.rank, number)
+            generator.manual_seed(seed)
 
     def _log(self) -> None:
         """Reads the ledger once for all ranks, and goes no further where a loss is not finite."""
@@ -173,9 +171,10 @@ class Loop:
         }
 
     def _evaluate(self) -> None:
-        if not self.examiner:
+        if not self.examiner or self._evaluated_at == self.images:
             return
         self._log()
+        self._evaluated_at = self.images
         with self.stopwatch("evaluate"), judged_weights(self.recipe, self.step.learners):
             results = self.examiner.measure()
         values = {f"{self.examiner.split}/{name}": value for name, value in results.items()}
@@ -214,7 +213,9 @@ class Loop:
             if self.writer:
                 self.writer.flush()  # a checkpoint never outruns its metrics
             if self.world.is_first:
-                self.folder.checkpoints.save(take_snapshot(self.images, self.step, {"best": self.best}))
+                self.folder.checkpoints.save(
+                    take_snapshot(self.images, self.step, {"best": self.best, "evaluated_at": self._evaluated_at})
+                )
                 self.folder.checkpoints.prune(self.parts.config.run.keep, self.best.get("images"))
         self._saved_at = self.images
 

@@ -56,15 +56,15 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
-    def check_settings(self, config: Config) -> None:
-        """Refuses to go on with a run that was made with other settings."""
+    def check_settings(self, config: Config, data: str) -> None:
+        """Refuses to go on with a run that was made with other settings or from other data."""
         if not self.config_file.exists():
             return
         try:
             kept = tomllib.loads(self.config_file.read_text())
         except ValueError as error:
             raise UserError(f"{self.config_file}: cannot be read ({error}); choose another --out") from None
-        kept.pop(MADE_WITH, None)
+        made_with = kept.pop(MADE_WITH, {})
         if kept.pop("recipe", None) != config.recipe_name:
             raise UserError(f"--out {self.path}: this run is of another recipe; choose another --out")
         changed = changed_settings(kept, config)
@@ -72,6 +72,11 @@ class RunFolder:
             raise UserError(
                 f"--out {self.path}: this run was made with other settings ({'; '.join(changed)}); "
                 "use the same ones to go on, or choose another --out"
+            )
+        if made_with.get("data", data) != data:
+            raise UserError(
+                f"--out {self.path}: the data is not what this run was made from ({made_with['data']} → {data}); "
+                "use the same data to go on, or choose another --out"
             )
 
     def keep_protocol(self, split: str, label: str, protocol: Mapping[str, Any], *, afresh: bool) -> None:
@@ -101,8 +106,8 @@ class RunFolder:
         except ValueError as error:
             raise UserError(f"{self.protocols_file}: cannot be read ({error})") from None
 
-    def keep_settings(self, config: Config, made_with: Mapping[str, Any]) -> None:
-        """Writes the resolved settings, versions and hardware."""
+    def keep_settings(self, config: Config, data: str, made_with: Mapping[str, Any]) -> None:
+        """Writes the resolved settings, the data's fingerprint, versions and hardware."""
         beside = self.config_file.with_suffix(".writing")
-        beside.write_text(to_toml(config, made_with))
+        beside.write_text(to_toml(config, {**made_with, "data": data}))
         beside.rename(self.config_file)

@@ -22,8 +22,8 @@ def take_snapshot(images: int, step: Step, numbers: dict[str, Any]) -> Snapshot:
     state: dict[str, Tensor] = {}
     scalers: dict[str, Any] = {}
     for name, learner in step.learners.items():
-        names = [key for key, _ in learner.network.named_parameters()]
-        weights |= {f"{AVERAGED}{name}.{key}": value for key, value in zip(names, learner.average, strict=False)}
+        averages = zip(learner.named, learner.average, strict=False)  # there may be none
+        weights |= {f"{AVERAGED}{name}.{key}": value for key, value in averages}
         state |= _optimizer_tensors(learner)
         scalers[name] = learner.scaler.state_dict()
     state |= {f"facts/{name}": value for name, value in step.facts.items()}
@@ -34,8 +34,7 @@ def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
     """Puts a snapshot's tensors into the recipe, the learners and the facts."""
     load_weights(step.recipe, snapshot.weights)
     for name, learner in step.learners.items():
-        names = [key for key, _ in learner.network.named_parameters()]
-        for average, key in zip(learner.average, names, strict=False):
+        for key, average in zip(learner.named, learner.average, strict=False):
             average.copy_(snapshot.weights[f"{AVERAGED}{name}.{key}"])
         _restore_optimizer(learner, snapshot.state)
         learner.scaler.load_state_dict(snapshot.numbers["scalers"][name] or learner.scaler.state_dict())
@@ -59,7 +58,7 @@ def load_weights(recipe: Recipe, weights: dict[str, Tensor], *, averaged: bool =
 
 
 def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
-    names: dict[Tensor, str] = {parameter: name for name, parameter in learner.network.named_parameters()}
+    names = {parameter: name for name, parameter in learner.named.items()}
     return {
         f"{learner.name}/{names[parameter]}/{key}": value
         for parameter, memory in learner.optimizer.state.items()
@@ -69,7 +68,7 @@ def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
 
 
 def _restore_optimizer(learner: Learner, state: dict[str, Tensor]) -> None:
-    for name, parameter in learner.network.named_parameters():
+    for name, parameter in learner.named.items():
         prefix = f"{learner.name}/{name}/"
         for key, saved in ((k.removeprefix(prefix), v) for k, v in state.items() if k.startswith(prefix)):
             like = parameter if saved.shape == parameter.shape else saved.to(parameter.device)

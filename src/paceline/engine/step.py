@@ -99,8 +99,8 @@ class Step:
         if network == self.selected:
             return
         self.selected = network
-        for name, module in self.recipe.networks.items():
-            for parameter in module.parameters():
+        for name, learner in self.learners.items():
+            for parameter in learner.parameters:
                 parameter.requires_grad_(name == network)
 
     def _with_facts(self, batch: Batch, samples: int) -> Batch:
@@ -114,7 +114,7 @@ class Step:
 
     def _check_gradients(self, phase: Phase, learner: Learner) -> None:
         self.unchecked.discard(phase.name)
-        missing = [name for name, p in learner.network.named_parameters() if p.grad is None]
+        missing = [name for name, parameter in learner.named.items() if parameter.grad is None]
         if missing:
             shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
             raise UserError(

@@ -6,7 +6,6 @@ memory format beside them, and aliased ones once, with a table of their other na
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -32,9 +31,9 @@ def pack(tensors: dict[str, Tensor]) -> tuple[bytes, dict[str, Any]]:
     return safetensors.torch.save(kept), {"aliases": aliases, "formats": formats}
 
 
-def unpack(path: Path, notes: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU, under all their names."""
-    tensors = safetensors.torch.load(path.read_bytes())
+def unpack(content: bytes, notes: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors in the bytes of a file, on the CPU, under all their names."""
+    tensors = safetensors.torch.load(content)
     for name in notes.get("formats", {}):
         tensors[name] = tensors[name].to(memory_format=torch.channels_last)
     for alias, name in notes.get("aliases", {}).items():

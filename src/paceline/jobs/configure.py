@@ -11,7 +11,7 @@ from paceline.config_file import parse_assignments, read_file
 from paceline.errors import UserError, unknown
 from paceline.parallel.environment import check_devices, gpu_ids, place_from
 from paceline.recipe import Recipe
-from paceline.registry import is_path, load, load_class
+from paceline.registry import load, load_class
 
 
 def configure(
@@ -23,9 +23,6 @@ def configure(
     small: bool = False,
 ) -> Config:
     """The settings of a run: recipe's defaults (with `small`, its cheap ones) < preset < file < flags < `--set`."""
-    for name in [recipe, str(flags.get("data") or "")]:
-        if is_path(name):
-            print(f"runs the code in {name}")
     recipe_class: type[Recipe] = load_class("recipe", recipe, Recipe)
     from_file = _renamed(read_file(config_file), recipe_class.aliases) if config_file else {}
     from_sets = parse_assignments(assignments)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config import Config
+from paceline.data.source import fingerprint
 from paceline.engine.assemble import Parts, assemble, strategy_class
 from paceline.engine.checkpoint import Snapshot, load
 from paceline.engine.evaluation import Examiner
@@ -25,6 +26,7 @@ from paceline.monitor.made_with import versions_and_hardware
 from paceline.monitor.metrics import MetricsWriter, read_metrics
 from paceline.parallel.environment import place_from
 
+LOOKED_AT = 16  # samples that tell one data set from another, where reading costs
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -69,9 +71,10 @@ def train_here(config: Config) -> Result:
     folder, stop = RunFolder(Path(config.run.out)), StopRequest()
     with _ending(folder, parts):
         loop = Loop(parts, folder, stop)
-        _claim(folder, parts)
+        data = describe_data(parts) if parts.world.is_first else ""
+        _claim(folder, parts, data)
         output = keep_output(folder.path, parts.world.rank)
-        loop.resume(_find_snapshot(folder, parts))
+        loop.resume(_find_snapshot(folder, parts, data))
         first = parts.world.is_first
         writer = MetricsWriter(folder.path, loop.images) if first else None
         title = f"{Path(config.recipe_name).stem} → {folder.path}"
@@ -107,15 +110,21 @@ def _ending(folder: RunFolder, parts: Parts) -> Iterator[None]:
             parts.world.leave()
 
 
-def _claim(folder: RunFolder, parts: Parts) -> None:
+def _claim(folder: RunFolder, parts: Parts, data: str) -> None:
     """Makes this run the folder's one writer, if its settings are those that the folder was made with."""
     if parts.world.is_first:
         folder.claim()
-        folder.check_settings(parts.config)
+        folder.check_settings(parts.config, data)
     parts.world.wait_for_all()
 
 
-def _find_snapshot(folder: RunFolder, parts: Parts) -> Snapshot | None:
+def describe_data(parts: Parts) -> str:
+    """The training samples in short: how many, and a hash of some of them."""
+    source = parts.feed.loader.source
+    return f"{len(source):,} samples, {fingerprint(source, LOOKED_AT)}"
+
+
+def _find_snapshot(folder: RunFolder, parts: Parts, data: str) -> Snapshot | None:
     """Says what was chosen and where the run goes on; every rank gets the first one's snapshot."""
     snapshot = None
     for note in parts.notes:
@@ -123,7 +132,7 @@ def _find_snapshot(folder: RunFolder, parts: Parts) -> Snapshot | None:
     if parts.world.is_first:
         snapshot = folder.checkpoints.latest(print)
         folder.checkpoints.drop_after(snapshot.images if snapshot else -1)
-        folder.keep_settings(parts.config, versions_and_hardware())
+        folder.keep_settings(parts.config, data, versions_and_hardware())
         if snapshot:
             print(f"going on from {snapshot.images:,} images")
     return parts.world.share(snapshot)  # type: ignore[return-value]

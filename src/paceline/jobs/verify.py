@@ -63,25 +63,26 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
             chosen = config.with_run(strategy=name)
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")
-            traces[name] = _trace(chosen, Path(folder) / f"{name}.safetensors", broken)
+            traces[name] = _trace(chosen, Path(folder) / f"{name}.safetensors", broken, steps)
     differences = compare(traces, tolerance)
     _print_table(console, differences, config, steps, control)
     return int(any(difference.value > difference.tolerance for difference in differences))
 
 
-def _trace(config: Config, path: Path, control: str) -> Trace:
+def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
     if strategy_class(config).distributed and config.run.devices > 1:
-        code = run_in_processes("verify", config, str(path), control)
+        code = run_in_processes("verify", config, str(path), control, str(steps))
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code:
             raise UserError(f"strategy {config.run.strategy} ended with exit code {code}")
     else:
-        verify_here(config.with_run(devices=1) if config.run.strategy == "single" else config, str(path), control)
+        alone = config.with_run(devices=1) if config.run.strategy == "single" else config
+        verify_here(alone, str(path), control, str(steps))
     return safetensors.torch.load(path.read_bytes())
 
 
-def verify_here(config: Config, path: str, control: str) -> None:
+def verify_here(config: Config, path: str, control: str, num_steps: str) -> None:
     """This process's part of one strategy's steps; the first rank writes the trace."""
     if os.environ.get("RANK", "0") != "0":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -93,7 +94,7 @@ def verify_here(config: Config, path: str, control: str) -> None:
             module.p = 0.0
     trace: Trace = {}
     parts.recipe.train()
-    steps = parts.feed.steps(0, parts.total_images)
+    steps = parts.feed.steps(0, int(num_steps) * parts.feed.images_per_step)
     parts.strategy.drive(steps, _advance(parts, trace))
     for network, module in parts.recipe.networks.items():
         tensors = module.state_dict().items()

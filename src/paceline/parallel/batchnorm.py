@@ -40,16 +40,14 @@ class SynchronizedBatchNorm(_BatchNorm):
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         channels = [1, -1] + [1] * (x.dim() - 2)
         over = [0, *range(2, x.dim())]
-        # Shifting by the running mean, the same on all processes, keeps the sum of squares from cancelling.
-        shift = self.running_mean if self.running_mean is not None else x.new_zeros(x.shape[1])
-        shifted = x - shift.detach().clone().view(channels)
-        count = x.new_full((x.shape[1],), x.numel() / x.shape[1])
-        total = _SumOverProcesses.apply(torch.stack([shifted.sum(over), (shifted * shifted).sum(over), count]))
-        sums, squares, counts = total.unbind()
+        count = x.new_full((1, x.shape[1]), x.numel() / x.shape[1])
+        sums, counts = _SumOverProcesses.apply(torch.cat([x.sum(over)[None], count])).unbind()
         mean = sums / counts
-        variance = squares / counts - mean * mean
-        self._update_running(mean.detach() + shift, variance.detach(), counts.detach())
-        scaled = (shifted - mean.view(channels)) * (variance + self.eps).rsqrt().view(channels)
+        # Squares around the mean itself: the mean of squares less the square of the mean cancels in float32.
+        centred = x - mean.view(channels)
+        variance = _SumOverProcesses.apply((centred * centred).sum(over)) / counts
+        self._update_running(mean.detach(), variance.detach(), counts.detach())
+        scaled = centred * (variance + self.eps).rsqrt().view(channels)
         if self.affine:
             scaled = scaled * self.weight.view(channels) + self.bias.view(channels)
         return scaled.to(input.dtype)

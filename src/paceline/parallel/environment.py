@@ -15,6 +15,8 @@ from torch import Tensor
 from paceline.config import RunSettings
 from paceline.errors import UserError
 
+FIRST_PORT, NUM_PORTS = 10_000, 10_000  # below those that the kernel gives to anyone who asks
+
 
 @dataclass(frozen=True)
 class Place:
@@ -23,30 +25,43 @@ class Place:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    local_size: int = 1
+    local_size: int = 1  # processes on this machine; another may have more or fewer
+    num_nodes: int = 1
 
 
 def place_from(environ: Mapping[str, str]) -> Place | None:
     """This process's place, if something started several processes; None if a person started this one."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        size = int(environ["WORLD_SIZE"])
-        return Place(
-            int(environ["RANK"]), size, int(environ.get("LOCAL_RANK", 0)), int(environ.get("LOCAL_WORLD_SIZE", 1))
-        )
+        size, local_rank = int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", 0))
+        local_size = int(environ.get("LOCAL_WORLD_SIZE", local_rank + 1))
+        num_nodes = int(environ.get("GROUP_WORLD_SIZE", max(1, size // local_size)))
+        return Place(int(environ["RANK"]), size, local_rank, local_size, num_nodes)
     # SLURM sets SLURM_PROCID in batch scripts too; only tasks of srun have a step with several tasks.
     if int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1 and "SLURM_PROCID" in environ:
-        per_node = int(environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0])
+        tasks, node = _tasks_per_node(environ), int(environ.get("SLURM_NODEID", 0))
         return Place(
-            int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"]), int(environ["SLURM_LOCALID"]), per_node
+            rank=int(environ["SLURM_PROCID"]),
+            size=int(environ["SLURM_STEP_NUM_TASKS"]),
+            local_rank=int(environ["SLURM_LOCALID"]),
+            local_size=tasks[node if node < len(tasks) else 0],
+            num_nodes=len(tasks),
         )
     return None
 
 
+def _tasks_per_node(environ: Mapping[str, str]) -> list[int]:
+    """SLURM's `2(x3),1` as 2, 2, 2, 1."""
+    words = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    return [int(count) for count, times in words for _ in range(int(times or 1))]
+
+
 def slurm_meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
-    """The first host of the job and a port that follows from its number."""
+    """The first host of the step, and a port that follows from the numbers of job and step."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_NODELIST"]
-    first = re.sub(r"\[(\d+)[^\]]*\].*", r"\1", nodes).split(",")[0]
-    return first, 20000 + int(environ.get("SLURM_JOB_ID", 0)) % 20000
+    first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).split(",")[0]  # of gpu[07-09,12]-ib, gpu07-ib
+    job, step = int(environ.get("SLURM_JOB_ID", 0)), int(environ.get("SLURM_STEP_ID", 0))
+    # A prime apart, so that the steps of one job and those of the next, on the same host, do not meet.
+    return first, FIRST_PORT + (7919 * job + step) % NUM_PORTS
 
 
 @dataclass(frozen=True)
@@ -104,14 +119,22 @@ class World:
 
 
 def gpu_ids(settings: RunSettings) -> list[int]:
-    """The ids on this machine that `--gpus` names, or as many as there are devices on it."""
+    """The GPU of each process on this machine by its id: as `--gpus` says, or each takes the next."""
     if not settings.gpus:
         place = place_from(os.environ)
+        if place and torch.cuda.device_count() == 1:
+            return [0] * place.local_size  # `srun --gpus-per-task=1`: each sees its own GPU only, as id 0
         return list(range(place.local_size if place else settings.devices))
     try:
         return [int(word) for word in settings.gpus.split(",")]
     except ValueError:
         raise UserError(f"--gpus {settings.gpus!r}: expected ids with commas, like 2,3") from None
+
+
+def _share_a_gpu(settings: RunSettings) -> bool:
+    """Whether `--gpus` gives one GPU to several processes, which NCCL refuses."""
+    ids = gpu_ids(settings)
+    return bool(settings.gpus) and len(set(ids)) < len(ids)
 
 
 def uses_cuda(settings: RunSettings) -> bool:
@@ -135,7 +158,10 @@ def check_devices(settings: RunSettings) -> None:
         raise UserError(
             f"{flag}: there {'is 1 GPU' if count == 1 else f'are {count} GPUs'} here (ids 0 to {count - 1})"
         )
-    if settings.backend == "nccl" and len(set(ids)) < len(ids):
+    place = place_from(os.environ)
+    if place and len(ids) < place.local_size:
+        raise UserError(f"--gpus {settings.gpus}: {len(ids)} for the {place.local_size} processes on this machine")
+    if settings.backend == "nccl" and _share_a_gpu(settings):
         raise UserError(f"--gpus {settings.gpus}: NCCL cannot run two processes on one GPU; use --backend gloo")
 
 
@@ -144,8 +170,7 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
     place = place_from(os.environ) or Place()
     cuda = uses_cuda(settings)
     if cuda:
-        ids = gpu_ids(settings)
-        device = torch.device("cuda", ids[place.local_rank % len(ids)])
+        device = torch.device("cuda", gpu_ids(settings)[place.local_rank])
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
@@ -159,8 +184,7 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
         return World(place, device)
     backend = settings.backend
     if backend == "auto":
-        ids = gpu_ids(settings)
-        backend = "nccl" if cuda and len(set(ids)) == len(ids) else "gloo"
+        backend = "nccl" if cuda and not _share_a_gpu(settings) else "gloo"
     if place.size == 1 and "MASTER_ADDR" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     else:
@@ -168,5 +192,11 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
             host, port = slurm_meeting_point(os.environ)
             os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
         os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
-        dist.init_process_group(backend, timeout=timedelta(minutes=10), device_id=device if backend == "nccl" else None)
+        own = device if backend == "nccl" else None
+        try:
+            dist.init_process_group(backend, timeout=timedelta(minutes=10), device_id=own)
+        except dist.DistBackendError as error:
+            if "Duplicate GPU" in str(error):  # that the one GPU which each sees is the same shows only here
+                raise UserError(f"--devices {place.size}: processes share a GPU; start one for each GPU") from error
+            raise
     return World(place, device, backend)

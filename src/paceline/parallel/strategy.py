@@ -16,6 +16,7 @@ from paceline.parallel.precision import Precision
 from paceline.recipe import Batch, Loss, Phase, Recipe
 
 StepData = TypeVar("StepData")
+NOTHING = "nothing"  # a phase that uses every parameter and asks nothing of it
 
 
 class PhaseCall(nn.Module):
@@ -29,6 +30,8 @@ class PhaseCall(nn.Module):
         self.recipe, self.precision = recipe, precision
 
     def forward(self, phase: str, batch: Batch) -> Loss:
+        if phase == NOTHING:
+            return Loss({NOTHING: sum(p.sum() * 0 for p in self.recipe.parameters() if p.requires_grad)})  # type: ignore[dict-item]
         with self.precision.autocast():
             return self.recipe(phase, batch)
 
@@ -49,6 +52,7 @@ class Strategy:
 
     def place(self, recipe: Recipe) -> None:
         """Puts the recipe's networks where they will be trained."""
+        self.trainable = [parameter for parameter in recipe.parameters() if parameter.requires_grad]
         recipe.to(device=self.world.device, dtype=self.precision.weights)
         if self.world.device.type == "cuda":
             recipe.to(memory_format=torch.channels_last)
@@ -71,6 +75,11 @@ class Strategy:
             chosen.append(f"{name} by {'our own class' if ours else 'torch.nn.SyncBatchNorm'}")
         why = "torch's cannot run on CPU" if self.world.device.type == "cpu" else "torch's where no gradient penalty is"
         self.notes.append(f"BatchNorm: synchronised over {self.world.size} processes ({', '.join(chosen)}; {why})")
+
+    def generators(self) -> list[torch.Generator]:
+        """What dropout draws from in this process, on each of its devices."""
+        device = self.world.device
+        return [torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator]
 
     def prepare(self, phase: Phase) -> None:
         """Builds what a phase needs; called while only its network requires grad."""

@@ -21,14 +21,20 @@ PENALTY_EVERY = 16  # steps between two R1 penalties; the weight makes up for it
 class AdversarialSettings:
     """The networks, and what keeps the discriminator in check."""
 
-    nz: int = setting(100, "random numbers from which the generator makes a picture")
-    ngf: int = setting(64, "channels of the generator's last features; earlier ones have 2, 4, 8 times as many")
-    ndf: int = setting(64, "channels of the discriminator's first features; later ones have 2, 4, 8 times as many")
+    nz: int = setting(100, "random numbers from which the generator makes a picture", at_least=1)
+    ngf: int = setting(
+        64, "channels of the generator's last features; earlier ones have 2, 4, 8 times as many", at_least=1
+    )
+    ndf: int = setting(
+        64, "channels of the discriminator's first features; later ones have 2, 4, 8 times as many", at_least=1
+    )
     smallest: Literal["4", "2"] = setting("4", "side of the smallest features: 4 as in DCGAN; 2 adds a layer")
     activation: Literal["relu", "mish"] = setting("relu", "of the generator")
     d_norm: Literal["batch", "none"] = setting("batch", "normalisation layers of the discriminator")
     spectral_norm: bool = setting(False, "hold the largest singular value of the discriminator's layers at 1")
-    r1: float = setting(0.0, f"weight of the R1 penalty on real pictures, every {PENALTY_EVERY} steps; 0 has none")
+    r1: float = setting(
+        0.0, f"weight of the R1 penalty on real pictures, every {PENALTY_EVERY} steps; 0 has none", at_least=0
+    )
     diffaugment: str = setting("", "random changes of real and fake pictures: color, translation, cutout, with commas")
 
 
@@ -78,18 +84,13 @@ QUICK: dict[str, Any] = {
 }
 
 
-def check(settings: AdversarialSettings, facts: Facts) -> None:
-    """Refuses pictures and settings that the networks cannot take."""
+def check_pictures(facts: Facts) -> None:
+    """Refuses pictures that the networks cannot take."""
     if facts.height != facts.width or facts.height not in SIZES_PX:
         raise UserError(
             f"the pictures have {facts.width}×{facts.height} pixels and the networks are for squares of 32 or 64: "
             "use --set size=32 or --set size=64"
         )
-    for name in ("nz", "ngf", "ndf"):
-        if getattr(settings, name) < 1:
-            raise UserError(f"{name}={getattr(settings, name)}: must be at least 1")
-    if settings.r1 < 0:
-        raise UserError(f"r1={settings.r1:g}: must not be negative")
 
 
 def make_generator(settings: AdversarialSettings, facts: Facts) -> Generator:

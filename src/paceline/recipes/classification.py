@@ -28,10 +28,10 @@ class ClassificationSettings:
     stem: Literal["auto", "small", "plain"] = setting(
         "auto", "first layers: small is 3×3 at full size, plain is 7×7 and a quarter; auto is small up to 64 pixels"
     )
-    width: int = setting(64, "channels of the first stage")
+    width: int = setting(64, "channels of the first stage", at_least=1)
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers")
-    label_smoothing: float = setting(0.0, "share of the target that is spread over all classes")
-    dropout: float = setting(0.0, "chance that a feature is dropped before the last layer")
+    label_smoothing: float = setting(0.0, "share of the target that is spread over all classes", at_least=0, below=1)
+    dropout: float = setting(0.0, "chance that a feature is dropped before the last layer", at_least=0, below=1)
 
 
 class Classification(Recipe):

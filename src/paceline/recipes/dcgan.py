@@ -41,7 +41,7 @@ class Dcgan(Recipe):
 
     def __init__(self, settings: DcganSettings, facts: Facts) -> None:
         super().__init__(settings, facts)
-        adversarial.check(settings, facts)
+        adversarial.check_pictures(facts)
         self.generator = adversarial.make_generator(settings, facts)
         self.discriminator = adversarial.make_discriminator(settings, facts)
         self.objective = OBJECTIVES[settings.objective]

@@ -63,7 +63,7 @@ class DualGan(Recipe):
 
     def __init__(self, settings: DualGanSettings, facts: Facts) -> None:
         super().__init__(settings, facts)
-        adversarial.check(settings, facts)
+        adversarial.check_pictures(facts)
         self.against = _checked_choice(settings)
         self.generator = adversarial.make_generator(settings, facts)
         self.discriminator_1 = adversarial.make_discriminator(settings, facts)

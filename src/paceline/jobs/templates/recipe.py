@@ -6,6 +6,7 @@ same file runs on a CPU, on one GPU or on many, under every strategy.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,8 +22,8 @@ from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
 class MyRecipeSettings:
     """The recipe's own settings; each can be given as `--set name=value`."""
 
-    width: int = setting(32, "channels of the first layer")
-    label_smoothing: float = setting(0.0, "share of the target that is spread over all classes")
+    width: int = setting(32, "channels of the first layer", at_least=1)
+    label_smoothing: float = setting(0.0, "share of the target that is spread over all classes", at_least=0, below=1)
 
 
 class MyRecipe(Recipe):
@@ -40,6 +41,9 @@ class MyRecipe(Recipe):
     # A step runs these in order. A phase updates one network, by the loss of the method `<phase>_loss`.
     phases = (Phase("classifier", network="classifier"),)
 
+    # Networks that are judged by the moving average of their weights, where one is kept: `--set average="5 epochs"`.
+    averaged = ("classifier",)
+
     def __init__(self, settings: MyRecipeSettings, facts: Facts) -> None:
         """Builds the networks; `facts` is what the data says about its samples."""
         super().__init__(settings, facts)
@@ -47,14 +51,17 @@ class MyRecipe(Recipe):
             raise UserError("this recipe needs data with two classes or more: choose another --data")
         self.label_smoothing = settings.label_smoothing
         width = settings.width
+        places = math.ceil(facts.height / 8) * math.ceil(facts.width / 8)  # what three halvings leave of a picture
+        # Adaptive pooling would fit any size, but on GPUs its gradient is not the same twice.
         self.classifier = nn.Sequential(
-            nn.Conv2d(facts.channels, width, 3, padding=1),
+            nn.Conv2d(facts.channels, width, 3, stride=2, padding=1),
             nn.ReLU(),
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
             nn.ReLU(),
-            nn.AdaptiveAvgPool2d(4),  # pictures of any size end as 4 × 4
+            nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1),
+            nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(2 * width * 4 * 4, facts.num_classes),
+            nn.Linear(4 * width * places, facts.num_classes),
         )
 
     def classifier_loss(self, batch: Batch) -> Loss:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from paceline.parallel.strategy import Strategy
+from paceline.parallel.strategy import NOTHING, Strategy
 from paceline.recipe import Batch, Loss, Phase
 
 # Buffers are broadcast once, when a wrapper is built: per forward it breaks two forwards before one backward.
@@ -35,6 +35,18 @@ class DistributedDataParallel(Strategy):
             bucket_cap_mb=5 if self.world.backend == "gloo" else 25,
             **STILL_BUFFERS,
         )
+
+        self._settle(self.wrappers[phase.name])
+
+    def _settle(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
+        """Has the wrapper's first backward behind it before training begins.
+
+        After that one it orders its buckets anew, and with them sums over three ranks or more: without this, a
+        resumed run would add its first gradients in another order than one that was not stopped.
+        """
+        for _ in range(2):
+            wrapper(NOTHING, {}).terms[NOTHING].backward()
+        wrapper.zero_grad(set_to_none=True)
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
         return self.wrappers[phase.name](phase.name, batch)

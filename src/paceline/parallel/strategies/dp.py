@@ -36,6 +36,11 @@ class DataParallel(Strategy):
             return
         self.replicas = nn.DataParallel(_ReplicaCall(recipe, self.precision), device_ids=gpu_ids(self.settings))
 
+    def generators(self) -> list[torch.Generator]:
+        if self.world.device.type == "cpu":
+            return super().generators()
+        return [torch.cuda.default_generators[number] for number in dict.fromkeys(gpu_ids(self.settings))]
+
     def forward(self, phase: Phase, batch: Batch) -> Loss:
         if self.world.device.type == "cpu":
             return super().forward(phase, batch)

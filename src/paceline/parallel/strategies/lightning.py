@@ -31,7 +31,7 @@ class Lightning(Strategy):
     def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        for parameter in self.recipe.parameters():
+        for parameter in self.trainable:
             parameter.requires_grad_(True)  # its DDP wrapper keeps the parameters that require grad now
         self.module = _Module(self.recipe, advance)
         with warnings.catch_warnings():
@@ -40,6 +40,7 @@ class Lightning(Strategy):
                 self._trainer().fit(self.module, train_dataloaders=_Steps(steps))
             except SystemExit:  # what the Trainer makes of Ctrl-C
                 raise KeyboardInterrupt from None
+        self.recipe.to(self.world.device)  # the Trainer leaves its module on the CPU
 
     def _trainer(self) -> lightning.Trainer:
         strategy: Any = SingleDeviceStrategy(self.world.device)
@@ -48,7 +49,9 @@ class Lightning(Strategy):
                 parallel_devices=[self.world.device] * self.world.place.local_size,
                 cluster_environment=TorchElasticEnvironment(),
                 process_group_backend=self.world.backend,
-                find_unused_parameters=len(self.recipe.networks) > 1,
+                # With several networks it must be; with one it keeps buckets in their first order, so that over three
+                # ranks or more a resumed run adds in the order of one that was not stopped.
+                find_unused_parameters=len(self.recipe.networks) > 1 or self.world.size > 2,
                 **STILL_BUFFERS,
             )
         return lightning.Trainer(

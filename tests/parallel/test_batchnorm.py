@@ -1,0 +1,48 @@
+"""Our synchronised BatchNorm is torch's BatchNorm, in float32 and for inputs that are hard on sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.parallel.batchnorm import SynchronizedBatchNorm, synchronize
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (10.0, 0.01), (100.1, 0.0), (300.0, 0.1), (1000.0, 1.0)])
+def test_it_gives_what_torch_gives_far_from_zero(mean: float, std: float) -> None:
+    torch.manual_seed(0)
+    theirs = nn.BatchNorm2d(3)
+    ours = synchronize(nn.BatchNorm2d(3), ours=True)
+    assert isinstance(ours, SynchronizedBatchNorm)
+    pictures = mean + std * torch.randn(8, 3, 5, 5)
+    exact = nn.BatchNorm2d(3).double()(pictures.double())
+    theirs(pictures)
+    of_the_mean = 2 * torch.finfo(torch.float32).eps * mean / max(std, theirs.eps**0.5)  # as float32 rounds it
+    allowed = of_the_mean + 1e-5
+    assert (ours(pictures).double() - exact).abs().max() <= allowed
+    assert torch.allclose(ours.running_mean, theirs.running_mean, rtol=1e-5)
+    assert torch.allclose(ours.running_var, theirs.running_var, rtol=1e-3, atol=1e-6)
+
+
+def test_its_gradient_can_be_differentiated_again() -> None:
+    norm = synchronize(nn.BatchNorm1d(2).double(), ours=True)
+    assert torch.autograd.gradgradcheck(norm, torch.randn(5, 2, dtype=torch.float64, requires_grad=True))
+
+
+def test_it_keeps_the_names_and_values_of_the_one_that_it_replaces() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).eval()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    after = synchronize(network, ours=True)
+    assert not after[1].training and after.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.state_dict().items())
