@@ -145,10 +145,7 @@ def make_learners(
                 raise UserError(f"average={settings.average}: the recipe does not judge {name!r} by a moving average")
             half_life = 0
         rate = schedule_of(settings, lr_scale(config), **lengths)
-        try:
-            learners[name] = Learner(name, network, settings, rate, precision, half_life)
-        except ValueError as error:  # the optimizer's own checks
-            raise UserError(f"network {name!r} cannot learn by {settings.optimizer}: {error}") from None
+        learners[name] = Learner(name, network, settings, rate, precision, half_life)
     return learners
 
 

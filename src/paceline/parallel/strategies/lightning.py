@@ -58,7 +58,7 @@ class Lightning(Strategy):
             accelerator=self.world.device.type,
             strategy=strategy,
             devices=self.world.place.local_size if self.world.device.type == "cpu" else "auto",
-            num_nodes=self.world.size // self.world.place.local_size,
+            num_nodes=self.world.place.num_nodes,
             max_epochs=1,
             logger=False,
             enable_checkpointing=False,
