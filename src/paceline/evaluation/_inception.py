@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UserError
-from paceline.evaluation._features import FeatureNetwork, Seen, hash_of
+from paceline.evaluation._feature_network import FeatureNetwork, Seen, hash_of
 
 SIDE_PX = 299
 NUM_FEATURES = 2048
