@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -50,7 +50,10 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
                 names = [f"--{f.name.replace('_', '-')}"] + (
                     [f"--no-{f.name.replace('_', '-')}"] if kind is bool else []
                 )
-                flag = typer.Option("/".join(names), help=text, show_default=False)
+                values = "|".join(get_args(hints[f.name])) if get_origin(hints[f.name]) is Literal else "VALUE"
+                flag = typer.Option(
+                    "/".join(names), help=text, show_default=False, metavar=None if kind is bool else values
+                )
                 annotation = Annotated[kind | None, flag]  # type: ignore[valid-type]
                 options[f.name] = inspect.Parameter(
                     f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
@@ -66,7 +69,10 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @with_settings
 def train(recipe: RecipeName, flags: dict, config: ConfigFile = "", set_: Assignments = []) -> None:  # noqa: B006
-    """Train a recipe; the same command again goes on where it stopped."""
+    """Train a recipe; the same command again goes on where it stopped.
+
+    A recipe or a preset may have defaults of its own. Settings without a flag are given with --set.
+    """
     from paceline.jobs.configure import configure
     from paceline.jobs.train import train as job
 
@@ -185,7 +191,7 @@ def run(arguments: list[str] | None = None) -> int:
         if not hasattr(error, "format_message"):  # of the command line's own parser
             traceback.print_exc()
             return 1
-        print(f"paceline: {error.format_message()} (paceline --help lists the commands and flags)", file=sys.stderr)
+        print(f"paceline: {error.format_message()} (--help lists what there is)", file=sys.stderr)
         return 2
 
 

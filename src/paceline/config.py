@@ -186,7 +186,8 @@ def resolve(recipe_name: str, recipe_settings: type, layers: Iterable[tuple[str,
             network, _, name = full_name.rpartition(".")
             name = name.replace("-", "_")
             if name not in owner:
-                raise UserError(f"{origin}: {unknown('setting', name, owner)}")
+                where = "" if origin == "flag" else f"{origin}: "
+                raise UserError(f"{where}{unknown('setting', name, owner)}")
             said = f"--{full_name.replace('_', '-')}" if origin == "flag" else f"{origin} {full_name}"
             parsed = convert(value, hints[name], said)
             if not network:

@@ -28,7 +28,8 @@ def read_file(path: str) -> dict[str, Any]:
         settings = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, configparser.Error) as error:
         raise UserError(f"--config {path}: {' '.join(str(error).split())}") from None
-    settings.pop(MADE_WITH, None)
+    if settings.pop(MADE_WITH, None):  # kept with a run: its settings make another run, in another folder
+        settings.pop("out", None)
     return settings
 
 
@@ -52,7 +53,8 @@ def to_toml(config: Config, made_with: Mapping[str, Any]) -> str:
     for full_name, value in config.values().items():
         network, _, name = full_name.rpartition(".")
         tables.setdefault(network, {})[name] = value
-    tables[MADE_WITH] = dict(made_with)
+    if made_with:
+        tables[MADE_WITH] = dict(made_with)
     lines = []
     for table, values in tables.items():
         if table:

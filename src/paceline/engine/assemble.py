@@ -159,10 +159,11 @@ def _describe(config: Config, strategy: Strategy, sources: dict[str, Source], ba
     networks, device = strategy.recipe.networks, strategy.world.device
     counts = {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
     devices, accumulate = strategy.num_devices, config.run.accumulate
+    plural = "device" if devices == 1 else "devices"
     lines = [
         f"data {config.run.data}: " + ", ".join(f"{len(source):,} {split}" for split, source in sources.items()),
         "networks: " + ", ".join(f"{name} {count:,} parameters" for name, count in counts.items()),
-        f"batch {batch} = {devices} devices × {batch / devices / accumulate:g} × {accumulate}",
+        f"batch {batch} = {devices} {plural} × {batch / devices / accumulate:.4g} × {accumulate}",
         f"{strategy.precision.name} on {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}",
     ]
     if config.run.scale_lr != "none":

@@ -134,7 +134,8 @@ def _find_snapshot(folder: RunFolder, parts: Parts, data: str) -> Snapshot | Non
         folder.checkpoints.drop_after(snapshot.images if snapshot else -1)
         folder.keep_settings(parts.config, data, versions_and_hardware())
         if snapshot:
-            print(f"going on from {snapshot.images:,} images")
+            done = snapshot.images >= parts.total_images
+            print(f"{'finished already, at' if done else 'going on from'} {snapshot.images:,} images")
     return parts.world.share(snapshot)  # type: ignore[return-value]
 
 
