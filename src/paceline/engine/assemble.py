@@ -93,8 +93,7 @@ def assemble(config: Config) -> Parts:
     try:
         return _build(config, strategy_type, world)
     except BaseException:
-        if world.size == 1:  # processes that others wait for leave by ending
-            world.leave()
+        world.abandon()
         raise
 
 

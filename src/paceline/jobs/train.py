@@ -71,7 +71,7 @@ def train_here(config: Config) -> Result:
     folder, stop = RunFolder(Path(config.run.out)), StopRequest()
     with _ending(folder, parts):
         loop = Loop(parts, folder, stop)
-        data = describe_data(parts) if parts.world.is_first else ""
+        data = _describe_data(parts) if parts.world.is_first else ""
         _claim(folder, parts, data)
         output = keep_output(folder.path, parts.world.rank)
         loop.resume(_find_snapshot(folder, parts, data))
@@ -87,6 +87,8 @@ def train_here(config: Config) -> Result:
                 writer.close()
             if loop.stopped:
                 print(f"stopped at {loop.images:,} images and saved; the same command goes on from here")
+            else:
+                print(f"run: {folder.path}")
             output.close()  # not after an error: the log is for its traceback too
             parts.world.wait_for_all()  # a launcher ends the rest when one process has ended with an exit code
     return Result(folder.path, loop.images, stop.exit_code if loop.stopped else 0, metrics)
@@ -106,8 +108,7 @@ def _ending(folder: RunFolder, parts: Parts) -> Iterator[None]:
         parts.world.leave()
     finally:
         folder.release()
-        if parts.world.size == 1:  # processes that others wait for leave by ending
-            parts.world.leave()
+        parts.world.abandon()
 
 
 def _claim(folder: RunFolder, parts: Parts, data: str) -> None:
@@ -118,7 +119,7 @@ def _claim(folder: RunFolder, parts: Parts, data: str) -> None:
     parts.world.wait_for_all()
 
 
-def describe_data(parts: Parts) -> str:
+def _describe_data(parts: Parts) -> str:
     """The training samples in short: how many, and a hash of some of them."""
     source = parts.feed.loader.source
     return f"{len(source):,} samples, {fingerprint(source, LOOKED_AT)}"
@@ -146,7 +147,6 @@ def _judge_best(parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWrit
     if parts.recipe.judged_on != "validation":  # the numbers that were wanted are there already
         if loop.best:
             print("best: {name} {value:.4g} at {images:,} images".format(**loop.best))
-        print(f"run: {folder.path}")
         return {}
     images = loop.best.get("images", loop.images)
     weights = load(folder.checkpoints.path(images)).weights if parts.world.is_first else None
@@ -159,5 +159,4 @@ def _judge_best(parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWrit
         if not any(line["images"] == loop.images and line.get("test/of_images") == images for line in lines):
             writer.write(loop.images, metrics | {"test/of_images": float(images)})
         print(f"test, of the checkpoint at {images:,} images: {describe(metrics)}")
-        print(f"run: {folder.path}")
     return metrics

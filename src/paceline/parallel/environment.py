@@ -117,6 +117,11 @@ class World:
         if self.backend and dist.is_initialized():
             dist.destroy_process_group()
 
+    def abandon(self) -> None:
+        """Leaves after an error; a process that others wait for leaves by ending, so that they notice."""
+        if self.size == 1:
+            self.leave()
+
 
 def gpu_ids(settings: RunSettings) -> list[int]:
     """The GPU of each process on this machine by its id: as `--gpus` says, or each takes the next."""
