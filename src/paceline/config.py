@@ -55,6 +55,20 @@ class RunSettings:
     backend: Literal["auto", "nccl", "gloo"] = setting(
         "auto", "how processes talk; auto is nccl on GPUs, gloo on CPUs", flag=True, free=True
     )
+    nnodes: str = setting(
+        "1", "hosts that share the run, or fewest:most, e.g. 1:4; --devices are then each host's", flag=True, free=True
+    )
+    rdzv: str = setting("", "HOST:PORT where the hosts meet; HOST is one of them", flag=True, free=True)
+    max_restarts: int = setting(
+        0, "how often to begin again from the last checkpoint after a loss", flag=True, free=True, at_least=0
+    )
+    timeout: float = setting(
+        600.0, "seconds without a sign of life after which a process counts as hung", flag=True, free=True, above=0
+    )
+    join_timeout: float = setting(600.0, "seconds that a host waits for the others", free=True, above=0)
+    compress: Literal["none", "bf16"] = setting(
+        "none", "ddp: send gradients in bf16, which halves their bytes and rounds them", flag=True
+    )
     sync_batchnorm: Literal["auto", "on", "off"] = setting(
         "auto", "one BatchNorm over all processes; auto is on when a network has BatchNorm", flag=True
     )
@@ -64,12 +78,16 @@ class RunSettings:
     epochs: float = setting(10.0, "length of training in passes over the data", flag=True, free=True, above=0)
     images: int = setting(0, "length of training in images; overrides --epochs", flag=True, free=True, at_least=0)
     seed: int = setting(0, "of weights, order, augmentation and noise", flag=True, at_least=0, below=SEEDS)
+    init_from: str = setting(
+        "", "a run's folder or a .safetensors file: the recipe's networks that are in it start from it", flag=True
+    )
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = setting(
         "auto", "of the arithmetic; auto is bf16 on GPUs that have it, else fp32", flag=True
     )
     graph: Literal["auto", "on", "off"] = setting(
         "auto", "replay the whole step as one CUDA graph; auto is on where it is known to work", flag=True, free=True
     )
+    compile: bool = setting(False, "compile each network with torch.compile before training", flag=True)
     deterministic: bool = setting(False, "bit-identical repeats on GPUs, at some cost in speed", flag=True, free=True)
     scale_lr: Literal["none", "linear", "sqrt"] = setting(
         "none", "scale learning rates with the batch, relative to reference_batch", flag=True
@@ -81,16 +99,34 @@ class RunSettings:
     )
     workers: int = setting(2, "loading processes per device, for loader workers", flag=True, free=True, at_least=0)
     bad_images: Literal["fail", "skip"] = setting("fail", "what to do about unreadable images", flag=True)
+    low_root: str = setting(
+        "", "photos: folder with the same pictures in low resolution; several with commas", flag=True, free=True
+    )
+    test_root: str = setting(
+        "", "photos: folder to test on; all of --data-root is then for training", flag=True, free=True
+    )
+    test_low_root: str = setting("", "photos: the --low-root of --test-root", flag=True, free=True)
+    degrade_blur: float = setting(0.0, "degraded: each picture is blurred by half to all of so many pixels", at_least=0)
+    degrade_noise: float = setting(25.0, "degraded: strength of the noise in grey levels of 255", at_least=0)
+    degrade_jpeg: int = setting(0, "degraded: quality of a JPEG compression; 0 is none", at_least=0, at_most=95)
+    degrade_seed: int = setting(0, "degraded: of blur and noise, apart from the run's seed", at_least=0, below=SEEDS)
     size: int = setting(0, "side of the pictures in pixels; 0 keeps the source's own")
     channels: int = setting(0, "1 makes pictures grey, 3 makes them colour; 0 keeps the source's own")
+    panels: str = setting(
+        "", "names of the panels in a row, with commas: image is the input, - leaves one out, segmentation comes last"
+    )
     validation: float = setting(
         0.1, "share of the training samples that is held out to choose the best model", at_least=0, below=1
     )
     split_seed: int = setting(0, "of the validation split", at_least=0, below=SEEDS)
+    crop: int = setting(
+        0, "side in pixels of the window of a picture that training sees; 0 is all of it", flag=True, at_least=0
+    )
     pad_crop: int = setting(0, "pad by so many pixels, then crop back at a random place", at_least=0)
     flip: Literal["auto", "on", "off"] = setting(
         "auto", "mirror half of the samples; auto asks the source whether that is allowed"
     )
+    turn: Literal["off", "on"] = setting("off", "turn samples by 0 to 3 quarters; for square pictures")
     cutout: int = setting(0, "side of a random square that is blanked", at_least=0)
 
     inception: str = setting(
@@ -107,6 +143,9 @@ class RunSettings:
     )
     judge_precision: Literal["fp32", "tf32"] = setting(
         "fp32", "of the network that judges generated pictures, on GPUs", free=True
+    )
+    protocol: Literal["y", "rgb"] = setting(
+        "y", "how restored pictures are compared: y by luma as MATLAB computes it, rgb by all colours", free=True
     )
     few_images: Literal["refuse", "allow"] = setting(
         "refuse", "what to do about fewer pictures than the judging network has features", free=True

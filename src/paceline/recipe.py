@@ -30,6 +30,7 @@ class Phase(NamedTuple):
     network: str  # the submodule that it updates; several phases may name one
     every: int = 1  # runs every nth step (lazy penalties)
     repeat: int = 1  # times per step, each with new data (critics); only the first has what earlier phases shared
+    beside: bool = False  # needs nothing of the phase before it, so the two may run at the same time
 
 
 class Draw(NamedTuple):
@@ -50,6 +51,8 @@ class Facts:
     num_classes: int = 0
     class_names: tuple[str, ...] = ()
     mirror: bool = True  # a mirrored sample is still a sample (false for digits and letters)
+    scale: int = 0  # the field "low" is "image" made smaller by this; 0 where there is none
+    panels: tuple[str, ...] = ()  # the fields that belong to "image" by name, in order, "segmentation" last
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,17 @@ class Recipe(nn.Module):
     judge: ClassVar[str] = ""  # the module of paceline.evaluation that measures `predict`
     judged_on: ClassVar[str] = "validation"  # the split that it is measured on while training
     # The metric that chooses the best checkpoint, without what its name has in [brackets], and its good end.
-    best: ClassVar[tuple[str, str]] = ("", "max")
+    best: tuple[str, str] = ("", "max")
     generates: ClassVar[bool] = False  # `predict` makes its "image", in -1…1, from the draws alone
+    # Values of the setting `stage` that mean several runs in a row, each from the best weights of the one before.
+    stages: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     phases: tuple[Phase, ...] = ()
     draws: dict[str, Draw] = {}
     facts: dict[str, float] = {}  # facts that a phase reads, with their values before the first step
     averaged: tuple[str, ...] = ()  # networks judged through their moving average
     double_backward: tuple[str, ...] = ()  # networks whose gradient is itself differentiated (R1)
+    enlarges: int = 1  # how many times as high and wide the pictures of `restore` are as those that it gets
 
     def __init__(self, settings: Any, facts: Facts) -> None:
         super().__init__()
@@ -88,7 +94,26 @@ class Recipe(nn.Module):
         """What the recipe makes of a batch, for metrics and samples; per sample."""
         raise NotImplementedError(f"{type(self).__name__} has no predict(): it cannot be evaluated or sampled")
 
+    def strip(self, batch: Batch) -> dict[str, Tensor]:
+        """Pictures in -1…1 of one size by caption, to be seen side by side for each sample; none, by default."""
+        return {}
+
+    def restore(self, pictures: Tensor) -> dict[str, Tensor]:
+        """What the recipe makes of pictures in -1…1 of any size, by name; the one that matters is "image"."""
+        raise NotImplementedError(f"{type(self).__name__} has no restore(): it cannot be applied to pictures")
+
     @property
     def networks(self) -> dict[str, nn.Module]:
         """The networks that learn, by name, in the order of their first phase."""
         return {phase.network: self.get_submodule(phase.network) for phase in self.phases}
+
+    @property
+    def single_networks(self) -> dict[str, nn.Module]:
+        """The same, those of a group that learns together (an nn.ModuleDict) one by one, as GROUP.NAME."""
+        found: dict[str, nn.Module] = {}
+        for name, network in self.networks.items():
+            if isinstance(network, nn.ModuleDict):
+                found |= {f"{name}.{key}": one for key, one in network.items()}
+            else:
+                found[name] = network
+        return found

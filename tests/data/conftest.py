@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 
 from paceline.config import RunSettings
+from paceline.jobs.pack import pack
 
 torch.set_num_threads(1)
 
-MakeData = Callable[[str], RunSettings]
+MakeData = Callable[..., RunSettings]
 
 
 def random_pictures(*shape: int) -> np.ndarray:
@@ -28,11 +29,23 @@ def random_pictures(*shape: int) -> np.ndarray:
 def make_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeData:
     """Writes a few samples as a named source expects them, and gives settings that point there."""
 
-    def make(name: str) -> RunSettings:
-        writers[name](tmp_path, monkeypatch)
-        return RunSettings(data=name, data_root=str(tmp_path), workers=0)
+    def make(name: str, **asked: int) -> RunSettings:
+        root = tmp_path / name
+        root.mkdir()
+        if name == "packed":
+            write_packed(root, asked)
+        else:
+            writers[name](root, monkeypatch)
+        return RunSettings(data=name, data_root=str(root), workers=0, **asked)  # type: ignore[arg-type]
 
     return make
+
+
+def write_packed(root: Path, asked: dict[str, int]) -> None:
+    """Sizes and channels are those that were packed."""
+    unpacked = root.with_name("unpacked")
+    write_folder(unpacked, pytest.MonkeyPatch())
+    assert pack(str(unpacked), str(root), {"data": "folder", "workers": 0}, asked) == 0
 
 
 def write_digits(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +70,30 @@ def write_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             folder.mkdir(parents=True)
             for number, picture in enumerate(random_pictures(count, 10, 12, 3)):
                 Image.fromarray(picture).save(folder / f"{number}.png")
+
+
+def write_photos(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one size, so that whole ones can share a batch; other tests mix sizes."""
+    for split, count in (("train", 4), ("test", 2)):
+        (root / split).mkdir()
+        for number, picture in enumerate(random_pictures(count, 14, 20, 3)):
+            Image.fromarray(picture).save(root / split / f"{number}.png")
+
+
+def write_pairs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split, count in (("train", 4), ("test", 2)):
+        for kind, darker in (("blurry", 2), ("sharp", 1)):
+            (root / split / kind / "scene").mkdir(parents=True)
+            for number, picture in enumerate(random_pictures(count, 14, 20, 3)):
+                Image.fromarray(picture // darker).save(root / split / kind / "scene" / f"{number}.png")
+
+
+def write_panels(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of two panels."""
+    for split, count in (("train", 4), ("test", 2)):
+        (root / split).mkdir()
+        for number, row in enumerate(random_pictures(count, 14, 28, 3)):
+            Image.fromarray(row).save(root / split / f"{number}.png")
 
 
 def write_cifar(dataset: str, num_classes: int, label_key: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
@@ -150,6 +187,10 @@ writers: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
     "digits": write_digits,
     "npz": write_npz,
     "folder": write_folder,
+    "photos": write_photos,
+    "pairs": write_pairs,
+    "degraded": write_photos,
+    "panels": write_panels,
     "cifar10": write_cifar("CIFAR10", 10, "labels"),
     "cifar100": write_cifar("CIFAR100", 100, "fine_labels"),
     "mnist": write_mnist("MNIST"),

@@ -19,7 +19,7 @@ from paceline import registry
 from paceline.config import RunSettings
 from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader
-from paceline.data.loaders import resident
+from paceline.data.loaders import _pixels, resident
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource, Sample, Source, Subset
 from paceline.data.sources.digits import Digits
@@ -140,8 +140,8 @@ def test_loading_leaves_torchs_random_numbers_alone(name: str, workers: int, dig
 
 
 def test_data_in_memory_is_read_in_pieces_to_the_same_end(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident, "BYTES_PER_READ", 100 * 1032)
-    pieces = resident.Resident(digits, CPU, RunSettings()).samples
+    monkeypatch.setattr(_pixels, "BYTES_PER_READ", 100 * 1032)
+    pieces = _pixels.Pixels(digits, CPU, RunSettings()).samples
     assert np.array_equal(pieces["image"].numpy(), digits.read_many(np.arange(len(digits)))["image"])
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from paceline.config import RunSettings
-from paceline.data.tickets import Stream
-from paceline.data.transforms import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, Augment, prepare
+from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, Stream
+from paceline.data.transforms import Augment, prepare
 from paceline.recipe import Batch, Facts
 
 LARGEST_UNIFORM = float(np.nextafter(np.float32(1), np.float32(0)))

@@ -9,11 +9,13 @@ import torch
 
 from paceline.data.draws import Drawer
 from paceline.data.loader import Loader
+from paceline.data.source import has_one_size, sizes_of
 from paceline.data.tickets import Stream, Tickets, in_order, part
 from paceline.data.transforms import Augment, prepare
 from paceline.recipe import Batch
 
-EVALUATION_BATCH = 500  # samples per device and forward; the result does not depend on it
+EVALUATION_BATCH = 500  # samples per device and forward at most; the result does not depend on it
+EVALUATION_PIXELS = 2**21  # of a batch's "image", about
 
 
 class StepData(NamedTuple):
@@ -95,8 +97,11 @@ class TrainingFeed:
 def evaluation_batches(
     loader: Loader, rank: int, size: int, dtype: torch.dtype, drawer: Drawer | None = None
 ) -> Iterator[Batch]:
-    """This rank's contiguous part of a source, every sample once, the last batch short, with draws by position."""
-    ranges = list(_ranges(len(loader.source), rank, size))
+    """This rank's contiguous part of a source, every sample once, the last batch short, with draws by position.
+
+    Pictures of different sizes come one by one.
+    """
+    ranges = list(_ranges(len(loader.source), rank, size, _evaluation_batch(loader)))
     for range_, raw in zip(ranges, loader.load(in_order(*range_) for range_ in ranges), strict=True):
         yield prepare(raw, None, dtype) | (drawer.rows("evaluation", *range_) if drawer else {})
 
@@ -108,6 +113,16 @@ def drawn_batches(drawer: Drawer, count: int, rank: int, size: int) -> Iterator[
         yield drawer.rows("evaluation", start, stop) | {"index": torch.arange(start, stop, device=device)}
 
 
-def _ranges(count: int, rank: int, size: int) -> Iterator[tuple[int, int]]:
+def _evaluation_batch(loader: Loader) -> int:
+    if loader.crop:
+        height = width = loader.crop
+    elif has_one_size(loader.source):
+        height, width = sizes_of(loader.source)[0].tolist()
+    else:
+        return 1
+    return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // (height * width)))
+
+
+def _ranges(count: int, rank: int, size: int, batch: int = EVALUATION_BATCH) -> Iterator[tuple[int, int]]:
     low, high = part(0, count, rank, size)
-    return ((start, min(start + EVALUATION_BATCH, high)) for start in range(low, high, EVALUATION_BATCH))
+    return ((start, min(start + batch, high)) for start in range(low, high, batch))

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from paceline.config import RunSettings
-from paceline.data.source import Source
+from paceline.data.crop import check_crop
+from paceline.data.source import Source, sizes_of
 from paceline.data.tickets import Tickets
 from paceline.recipe import Batch
 
@@ -20,8 +21,11 @@ from paceline.recipe import Batch
 class Loader:
     """Subclass it in a file of its own in `loaders/`: the file's name is the loader's name."""
 
-    def __init__(self, source: Source, device: torch.device, settings: RunSettings) -> None:
-        self.source, self.device, self.settings = source, device, settings
+    def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
+        """With a crop every picture gives the window that its ticket names; without, batches must be of one size."""
+        self.source, self.device, self.settings, self.crop = source, device, settings, crop
+        if crop:
+            check_crop(sizes_of(source), crop, source.facts.scale, source.name_of)
 
     def load(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         """One raw batch per request, in order: pictures uint8 [n, c, h, w], "index" int64 [n], "uniforms" [n, k]."""

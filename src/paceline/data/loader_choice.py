@@ -6,13 +6,22 @@ import torch
 
 from paceline.config import RunSettings
 from paceline.data.loaders import resident
-from paceline.data.source import Source
+from paceline.data.source import Source, decodes
 
 
 def choose_loader(settings: RunSettings, source: Source, device: torch.device) -> tuple[str, str]:
-    """The name of the loader to use, and why."""
-    if settings.loader != "auto":
+    """The name of the loader to use, and why: in the device's memory, else in the host's, else from the files."""
+    if settings.loader not in ("auto", "resident"):
         return settings.loader, "asked for"
-    sharers = settings.devices if device.type == "cpu" else 1
-    fits, reason = resident.fits(source, device, sharers)
-    return ("resident" if fits else "workers"), reason
+    on_cpu = device.type == "cpu"
+    if on_cpu and settings.loader == "resident":
+        return "resident", "asked for"
+    fits, reason = resident.fits(source, device, settings.devices if on_cpu else 1)
+    if fits:
+        return "resident", reason
+    if not on_cpu:
+        fits, host_reason = resident.fits(source, torch.device("cpu"), settings.devices)
+        reason = f"{reason}; {host_reason}"
+        if fits:
+            return "resident", f"{reason}: batches are picked in the host's memory"
+    return "workers", reason if not decodes(source) else f"{reason}; `paceline pack` would save them the decoding"

@@ -14,9 +14,11 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.config import RunSettings
+from paceline.data.crop import Window, cut
 from paceline.recipe import Facts
 
 FINGERPRINT_SAMPLES = 256  # read for a fingerprint where reading costs
+FINGERPRINT_PIXELS = 16_000_000  # of large pictures fewer are read
 Sample = dict[str, np.ndarray]  # pictures are uint8 [height, width, channels], numbers are int64 []
 
 
@@ -24,7 +26,9 @@ class Source:
     """Subclass it in a file of its own: the file's name is the source's name."""
 
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    decodes: ClassVar[bool] = True  # reading a sample costs more than copying it
     facts: Facts
+    sizes: np.ndarray | None = None  # int64 [n, 2]: height and width of each "image"; None where all have the facts'
     notes: tuple[str, ...] = ()  # what a person should know, e.g. how many files were left out; the command prints them
 
     def __init__(self, split: str, settings: RunSettings) -> None:
@@ -37,6 +41,14 @@ class Source:
         """One sample, decoded."""
         raise NotImplementedError
 
+    def read_window(self, index: int, window: Window) -> Sample:
+        """A window of one sample; a source that can read less than all of it overrides this."""
+        return cut(self.read(index), window, self.facts.scale)
+
+    def name_of(self, index: int) -> str:
+        """What a person calls a sample, for errors."""
+        return f"sample {index}"
+
     def read_many(self, indices: np.ndarray) -> Sample:
         """Several samples of one size, stacked; sources that hold arrays do this in one step."""
         samples = [self.read(int(index)) for index in indices]
@@ -45,6 +57,8 @@ class Source:
 
 class ArraySource(Source):
     """A source that already lies in memory, as arrays with a row per sample."""
+
+    decodes = False
 
     def __init__(self, arrays: Sample, facts: Facts) -> None:
         self.arrays, self.facts = arrays, facts
@@ -64,6 +78,7 @@ class Subset(Source):
 
     def __init__(self, source: Source, indices: Sequence[int] | np.ndarray) -> None:
         self.source, self.indices, self.facts = source, np.asarray(indices), source.facts
+        self.sizes = None if source.sizes is None else source.sizes[self.indices]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -74,6 +89,12 @@ class Subset(Source):
     def read_many(self, indices: np.ndarray) -> Sample:
         return self.source.read_many(self.indices[indices])
 
+    def read_window(self, index: int, window: Window) -> Sample:
+        return self.source.read_window(int(self.indices[index]), window)
+
+    def name_of(self, index: int) -> str:
+        return self.source.name_of(int(self.indices[index]))
+
 
 def split_off(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
     """A source in two: the larger part for training and `fraction` of it for validation, by a seed of their own."""
@@ -82,11 +103,32 @@ def split_off(source: Source, fraction: float, seed: int) -> tuple[Source, Sourc
     return Subset(source, np.sort(order[held_out:])), Subset(source, np.sort(order[:held_out]))
 
 
+def sizes_of(source: Source) -> np.ndarray:
+    """Height and width of each sample's "image", int64 [n, 2]."""
+    if source.sizes is not None:
+        return source.sizes
+    return np.full((len(source), 2), (source.facts.height, source.facts.width), dtype=np.int64)
+
+
+def has_one_size(source: Source) -> bool:
+    """Whether whole samples of the source can share a batch."""
+    return source.sizes is None or bool((source.sizes == source.sizes[0]).all())
+
+
 def lies_in_memory(source: Source) -> bool:
     """Whether reading a sample costs next to nothing."""
+    return isinstance(_underlying(source), ArraySource)
+
+
+def decodes(source: Source) -> bool:
+    """Whether processes that read ahead are worth having."""
+    return _underlying(source).decodes
+
+
+def _underlying(source: Source) -> Source:
     while isinstance(source, Subset):
         source = source.source
-    return isinstance(source, ArraySource)
+    return source
 
 
 @lru_cache(maxsize=8)
@@ -94,6 +136,12 @@ def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
     """A hash of the pictures: of all that lie in memory, else of some spread over the source, and of their number."""
     wanted = len(source) if lies_in_memory(source) else min(len(source), samples)
     digest = sha256(str(len(source)).encode())
+    if source.sizes is not None:
+        digest.update(np.ascontiguousarray(source.sizes).tobytes())
+        wanted = max(1, min(wanted, int(FINGERPRINT_PIXELS / source.sizes.prod(axis=1).mean())))
+        for index in np.linspace(0, len(source) - 1, wanted).round().astype(np.int64):
+            digest.update(np.ascontiguousarray(source.read(int(index))["image"]).tobytes())
+        return digest.hexdigest()[:32]
     for indices in np.array_split(np.linspace(0, len(source) - 1, wanted).round().astype(np.int64), -(-wanted // 1024)):
         digest.update(source.read_many(indices)["image"].tobytes())
     return digest.hexdigest()[:32]

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-NUM_UNIFORMS = 8  # random numbers in [0, 1) that travel with each sample; transforms.py says which is which
+NUM_UNIFORMS = 8  # random numbers in [0, 1) that travel with each sample
+# Which of them decides what.
+CROP_ROW, CROP_COLUMN, FLIP, CUTOUT_ROW, CUTOUT_COLUMN, TURN = range(6)
 
 
 class Tickets(NamedTuple):

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from paceline.config import RunSettings
 from paceline.data.loader import are_pictures
+from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, TURN
+from paceline.errors import UserError
 from paceline.recipe import Batch, Facts
-
-# Which of a ticket's uniform numbers decides what.
-CROP_ROW, CROP_COLUMN, FLIP, CUTOUT_ROW, CUTOUT_COLUMN = range(5)
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,18 @@ class Augment:
     pad_crop: int = 0  # black pixels added on each side before a crop of the old size
     flip: bool = False  # mirror every other picture, left to right
     cutout: int = 0  # side of the square that is blanked
+    turn: bool = False  # by 0, 1, 2 or 3 quarters
 
     @classmethod
     def from_settings(cls, settings: RunSettings, facts: Facts) -> Augment:
         """What the settings ask for; with flip "auto", the source says whether a mirrored sample is still one."""
         flip = facts.mirror if settings.flip == "auto" else settings.flip == "on"
-        return cls(settings.pad_crop, flip, settings.cutout)
+        turn = settings.turn == "on"
+        if turn and facts.height != facts.width:
+            raise UserError(f"turn=on: needs square pictures, not {facts.width}×{facts.height}; --crop makes them so")
+        if settings.pad_crop and (settings.crop or facts.scale):
+            raise UserError(f"pad_crop={settings.pad_crop}: is for whole pictures of one size, without --crop")
+        return cls(settings.pad_crop, flip, settings.cutout, turn)
 
 
 def prepare(raw: Batch, augment: Augment | None, dtype: torch.dtype) -> Batch:
@@ -48,6 +53,8 @@ def prepare(raw: Batch, augment: Augment | None, dtype: torch.dtype) -> Batch:
 def _prepare_pictures(pictures: Tensor, uniforms: Tensor, augment: Augment, dtype: torch.dtype) -> Tensor:
     if augment.pad_crop or augment.flip:
         pictures = _crop_and_flip(pictures, uniforms, augment)
+    if augment.turn:
+        pictures = _turn(pictures, uniforms)
     scaled = _scale(pictures, dtype)
     if augment.cutout:
         scaled.masked_fill_(_cutout_mask(scaled, uniforms, augment.cutout), 0.0)  # in place: keeps the memory format
@@ -67,6 +74,19 @@ def _crop_and_flip(pictures: Tensor, uniforms: Tensor, augment: Augment) -> Tens
         row, column = row + top_and_left[:, :1], column + top_and_left[:, 1:]
     moved = pictures.permute(0, 2, 3, 1)[sample, row[:, :, None], column[:, None, :]]
     return moved.permute(0, 3, 1, 2)
+
+
+def _turn(pictures: Tensor, uniforms: Tensor) -> Tensor:
+    """Each square picture turned anticlockwise by its number of quarters, in one gather."""
+    num, _, side, _ = pictures.shape
+    sample, row, column, _ = _grid(num, side, side, pictures.device)
+    quarters = _pick(uniforms[:, TURN], 4)[:, None, None]
+    down, across = row[:, :, None], column[:, None, :]
+    sideways = quarters % 2 == 1
+    from_row, from_column = torch.where(sideways, across, down), torch.where(sideways, down, across)
+    from_row = torch.where(quarters >= 2, side - 1 - from_row, from_row)
+    from_column = torch.where((quarters == 1) | (quarters == 2), side - 1 - from_column, from_column)
+    return pictures.permute(0, 2, 3, 1)[sample, from_row, from_column].permute(0, 3, 1, 2)
 
 
 @lru_cache(maxsize=8)

@@ -1,9 +1,10 @@
-"""Keeps the whole source on the device as uint8 and picks batches out of it there."""
+"""Keeps the whole source in memory as uint8, on the device where it fits, and picks batches out of it there."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -12,26 +13,58 @@ import torch
 
 from paceline.config import RunSettings
 from paceline.data.loader import Loader
-from paceline.data.loaders._transfer import channels_first, channels_last, upload
-from paceline.data.loaders.workers import Workers
-from paceline.data.source import Source, lies_in_memory
-from paceline.data.tickets import Tickets, in_order
+from paceline.data.loaders._pixels import Pixels, bytes_needed
+from paceline.data.loaders._transfer import upload
+from paceline.data.source import Source
+from paceline.data.tickets import Tickets
 from paceline.recipe import Batch
 
 SHARE_OF_GPU_MEMORY = 0.6  # of what is free; the rest is for the model
 SHARE_OF_HOST_MEMORY = 0.25
-BYTES_PER_READ = 64 * 2**20
 REQUESTS_PER_UPLOAD = 64  # tickets are small: many go to the device at once
+BATCHES_AHEAD = 2  # that are picked on the host while the device works on another
 
 
 class Resident(Loader):
-    """Reads every sample once, at the start; after that a batch costs one gather and no wait."""
+    """Reads every sample once, at the start; after that a batch costs one gather and no wait.
 
-    def __init__(self, source: Source, device: torch.device, settings: RunSettings) -> None:
-        super().__init__(source, device, settings)
-        self.samples = _read_all(source, device, settings)
+    Data that the device cannot hold stays in the host's memory: batches are picked there, ahead of the step.
+    """
+
+    def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
+        super().__init__(source, device, settings, crop)
+        on_device = device.type == "cpu" or fits(source, device)[0]
+        self.home = device if on_device else torch.device("cpu")
+        self.pixels: Pixels | None = Pixels(source, self.home, settings)
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+        assert self.pixels is not None, "a closed loader gives nothing"
+        if self._picks_on_the_device:
+            return self._tickets(requests)
+        return self._whole_pictures(requests) if self.home == self.device else self._picked_on_the_host(requests)
+
+    @property
+    def _picks_on_the_device(self) -> bool:
+        """Whether tickets are enough there: all batches have one shape."""
+        assert self.pixels is not None
+        return self.home == self.device and bool(self.crop or self.pixels.one_size)
+
+    def finish(self, fetched: Batch) -> Batch:
+        return self._pick(fetched) if self._picks_on_the_device else fetched
+
+    def close(self) -> None:
+        self.pixels = None
+
+    def _pick(self, tickets: Batch) -> Batch:
+        assert self.pixels is not None
+        if self.crop:
+            return self.pixels.windows(tickets["index"], tickets["uniforms"], self.crop) | tickets
+        if self.pixels.one_size:
+            return self.pixels.rows(tickets["index"]) | tickets
+        (number,) = tickets["index"].tolist()
+        return self.pixels.whole(number) | tickets
+
+    def _tickets(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         requests = iter(requests)
         while together := list(islice(requests, REQUESTS_PER_UPLOAD)):
             tickets = upload(_concatenate(together), self.device)
@@ -40,12 +73,26 @@ class Resident(Loader):
                 start, stop = stop, stop + len(request.index)
                 yield {name: column[start:stop] for name, column in tickets.items()}
 
-    def finish(self, fetched: Batch) -> Batch:
-        picked = {name: every.index_select(0, fetched["index"]) for name, every in self.samples.items()}
-        return channels_first(picked) | fetched
+    def _whole_pictures(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+        """Their shapes differ, so they are cut out here, where the host knows which one is asked for."""
+        assert self.pixels is not None
+        for request in requests:
+            (number,) = request.index.tolist()
+            yield self.pixels.whole(number) | upload(_concatenate([request]), self.device)
 
-    def close(self) -> None:
-        self.samples = {}
+    def _picked_on_the_host(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+        ahead: deque[Future[Batch]] = deque()
+        with ThreadPoolExecutor(1) as thread:
+            for request in requests:
+                ahead.append(thread.submit(self._pick_pinned, request))
+                if len(ahead) > BATCHES_AHEAD:
+                    yield upload(ahead.popleft().result(), self.device)
+            while ahead:
+                yield upload(ahead.popleft().result(), self.device)
+
+    def _pick_pinned(self, request: Tickets) -> Batch:
+        picked = self._pick(_concatenate([request]))
+        return {name: field.pin_memory() for name, field in picked.items()} if self.device.type == "cuda" else picked
 
 
 def _concatenate(requests: list[Tickets]) -> Batch:
@@ -57,11 +104,10 @@ def _concatenate(requests: list[Tickets]) -> Batch:
 
 def fits(source: Source, device: torch.device, sharers: int = 1) -> tuple[bool, str]:
     """Whether the source can stay on the device beside a model, and why; `sharers` processes share its memory."""
-    needed = len(source) * _bytes_per_sample(source)
+    needed = bytes_needed(source)
     on_cuda = device.type == "cuda"
     share = SHARE_OF_GPU_MEMORY if on_cuda else SHARE_OF_HOST_MEMORY
-    free = torch.cuda.mem_get_info(device)[0] if on_cuda else _free_host_memory()
-    allowed = int(free * share / sharers)
+    allowed = int(_free_memory(device) * share / sharers)
     verdict = "fit" if needed <= allowed else "do not fit"
     return needed <= allowed, (
         f"{_gigabytes(needed)} of samples {verdict} in {_gigabytes(allowed)} "
@@ -69,27 +115,8 @@ def fits(source: Source, device: torch.device, sharers: int = 1) -> tuple[bool, 
     )
 
 
-def _read_all(source: Source, device: torch.device, settings: RunSettings) -> Batch:
-    """Every sample of the source on the device, read in pieces so that the host never holds them all twice."""
-    if lies_in_memory(source):
-        settings = dataclasses.replace(settings, workers=0)  # nothing to decode: processes would only cost
-    rows = max(1, BYTES_PER_READ // _bytes_per_sample(source))
-    starts = range(0, len(source), rows)
-    reader = Workers(source, torch.device("cpu"), settings)
-    samples: Batch = {}
-    pieces = reader.load(in_order(start, min(start + rows, len(source))) for start in starts)
-    for start, piece in zip(starts, pieces, strict=True):
-        for name, field in channels_last(piece).items():
-            if name in Tickets._fields:
-                continue
-            if name not in samples:
-                samples[name] = torch.empty((len(source), *field.shape[1:]), dtype=field.dtype, device=device)
-            samples[name][start : start + len(field)] = field
-    return samples
-
-
-def _bytes_per_sample(source: Source) -> int:
-    return sum(array.nbytes for array in source.read(0).values())
+def _free_memory(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_host_memory()
 
 
 def _free_host_memory() -> int:

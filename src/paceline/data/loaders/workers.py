@@ -13,9 +13,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.config import RunSettings
+from paceline.data.crop import windows
 from paceline.data.loader import Loader
 from paceline.data.loaders._transfer import channels_first, upload
-from paceline.data.source import Source
+from paceline.data.source import Sample, Source, sizes_of
 from paceline.data.tickets import Tickets
 from paceline.errors import UserError
 from paceline.processes import die_with_parent
@@ -25,8 +26,8 @@ from paceline.recipe import Batch
 class Workers(Loader):
     """Reads ahead in `workers` processes; with 0 of them it reads in this one."""
 
-    def __init__(self, source: Source, device: torch.device, settings: RunSettings) -> None:
-        super().__init__(source, device, settings)
+    def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
+        super().__init__(source, device, settings, crop)
         self._open: WeakSet[Iterator[Batch]] = WeakSet()
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
@@ -41,7 +42,7 @@ class Workers(Loader):
     def _batches(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         num_workers, on_cuda = self.settings.workers, self.device.type == "cuda"
         read = DataLoader(
-            _Reading(self.source),
+            _Reading(self.source, self.crop),
             batch_size=None,
             sampler=requests,
             num_workers=num_workers,
@@ -57,16 +58,24 @@ class Workers(Loader):
 class _Reading(Dataset):
     """The batch of a request, or the UserError that it met: a worker's exceptions lose their one line on the way."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, crop: int) -> None:
+        self.source, self.crop = source, crop
+        self.sizes = sizes_of(source)
 
     def __getitem__(self, request: Tickets) -> Batch | UserError:
         try:
-            samples = self.source.read_many(request.index)
+            samples = self._windows(request) if self.crop else self.source.read_many(request.index)
         except UserError as error:
             return error
         arrays = samples | request._asdict()
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+    def _windows(self, request: Tickets) -> Sample:
+        found = windows(request.uniforms, self.sizes[request.index], self.crop, self.source.facts.scale)
+        samples = [
+            self.source.read_window(int(index), window) for index, window in zip(request.index, found, strict=True)
+        ]
+        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 def _begin_worker(parent: int, worker: int) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from paceline.config import RunSettings
 from paceline.errors import UserError
 
 PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; Pillow itself only warns, and from here on
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # such files are refused here, by name
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
+ANIMATED_FORMATS = ("GIF", "PNG", "WEBP")  # several pictures in other kinds of files are pages or previews
+ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF: the values that swap height and width
 UNBOUNDED_MODES = ("I", "F")  # 32-bit numbers: nothing says which of them is white
 
 
@@ -66,19 +70,39 @@ def short_side(path: Path) -> int:
         raise BadPicture(_reason(error)) from error
 
 
+def upright_size(path: Path) -> tuple[int, int]:
+    """Height and width of the picture that `decode` gives, read from the file's header."""
+    try:
+        with Image.open(path) as picture:
+            _check_limit(picture)
+            if picture.format in ANIMATED_FORMATS and getattr(picture, "is_animated", False):
+                raise BadPicture("it is animated")
+            # Not the file's own getexif(), which decodes all of a PNG first.
+            turned = Image.Image.getexif(picture).get(ORIENTATION) in SIDEWAYS
+            return (picture.width, picture.height) if turned else (picture.height, picture.width)
+    except BadPicture:
+        raise
+    except Exception as error:
+        raise BadPicture(_reason(error)) from error
+
+
 def decode(path: Path) -> Image.Image:
     """The picture in a file: upright, in 8 bits grey or RGB, transparency over white."""
     try:
         with Image.open(path) as picture:
-            if picture.width * picture.height > PIXEL_LIMIT:
-                raise BadPicture(
-                    f"{picture.width} × {picture.height} pixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
-                )
+            _check_limit(picture)
             return _to_eight_bits(ImageOps.exif_transpose(picture))
     except BadPicture:
         raise
     except Exception as error:  # decoders raise errors of many kinds on damaged files
         raise BadPicture(_reason(error)) from error
+
+
+def _check_limit(picture: Image.Image) -> None:
+    if picture.width * picture.height > PIXEL_LIMIT:
+        raise BadPicture(
+            f"{picture.width} × {picture.height} pixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
+        )
 
 
 def _to_eight_bits(picture: Image.Image) -> Image.Image:
@@ -95,4 +119,8 @@ def _to_eight_bits(picture: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, Image.DecompressionBombError):  # Pillow stops at twice our limit, before we see the size
+        return f"{error.args[0].split(' exceeds')[0]}, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
+    if isinstance(error, UnidentifiedImageError):
+        return "no picture of a known kind"
     return " ".join(str(error).split()) or type(error).__name__

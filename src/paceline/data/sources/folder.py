@@ -6,7 +6,6 @@ testing. Without folders for classes (`root/*.png`) the pictures have no labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from paceline.config import RunSettings
 from paceline.data.source import Sample, Source
+from paceline.data.sources._files import SUFFIXES, first_few, is_hidden, pictures_in, unreadable
 from paceline.data.sources._pictures import (
     BadPicture,
     arrange_picture,
@@ -24,9 +24,6 @@ from paceline.data.sources._pictures import (
 from paceline.data.sources._split import fixed_split
 from paceline.errors import UserError
 from paceline.recipe import Facts
-
-SUFFIXES = {".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"}
-NAMED_AT_MOST = 3  # of the files that were left out
 
 
 class Folder(Source):
@@ -54,7 +51,7 @@ class Folder(Source):
         try:
             sample = {"image": arrange_picture(decode(path), self.facts.height, self.facts.channels)}
         except BadPicture as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         if self.labels is not None:
             sample["label"] = np.asarray(self.labels[index])
         return sample
@@ -69,15 +66,13 @@ class Folder(Source):
         self.labels = None if self.labels is None else self.labels[is_good]
         if not self.paths:
             raise UserError(f"--data-root {root}: none of its {len(bad)} pictures can be read")
-        more = f" and {len(bad) - NAMED_AT_MOST} more" if len(bad) > NAMED_AT_MOST else ""
-        named = ", ".join(bad[:NAMED_AT_MOST])
-        self.notes += (f"left out {len(bad)} unreadable of {len(is_good)} pictures in {root}: {named}{more}",)
+        self.notes += (f"left out {len(bad)} unreadable of {len(is_good)} pictures in {root}: {first_few(bad)}",)
 
     def _side_of_first(self) -> int:
         try:
             return short_side(self.paths[0])
         except BadPicture as error:
-            raise _unreadable(self.paths[0], error) from error
+            raise unreadable(self.paths[0], error) from error
 
 
 def _list_pictures(root: Path, split: str) -> tuple[list[Path], list[int] | None, tuple[str, ...], int]:
@@ -91,9 +86,9 @@ def _list_pictures(root: Path, split: str) -> tuple[list[Path], list[int] | None
         )
     if classes:
         paths, labels = _list_classes(base, classes, may_lack=has_splits and split == "test")
-        unused = len(_pictures_in(base.iterdir()))
+        unused = len(pictures_in(base.iterdir()))
     else:
-        paths, labels, unused = _pictures_in(base.iterdir()), None, 0
+        paths, labels, unused = pictures_in(base.iterdir()), None, 0
     if not paths:
         raise UserError(f"--data-root {base}: has no pictures ({', '.join(sorted(SUFFIXES))})")
     if not has_splits:
@@ -107,12 +102,12 @@ def _list_pictures(root: Path, split: str) -> tuple[list[Path], list[int] | None
 
 def _has_splits(root: Path) -> bool:
     """Whether `train` is a split; beside other folders and without `test`, it is a class of that name."""
-    folders = {folder.name for folder in root.iterdir() if folder.is_dir() and not _is_hidden(folder)}
+    folders = {folder.name for folder in root.iterdir() if folder.is_dir() and not is_hidden(folder)}
     return {"train", "test"} <= folders or folders == {"train"}
 
 
 def _class_folders(base: Path) -> list[str]:
-    return sorted(folder.name for folder in base.iterdir() if folder.is_dir() and not _is_hidden(folder))
+    return sorted(folder.name for folder in base.iterdir() if folder.is_dir() and not is_hidden(folder))
 
 
 def _list_classes(base: Path, classes: list[str], may_lack: bool) -> tuple[list[Path], list[int]]:
@@ -122,20 +117,12 @@ def _list_classes(base: Path, classes: list[str], may_lack: bool) -> tuple[list[
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = _pictures_in((base / name).rglob("*"))
+        found = pictures_in((base / name).rglob("*"))
         if not found and not may_lack:
             raise UserError(f"--data-root {base / name}: has no pictures ({', '.join(sorted(SUFFIXES))})")
         paths += found
         labels += [label] * len(found)
     return paths, labels
-
-
-def _pictures_in(files: Iterable[Path]) -> list[Path]:
-    return sorted(file for file in files if file.suffix.lower() in SUFFIXES and not _is_hidden(file) and file.is_file())
-
-
-def _is_hidden(path: Path) -> bool:
-    return path.name.startswith((".", "__"))  # what file managers and archives leave behind
 
 
 def _is_readable(path: Path) -> bool:
@@ -144,7 +131,3 @@ def _is_readable(path: Path) -> bool:
     except BadPicture:
         return False
     return True
-
-
-def _unreadable(path: Path, error: BadPicture) -> UserError:
-    return UserError(f"{path}: unreadable image ({error}); --bad-images skip leaves such files out")

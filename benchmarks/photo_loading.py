@@ -1,0 +1,213 @@
+"""How long an epoch of random crops from large photographs takes to load: decoding each time against decoding once.
+
+The pictures are made once and kept in the folder: parts of the photographs inside scikit-image, enlarged, with a
+little noise so that their PNG files are as large as a camera's. Then, without a model:
+
+- `decode each time`: torch's DataLoader over Pillow, torchvision's RandomCrop and ToTensor, as a plain script has
+  it, with each of the given numbers of workers (started anew for each epoch, as such scripts do);
+- `resident`: all pixels in the device's memory, windows cut there;
+- `packed`: windows read from a memory map by loading processes.
+
+Every side ends an epoch with its batches as floats on the device. The first epoch of each is left out of the
+median; what reading or packing everything once costs is printed beside it.
+
+    PYTHONPATH=src python benchmarks/photo_loading.py --folder photos-2k --json photo_loading.json
+    PYTHONPATH=src python benchmarks/photo_loading.py --folder photos-2k --pictures 40 --batch-size 8 --workers 0,2
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache, partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from paceline.config import RunSettings
+from paceline.data.loader import Loader
+from paceline.data.loaders.resident import Resident
+from paceline.data.loaders.workers import Workers
+from paceline.data.sources.packed import Packed
+from paceline.data.sources.photos import Photos
+from paceline.data.tickets import Stream
+from paceline.data.transforms import Augment, prepare
+from paceline.jobs.pack import pack
+from paceline.monitor.made_with import versions_and_hardware
+
+NOISE_LEVELS = 2.0
+SMALLEST_PX = 400  # of the photographs that are enlarged
+Epoch = Callable[[int], None]
+
+
+@lru_cache(maxsize=1)
+def photographs() -> Photos:
+    """What the pictures are made of."""
+    return Photos("train", RunSettings(crop=SMALLEST_PX, bad_images="skip"))
+
+
+def make_picture(number: int, folder: Path, width: int, height: int) -> None:
+    """Writes one picture, the same for the same number, unless it is there."""
+    file = folder / f"{number:04}.png"
+    if file.is_file():
+        return
+    photos = photographs()
+    chance = np.random.default_rng(number)
+    photo = Image.fromarray(photos.read(int(chance.integers(len(photos))))["image"])
+    share = chance.uniform(0.6, 1.0)
+    part_width = int(min(photo.width, photo.height * width / height) * share)
+    part_height = int(part_width * height / width)
+    left, top = chance.integers(photo.width - part_width + 1), chance.integers(photo.height - part_height + 1)
+    box = (int(left), int(top), int(left) + part_width, int(top) + part_height)
+    large = np.asarray(photo.resize((width, height), Image.Resampling.BICUBIC, box), dtype=np.float32)
+    noisy = large + NOISE_LEVELS * chance.standard_normal(large.shape, dtype=np.float32)
+    beside = file.with_suffix(".new")
+    Image.fromarray(noisy.round().clip(0, 255).astype(np.uint8)).save(beside, "PNG")
+    beside.rename(file)
+
+
+class DecodeEachTime(Dataset):
+    """A plain script's data set: open, crop at random, to float."""
+
+    def __init__(self, files: list[Path], crop: int) -> None:
+        self.files = files
+        self.transform = transforms.Compose(
+            [transforms.RandomCrop(crop), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+        )
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.transform(Image.open(self.files[index]).convert("RGB")) * 2 - 1
+
+
+def plain_epoch(files: list[Path], crop: int, batch_size: int, workers: int, device: torch.device) -> Epoch:
+    """An epoch of the plain script's loader."""
+    loader = DataLoader(
+        DecodeEachTime(files, crop),
+        batch_size,
+        shuffle=True,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        drop_last=True,
+    )
+
+    def epoch(number: int) -> None:
+        for batch in loader:
+            batch.to(device, non_blocking=True)
+
+    return epoch
+
+
+def our_epoch(loader: Loader, batch_size: int) -> Epoch:
+    """An epoch of one of our loaders, with flips, scaled to floats; its stream goes on over all epochs, as a run's."""
+    stream, steps = Stream(0, len(loader.source)), len(loader.source) // batch_size
+    starts = itertools.count(0, batch_size)
+    batches = loader.load(stream.take(start, start + batch_size) for start in starts)
+
+    def epoch(number: int) -> None:
+        for raw in itertools.islice(batches, steps):
+            prepare(raw, Augment(flip=True), torch.float32)
+
+    return epoch
+
+
+def timed(epoch: Epoch, number: int, device: torch.device) -> float:
+    """Seconds of one epoch, until the device is done."""
+    start = perf_counter()
+    epoch(number)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter() - start
+
+
+def sides(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[str, Epoch, float, str]]:
+    """Each way of loading: its name, an epoch of it, and what it cost once, and for what."""
+    folder = Path(options.folder)
+    files = sorted((folder / "train").glob("*.png"))[: options.pictures]
+    for workers in (int(word) for word in options.workers.split(",")):
+        epoch = plain_epoch(files, options.crop, options.batch_size, workers, device)
+        yield f"decode each time, {workers} workers", epoch, 0.0, ""
+    settings = RunSettings(
+        data_root=str(folder), test_root=str(folder / "train"), crop=options.crop, workers=options.our_workers
+    )
+    start = perf_counter()
+    loader: Loader = Resident(Photos("train", settings), device, settings, options.crop)
+    yield "resident", our_epoch(loader, options.batch_size), perf_counter() - start, "reading all once"
+    loader.close()
+    packed = folder.with_name(f"{folder.name}-packed")
+    start = perf_counter()
+    pack(str(folder), str(packed), {"workers": options.our_workers}, {"test_root": str(folder / "test")})
+    seconds = perf_counter() - start
+    settings = RunSettings(data_root=str(packed), crop=options.crop, workers=options.our_workers)
+    loader = Workers(Packed("train", settings), device, settings, options.crop)
+    yield (
+        f"packed, {options.our_workers} workers",
+        our_epoch(loader, options.batch_size),
+        seconds,
+        "packing once, or checking it",
+    )
+    loader.close()
+
+
+def measure(options: argparse.Namespace, device: torch.device) -> list[dict[str, object]]:
+    """Prints a row for each side, and gives them."""
+    rows: list[dict[str, object]] = []
+    print(f"{'loading':<28} {'median s/epoch':>14} {'lowest':>8} {'highest':>8} {'n':>3} {'pictures/s':>11}")
+    for name, epoch, once, what in sides(options, device):
+        seconds = [timed(epoch, number, device) for number in range(options.epochs)][1:]
+        middle = median(seconds)
+        used = options.pictures // options.batch_size * options.batch_size
+        print(
+            f"{name:<28} {middle:>14.4g} {min(seconds):>8.4g} {max(seconds):>8.4g} {len(seconds):>3} "
+            f"{used / middle:>11,.0f}" + (f"   ({what}: {once:.1f} s)" if what else ""),
+            flush=True,
+        )
+        row = {"loading": name, "median": middle, "seconds": seconds, "n": len(seconds), "once": once, "what": what}
+        rows.append(row | {"pictures_per_second": used / middle})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", required=True, help="where the pictures are made and kept")
+    parser.add_argument("--pictures", type=int, default=800)
+    parser.add_argument("--width", type=int, default=2040)
+    parser.add_argument("--height", type=int, default=1356)
+    parser.add_argument("--crop", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--workers", default=f"2,{os.cpu_count()}", help="of the plain loader, several with commas")
+    parser.add_argument("--our-workers", type=int, default=2, help="processes that decode once and read the pack")
+    parser.add_argument("--epochs", type=int, default=4, help="the first is left out of the median")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", default="", help="file for the numbers, with versions and hardware")
+    options = parser.parse_args()
+    device, folder = torch.device(options.device), Path(options.folder)
+    for split, count in (("train", options.pictures), ("test", 1)):
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        make = partial(make_picture, folder=folder / split, width=options.width, height=options.height)
+        with ProcessPoolExecutor() as processes:
+            list(processes.map(make, range(count)))
+    mean_size = np.mean([file.stat().st_size for file in (folder / "train").glob("*.png")])
+    print(
+        f"{options.pictures} pictures of {options.width}×{options.height}, {mean_size / 1e6:.1f} MB each, on {device}"
+    )
+    rows = measure(options, device)
+    if options.json:
+        kept = {"options": vars(options), "mean_file_bytes": mean_size, "rows": rows}
+        Path(options.json).write_text(json.dumps(kept | {"made_with": versions_and_hardware()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

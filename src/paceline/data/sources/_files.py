@@ -1,0 +1,39 @@
+"""Files with pictures: which they are, and what is said about those that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from paceline.data.sources._pictures import BadPicture
+from paceline.errors import UserError
+
+SUFFIXES = {".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"}
+NAMED_AT_MOST = 3  # of the files that something is said about
+
+
+def pictures_in(files: Iterable[Path]) -> list[Path]:
+    """Those of the files that are pictures by their suffix, in order."""
+    return sorted(file for file in files if file.suffix.lower() in SUFFIXES and not is_hidden(file) and file.is_file())
+
+
+def pictures_under(root: Path) -> list[Path]:
+    """The pictures in a folder and in all folders inside it, in order; hidden folders are passed over."""
+    found = pictures_in(root.rglob("*"))
+    return [file for file in found if not any(map(is_hidden, file.relative_to(root).parents[:-1]))]
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether a file or folder is what file managers and archives leave behind."""
+    return path.name.startswith((".", "__"))
+
+
+def unreadable(path: Path, error: BadPicture) -> UserError:
+    """The one line about a picture that cannot be used."""
+    return UserError(f"{path}: unreadable image ({error}); --bad-images skip leaves such files out")
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Some names, and how many more there are."""
+    more = len(names) - NAMED_AT_MOST
+    return ", ".join(names[:NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,61 @@
+"""A folder that `paceline pack` made of another source: pixels straight from a memory map, nothing to decode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.config import RunSettings
+from paceline.data.crop import Window, cropped, cut
+from paceline.data.packing import PackedSplit
+from paceline.data.source import Sample, Source
+from paceline.data.sources._pictures import check_picture_settings
+from paceline.errors import UserError
+from paceline.recipe import Facts
+
+
+class Packed(Source):
+    """The samples and facts of the source that was packed; a window costs no more than its own pixels."""
+
+    decodes = False
+
+    def __init__(self, split: str, settings: RunSettings) -> None:
+        check_picture_settings(settings)
+        root = Path(settings.data_root).expanduser()
+        self.packed = PackedSplit(root, split)
+        about = self.packed.about
+        facts = _facts(about["facts"])
+        if settings.channels not in (0, facts.channels):
+            raise UserError(f"channels={settings.channels}: {root} was packed with {facts.channels}; pack it again")
+        if settings.size and (settings.size, settings.size) != (facts.height, facts.width):
+            raise UserError(f"size={settings.size}: {root} was packed in another size; pack it again")
+        self.facts = facts
+        if about["mixed"]:
+            first = self.packed.column["image.height"]
+            self.sizes = np.ascontiguousarray(self.packed.index[:, first : first + 2])
+            self.facts = cropped(facts, settings.crop)
+
+    def __len__(self) -> int:
+        return len(self.packed.index)
+
+    def read(self, index: int) -> Sample:
+        return {name: np.array(field) for name, field in self._fields(index).items()}
+
+    def read_window(self, index: int, window: Window) -> Sample:
+        return cut(self._fields(index), window, self.facts.scale)
+
+    def name_of(self, index: int) -> str:
+        return self.packed.names[index]
+
+    def _fields(self, index: int) -> Sample:
+        self.packed.check(index)
+        pictures = {name: self.packed.picture(name, index) for name in self.packed.layout.pictures}
+        numbers = self.packed.layout.numbers
+        return pictures | {name: self.packed.index[index, self.packed.column[name]] for name in numbers}
+
+
+def _facts(kept: dict[str, Any]) -> Facts:
+    lists: dict[str, Any] = {name: tuple(value) for name, value in kept.items() if isinstance(value, list)}
+    return Facts(**kept | lists)

@@ -1,0 +1,180 @@
+"""Pictures that show one thing in several ways: an input and what should be made of it.
+
+Rows of equally wide panels in one file, as pix2pix and DeepLIIF have them (`root/train/*.png`, `root/test/*.png`), or a
+file for each of two panels (`root/trainA/NAME`, `root/trainB/NAME`, and `testA`, `testB`). `panels` names what is in
+a row from left to right: image is the input, - leaves a panel out. Without a folder: tiles of scikit-image's
+picture of stained tissue, with its stains apart and a mask.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from paceline.config import RunSettings
+from paceline.data.source import ArraySource, Sample
+from paceline.data.sources._files import pictures_in
+from paceline.data.sources._picture_files import Files, PictureFiles, Sizes, split_folder
+from paceline.data.sources._pictures import BadPicture, arrange_picture, check_picture_settings, upright_size
+from paceline.data.sources._split import fixed_split
+from paceline.data.sources._stained_tissue import stained_tissue
+from paceline.errors import UserError
+from paceline.recipe import Facts
+
+INPUT, TARGET, SEGMENTATION, LEFT_OUT = "image", "target", "segmentation", "-"
+SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "valid")}
+PAIR_NAMES = {"train": ("trainA",), "test": ("testA", "valA")}
+TISSUE = (INPUT, "hematoxylin", "dab", SEGMENTATION)
+TILE_PX = 64  # of the embedded picture, which has 512
+
+
+class Panels(PictureFiles):
+    """The sample's "image" goes in; its other fields, by the names of the panels, should come out."""
+
+    def __init__(self, split: str, settings: RunSettings) -> None:
+        self.tiles: ArraySource | None = None
+        if _is_embedded(settings):
+            self.tiles = _tiles(split, settings)
+            self.facts = self.tiles.facts
+            if split == "train":
+                self.notes = ("no --data-root: tiles of the stained tissue that scikit-image holds",)
+            return
+        base, samples, problems, self.in_rows = _find(Path(settings.data_root).expanduser(), split)
+        self.names = _parse_names(settings.panels) or _usual_names(samples, self.in_rows)
+        if not self.in_rows:
+            if len(self.names) != 2 or LEFT_OUT in self.names:
+                raise UserError(f"panels={settings.panels}: the folders A and B hold two panels; name these")
+            samples = [dict(zip(self.names, files.values(), strict=True)) for files in samples]
+        super().__init__(base, samples, split, settings, problems)
+        named = [name for name in self.names if name not in (INPUT, LEFT_OUT)]
+        named.sort(key=lambda name: name == SEGMENTATION)  # it comes last
+        self.facts = dataclasses.replace(self.facts, panels=tuple(named))
+
+    def __len__(self) -> int:
+        return len(self.tiles) if self.tiles else super().__len__()
+
+    def name_of(self, index: int) -> str:
+        return f"tile {index}" if self.tiles else super().name_of(index)
+
+    def read(self, index: int) -> Sample:
+        if self.tiles:
+            return self.tiles.read(index)
+        if not self.in_rows:
+            return super().read(index)
+        row = self.open(self.files[index][INPUT], self._headers[index][INPUT])
+        width = row.width // len(self.names)
+        return {
+            name: arrange_picture(row.crop((left, 0, left + width, row.height)), self.size, self.channels)
+            for name, left in zip(self.names, range(0, row.width, width), strict=True)
+            if name != LEFT_OUT
+        }
+
+    def image_size(self, sizes: Sizes) -> tuple[int, int]:
+        height, width = sizes[INPUT]
+        return height, width // len(self.names) if self.in_rows else width
+
+    def find_fault(self, names: Mapping[str, str], sizes: Sizes) -> str:
+        (height, width), *others = sizes.values()
+        if others and others[0] != (height, width):
+            first, second = names.values()
+            return f"{first} has {width}×{height} pixels and {second} {others[0][1]}×{others[0][0]}"
+        count = len(self.names)
+        squares = width // height if width % height == 0 else 0
+        # Rows of more than two are of squares everywhere; pairs may be of any shape.
+        if not self.in_rows or (width % count == 0 and (count == 2 or squares in (0, count))):
+            return ""
+        hint = f" (they look like {squares})" if squares > 1 else ""
+        return (
+            f"{names[INPUT]}: {width}×{height} pixels are not {count} panels of one width{hint}, as panels=… names them"
+        )
+
+
+def _is_embedded(settings: RunSettings) -> bool:
+    """Whether no rows were named: the folder that every source looks into by default has none."""
+    root = Path(settings.data_root)
+    return settings.data_root == RunSettings.data_root and not any(
+        (root / name).is_dir() for name in ("train", "trainA")
+    )
+
+
+def _tiles(split: str, settings: RunSettings) -> ArraySource:
+    """The embedded picture cut into squares."""
+    check_picture_settings(settings)
+    wanted = _parse_names(settings.panels) or TISSUE
+    strange = [name for name in wanted if name not in (*TISSUE, LEFT_OUT)]
+    if strange:
+        raise UserError(
+            f"panels={settings.panels}: without --data-root the panels are {','.join(TISSUE)}, and not {strange[0]!r}"
+        )
+    tissue = dict(zip(TISSUE, stained_tissue(), strict=True))
+    whole, side = len(tissue[INPUT]), settings.size or TILE_PX
+    if 2 * side > whole:
+        raise UserError(f"size={side}: the embedded tissue has {whole} pixels a side, for several tiles")
+    places = range(0, whole - side + 1, side)
+    corners = [(top, left) for top in places for left in places]
+    chosen = [corners[index] for index in fixed_split(len(corners), split)]
+    channels = settings.channels or 3
+    arrays = {}
+    for name in (name for name in TISSUE if name in wanted):
+        cut = (Image.fromarray(tissue[name][top : top + side, left : left + side]) for top, left in chosen)
+        arrays[name] = np.stack([arrange_picture(tile, 0, channels) for tile in cut])
+    return ArraySource(arrays, Facts(channels, side, side, panels=tuple(name for name in arrays if name != INPUT)))
+
+
+def _find(root: Path, split: str) -> tuple[Path, list[Files], list[str], bool]:
+    """The folder of a split, the files of its samples, what is wrong with others, and whether they are rows."""
+    folder_a = split_folder(root, split, PAIR_NAMES)
+    if folder_a is not None:
+        return root, *_pair(folder_a, folder_a.with_name(f"{folder_a.name[:-1]}B")), False
+    folder = split_folder(root, split, SPLIT_NAMES)
+    rows: list[Files] = [{INPUT: file} for file in pictures_in((folder or root).iterdir())]
+    if folder is None and len(rows) == 1:
+        raise UserError(f"--data-root {root}: one row is too few for a train and a test split")
+    if folder is None and rows:
+        rows = [rows[index] for index in fixed_split(len(rows), split)]
+    return folder or root, rows, [], True
+
+
+def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[str]]:
+    """Files of one name in two folders, and those that have no partner."""
+    if not folder_b.is_dir():
+        raise UserError(f"--data-root {folder_a.parent}: has {folder_a.name} and no {folder_b.name}")
+    first, second = ({file.stem: file for file in pictures_in(folder.iterdir())} for folder in (folder_a, folder_b))
+    alone = [one[stem] for one in (first, second) for stem in sorted(first.keys() ^ second.keys()) if stem in one]
+    pairs = [{INPUT: first[stem], TARGET: second[stem]} for stem in sorted(first.keys() & second.keys())]
+    return pairs, [f"{file.parent.name}/{file.name} has no partner" for file in alone]
+
+
+def _parse_names(text: str) -> tuple[str, ...]:
+    """The panels from left to right, as a person names them."""
+    if not text:
+        return ()
+    names = tuple(word.strip() for word in text.split(","))
+    named = [name for name in names if name != LEFT_OUT]
+    if named.count(INPUT) != 1 or len(named) < 2 or len(set(named)) < len(named):
+        raise UserError(f"panels={text}: name every panel, each in its own way, and the input {INPUT!r}")
+    odd = [name for name in named if not name.isidentifier()]
+    if odd:
+        raise UserError(f"panels={text}: {odd[0]!r} is no name; use letters, digits and _")
+    return names
+
+
+def _usual_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
+    """What two panels are called; more need names."""
+    if not in_rows or not samples:
+        return INPUT, TARGET
+    file = samples[0][INPUT]
+    try:
+        height, width = upright_size(file)
+    except BadPicture:
+        return INPUT, TARGET  # the file is named when all are looked at
+    if width != 2 * height:
+        raise UserError(
+            f"{file}: a row of {width}×{height} pixels; say what its panels are, from left to right, "
+            "e.g. --set panels=image,stain,segmentation"
+        )
+    return INPUT, TARGET

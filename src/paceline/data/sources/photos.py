@@ -1,0 +1,171 @@
+"""Photographs of any sizes in a folder; without `--data-root`, those that ship inside scikit-image.
+
+`root/train` and `root/test`, or DIV2K's folders, are used as they are; of other folders a fixed fifth is kept for
+testing, unless `test_root` names other pictures for that. Files of lower resolution come from `low_root`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from paceline.config import RunSettings
+from paceline.data.source import Sample
+from paceline.data.sources._files import first_few, pictures_under
+from paceline.data.sources._picture_files import Files, PictureFiles, Sizes, split_folder
+from paceline.data.sources._pictures import BadPicture, upright_size
+from paceline.data.sources._split import fixed_split
+from paceline.errors import UserError
+
+SPLIT_NAMES = {"train": ("train", "DIV2K_train_HR"), "test": ("test", "DIV2K_valid_HR", "valid", "val")}
+SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is the small 0001
+SEEN_FOR_SCALE = 20  # pictures that say by how much the files in low resolution are smaller
+EMBEDDED = {  # two views of one motorcycle are in one split
+    "train": (
+        *("astronaut.png", "brick.png", "camera.png", "clock_motion.png", "coins.png", "grass.png", "gravel.png"),
+        *("hubble_deep_field.jpg", "ihc.png", "moon.png", "motorcycle_left.png", "motorcycle_right.png", "retina.jpg"),
+    ),
+    "test": ("chelsea.png", "coffee.png", "rocket.jpg"),
+}
+
+
+class Photos(PictureFiles):
+    """Colour photographs of mixed sizes, with "low" beside "image" where there are files of it."""
+
+    def __init__(self, split: str, settings: RunSettings) -> None:
+        root, paths, low_roots = _find(split, settings)
+        self.scale = 0
+        problems: list[str] = []
+        samples: list[Files] = [{"image": path} for path in paths]
+        if low_roots:
+            if settings.size:
+                raise UserError(f"size={settings.size}: pictures with files in low resolution keep their size")
+            samples, problems = _with_low(root, paths, _low_files(low_roots), low_roots)
+            self.scale = _find_scale(samples)
+        super().__init__(root, samples, split, settings, problems)
+        self.facts = dataclasses.replace(self.facts, scale=self.scale)
+        if _is_embedded(settings) and not (settings.test_root and split == "test"):
+            self.notes += (f"{split}: {len(self)} photographs from scikit-image; --data-root names your own",)
+
+    def read(self, index: int) -> Sample:
+        sample = super().read(index)
+        if self.scale:
+            height, width = self.image_size(self._headers[index])
+            sample["image"] = sample["image"][:height, :width]
+        return sample
+
+    def image_size(self, sizes: Sizes) -> tuple[int, int]:
+        """Where the larger picture is no multiple of the smaller one, it is cut at its right and lower edge."""
+        if not self.scale:
+            return sizes["image"]
+        height, width = sizes["low"]
+        return height * self.scale, width * self.scale
+
+    def find_fault(self, names: Mapping[str, str], sizes: Sizes) -> str:
+        if not self.scale or _ratio(sizes) == self.scale:
+            return ""
+        (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
+        return (
+            f"{names['low']}: {low_width}×{low_height} pixels are not 1/{self.scale} of the {width}×{height} "
+            f"of {names['image']}"
+        )
+
+
+def _find(split: str, settings: RunSettings) -> tuple[Path, list[Path], str]:
+    """The split's root, its files, and where the same pictures lie in low resolution."""
+    if settings.test_root and split == "test":
+        root = Path(settings.test_root).expanduser()
+        if not root.is_dir():
+            raise UserError(f"--test-root {root}: no such folder")
+        return root, pictures_under(root), settings.test_low_root
+    if settings.test_low_root and not settings.test_root:
+        raise UserError("--test-low-root: belongs to --test-root; --low-root is for all of --data-root")
+    if _is_embedded(settings):
+        return *_embedded(split), ""
+    root = Path(settings.data_root).expanduser()
+    if settings.test_root:
+        root = root / "train" if (root / "train").is_dir() else root
+        if not root.is_dir():
+            raise UserError(f"--data-root {root}: no such folder")
+        return root, pictures_under(root), settings.low_root
+    split_root = split_folder(root, split, SPLIT_NAMES)
+    if split_root is not None:
+        return split_root, pictures_under(split_root), settings.low_root
+    paths = pictures_under(root)
+    if len(paths) == 1:
+        raise UserError(f"--data-root {root}: one picture is too few for a train and a test split; see --test-root")
+    return root, [paths[index] for index in fixed_split(len(paths), split)] if paths else [], settings.low_root
+
+
+def _is_embedded(settings: RunSettings) -> bool:
+    """Whether no other pictures were named: the folder that every source looks into by default has none."""
+    default = settings.data_root == RunSettings().data_root
+    return default and not any(Path(settings.data_root).glob("**/*.[jJpP][pPnN]*[gG]"))
+
+
+def _embedded(split: str) -> tuple[Path, list[Path]]:
+    spec = find_spec("skimage")
+    if spec is None or spec.origin is None:
+        raise UserError("photos without --data-root come from scikit-image: pip install scikit-image")
+    root = Path(spec.origin).parent / "data"
+    return root, [root / name for name in EMBEDDED[split] if (root / name).is_file()]
+
+
+def _low_files(roots: str) -> list[tuple[Path, Path]]:
+    """Every picture in the folders, with the folder that it was found in."""
+    found = []
+    for root in (Path(one.strip()).expanduser() for one in roots.split(",")):
+        if not root.is_dir():
+            raise UserError(f"--low-root {root}: no such folder")
+        found += [(root, file) for file in pictures_under(root)]
+    return found
+
+
+def _with_low(
+    root: Path, paths: list[Path], low_files: list[tuple[Path, Path]], low_roots: str
+) -> tuple[list[Files], list[str]]:
+    """Each picture with its file of low resolution, by the path under the roots or else by name; and what has none."""
+    by_path = {_key(file.relative_to(low_root)): file for low_root, file in low_files}
+    by_name: dict[str, list[Path]] = {}
+    for _, file in low_files:
+        by_name.setdefault(_key(Path(file.name)), []).append(file)
+    samples, problems = [], []
+    for path in paths:
+        named = by_name.get(_key(Path(path.name)), [])
+        low = by_path.get(_key(path.relative_to(root))) if len(named) > 1 else None
+        if len(named) > 1 and (low is None or len({file.parent for file in named}) == 1):
+            raise UserError(f"--low-root {low_roots}: {path.name} could be any of {first_few([str(f) for f in named])}")
+        if low is None and not named:
+            problems.append(f"{path.relative_to(root)} has no file in --low-root {low_roots}")
+        else:
+            samples.append({"image": path, "low": low or named[0]})
+    return samples, problems
+
+
+def _key(path: Path) -> str:
+    return str(path.with_name(SCALE_SUFFIX.sub("", path.stem)))
+
+
+def _find_scale(samples: list[Files]) -> int:
+    """By how much the files are smaller: what most of the first ones say; 0 where none is a whole fraction."""
+    ratios = []
+    for files in samples[:SEEN_FOR_SCALE]:
+        try:
+            ratios.append(_ratio({name: upright_size(path) for name, path in files.items()}))
+        except BadPicture:
+            continue  # it is named later, with all others
+    whole = [ratio for ratio in ratios if ratio > 1]
+    if ratios and not whole:
+        image, low = samples[0]["image"], samples[0]["low"]
+        raise UserError(f"--low-root: {low} is not a whole fraction of {image} (e.g. 1/4 of its height and width)")
+    return max(whole, key=whole.count, default=0)
+
+
+def _ratio(sizes: Sizes) -> int:
+    """How many times the one size is in the other, with less than that left over; 0 where it is not."""
+    (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
+    ratio = height // low_height
+    return ratio if ratio == width // low_width and max(height % low_height, width % low_width) < ratio else 0

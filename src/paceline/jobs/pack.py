@@ -1,0 +1,120 @@
+"""`paceline pack SRC DST`: decodes every picture of a source once, into files that are memory-mapped from then on."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.config import RunSettings, resolve
+from paceline.data.loaders._pixels import bytes_needed
+from paceline.data.packing import MANIFEST, PackedSplit, begin, describe, fill, finish, read_manifest
+from paceline.data.source import Source
+from paceline.errors import UserError
+from paceline.recipe import NoSettings
+from paceline.registry import is_path, load_class, names
+
+SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal to draw a bar on
+Shown = Callable[[int], None]
+
+
+def pack(origin: str, destination: str, flags: Mapping[str, Any], assignments: Mapping[str, Any]) -> int:
+    """Packs a folder, or a source that has a name; what is packed already is checked instead."""
+    settings = _settings(origin, flags, assignments)
+    source_class = load_class("source", settings.data, Source)
+    sources = {split: source_class(split, settings) for split in source_class.splits}
+    for source in sources.values():
+        for note in source.notes:
+            print(note)
+    folder = Path(destination).expanduser()
+    made_from = {"data": settings.data} | {name: str(value) for name, value in assignments.items()}
+    splits = {split: describe(source) for split, source in sources.items()}
+    if (folder / MANIFEST).is_file():
+        return _check(folder, splits)
+    _check_room(folder, sources)
+    goes_on = begin(folder, splits, made_from)
+    with _only_writer(folder):
+        for split, source in sources.items():
+            with _progress(f"{'going on' if goes_on else 'packing'}: {split}", len(source)) as shown:
+                fill(source, folder / split, settings, shown)
+        finish(folder, sources)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
+    print(
+        f"packed {counts} samples into {folder} ({size / 1e6:,.0f} MB); use it with --data packed --data-root {folder}"
+    )
+    return 0
+
+
+def _settings(origin: str, flags: Mapping[str, Any], assignments: Mapping[str, Any]) -> RunSettings:
+    chosen = dict(flags)
+    if Path(origin).expanduser().is_dir():
+        chosen = {"data": "photos", "data_root": origin} | chosen
+    elif is_path(origin) or origin in names("source"):
+        if chosen.setdefault("data", origin) != origin:
+            raise UserError(f"--data {chosen['data']}: {origin} is no folder but the name of another source")
+    else:
+        raise UserError(f"pack {origin}: no such folder, and no source of that name ({', '.join(names('source'))})")
+    run = resolve("pack", NoSettings, [("flag", chosen), ("--set", assignments)]).run
+    return dataclasses.replace(run, crop=0)
+
+
+def _check(folder: Path, splits: Mapping[str, Any]) -> int:
+    """Looks at every pixel of what was packed before."""
+    for split, kept in read_manifest(folder)["splits"].items():
+        if splits.get(split, {}).get("fingerprint") != kept["fingerprint"] or splits[split]["count"] != kept["count"]:
+            raise UserError(f"{folder}: holds a pack of something else; remove it, or name another folder")
+        packed = PackedSplit(folder, split)
+        with _progress(f"checking: {split}", kept["count"]) as shown:
+            for number in range(kept["count"]):
+                packed.check(number)
+                shown(number + 1)
+    print(f"{folder} was packed before, and all of it is whole")
+    return 0
+
+
+def _check_room(folder: Path, sources: Mapping[str, Source]) -> None:
+    here = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+    lying = sum(file.stat().st_size for file in folder.rglob("*.pixels"))
+    needed, free = sum(map(bytes_needed, sources.values())) - lying, shutil.disk_usage(here).free
+    if needed > free:
+        raise UserError(f"pack: {needed / 1e9:.2g} GB do not fit in {folder}, where {free / 1e9:.2g} GB are free")
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another process is packing into it") from None
+        yield
+    (folder / ".lock").unlink(missing_ok=True)
+
+
+@contextmanager
+def _progress(title: str, total: int) -> Iterator[Shown]:
+    """A bar on a terminal, a line now and then elsewhere."""
+    if sys.stdout.isatty():
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda count: bar.update(task, completed=count)
+        return
+    said = time.monotonic()
+
+    def line(count: int) -> None:
+        nonlocal said
+        if count == total or time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            print(f"{title}: {count:,} of {total:,}", flush=True)
+
+    yield line

@@ -1,0 +1,183 @@
+"""`paceline pack`: goes on where it stopped, and what is damaged is refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import random_pictures
+from PIL import Image
+
+from paceline.config import RunSettings
+from paceline.data.crop import Window
+from paceline.data.sources.digits import Digits
+from paceline.data.sources.packed import Packed
+from paceline.data.sources.photos import Photos
+from paceline.errors import UserError
+from paceline.jobs.pack import pack
+
+NO_FLAGS = {"workers": 0}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    for split in ("train", "test"):
+        (root / split).mkdir(parents=True)
+        for number in range(6):
+            Image.fromarray(random_pictures(20 + number, 30, 3)).save(root / split / f"{number}.png")
+    return root
+
+
+def open_packed(root: Path, split: str = "train", **changes: int) -> Packed:
+    return Packed(split, RunSettings(data_root=str(root), workers=0, **changes))  # type: ignore[arg-type]
+
+
+def test_a_source_in_memory_is_packed_with_its_labels_and_facts(tmp_path: Path) -> None:
+    assert pack("digits", str(tmp_path / "packed"), NO_FLAGS, {"size": 8}) == 0
+    for split in ("train", "test"):
+        packed, digits = open_packed(tmp_path / "packed", split), Digits(split, RunSettings(size=8))
+        assert packed.facts == digits.facts and packed.sizes is None and len(packed) == len(digits)
+        found, expected = (source.read_many(np.arange(len(digits))) for source in (packed, digits))
+        assert found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in found)
+        assert found["label"].dtype == np.int64
+
+
+def test_packing_goes_on_after_being_killed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import time\n"
+        "from paceline.data.sources.photos import Photos\n"
+        "class Slow(Photos):\n"
+        "    def read(self, index):\n"
+        "        time.sleep(0.1 * (index > 2))\n"
+        "        return super().read(index)\n"
+    )
+    command = [sys.executable, "-m", "paceline", "pack", str(slow), "packed", "--data-root", str(photos)]
+    process = subprocess.Popen([*command, "--workers", "0"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    partial = tmp_path / "packed" / "train" / "index.partial"
+    try:
+        deadline = time.monotonic() + 60
+        while not partial.is_file() or partial.stat().st_size < 3 * 4 * 8:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        process.kill()
+        process.wait()
+    with pytest.raises(UserError, match="packing was not finished"):
+        open_packed(tmp_path / "packed")
+    with open(tmp_path / "packed" / "train" / "image.pixels", "ab") as pixels:
+        pixels.write(b"half a picture")
+    with open(partial, "ab") as rows:
+        rows.write(b"half a row")
+    with pytest.raises(UserError, match="holds an unfinished pack of something else"):
+        pack("digits", str(tmp_path / "packed"), NO_FLAGS, {})
+    assert pack(str(slow), str(tmp_path / "packed"), {"data_root": str(photos), "workers": 0}, {}) == 0
+    assert "going on: train" in capsys.readouterr().out
+    packed, source = open_packed(tmp_path / "packed"), Photos("train", RunSettings(data_root=str(photos)))
+    for index in range(len(source)):
+        assert np.array_equal(packed.read(index)["image"], source.read(index)["image"])
+
+
+@pytest.fixture
+def packed(photos: Path, tmp_path: Path) -> Path:
+    assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
+    return tmp_path / "packed"
+
+
+def test_packing_again_checks_every_pixel(packed: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0
+    assert "all of it is whole" in capsys.readouterr().out
+    flip_a_bit(packed / "test" / "image.pixels", -1)
+    with pytest.raises(UserError, match=r"test/image\.pixels: 5\.png is damaged"):
+        pack(str(photos), str(packed), NO_FLAGS, {})
+    with pytest.raises(UserError, match="holds a pack of something else"):
+        pack("digits", str(packed), NO_FLAGS, {})
+
+
+def flip_a_bit(file: Path, place: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("by_window", [False, True])
+def test_a_damaged_picture_is_named_and_the_others_are_read(by_window: bool, packed: Path) -> None:
+    flip_a_bit(packed / "train" / "image.pixels", 5)
+    source = open_packed(packed)
+    read = (lambda index: source.read_window(index, Window(10, 10, 4, 4))) if by_window else source.read
+    read(1)
+    with pytest.raises(UserError, match=r"train/image\.pixels: 0\.png is damaged"):
+        read(0)
+
+
+def test_cut_off_missing_and_changed_files_are_refused(packed: Path) -> None:
+    pixels, index, names = (packed / "train" / name for name in ("image.pixels", "index.npy", "names.json"))
+    whole = pixels.read_bytes()
+    pixels.write_bytes(whole[:-1])
+    with pytest.raises(UserError, match=r"image\.pixels: 12,149 bytes instead of 12,150"):
+        open_packed(packed)
+    pixels.write_bytes(whole)
+    for file in (index, names):
+        flip_a_bit(file, -2)
+        with pytest.raises(UserError, match=rf"{file.name}: damaged"):
+            open_packed(packed)
+        flip_a_bit(file, -2)
+    assert len(open_packed(packed)) == 6
+    index.unlink()
+    with pytest.raises(UserError, match=r"index\.npy: missing"):
+        open_packed(packed)
+
+
+def test_another_version_and_other_folders_are_refused(packed: Path, photos: Path) -> None:
+    manifest = json.loads((packed / "pack.json").read_text())
+    (packed / "pack.json").write_text(json.dumps(manifest | {"version": 2}))
+    with pytest.raises(UserError, match=r"pack\.json: version 2 of the format, and this is 1"):
+        open_packed(packed)
+    (packed / "pack.json").write_text('{"format": ')
+    with pytest.raises(UserError, match=r"pack\.json: damaged"):
+        open_packed(packed)
+    (packed / "pack.json").write_text("{}")
+    with pytest.raises(UserError, match="not written by `paceline pack`"):
+        open_packed(packed)
+    with pytest.raises(UserError, match=r"not a packed folder \(it has no pack\.json\)"):
+        open_packed(photos)
+    with pytest.raises(UserError, match="name a folder that is new or empty"):
+        pack(str(photos), str(photos), NO_FLAGS, {})
+
+
+def test_what_was_fixed_when_packing_cannot_be_changed_later(packed: Path) -> None:
+    with pytest.raises(UserError, match=r"channels=1: .* was packed with 3"):
+        open_packed(packed, channels=1)
+    with pytest.raises(UserError, match=r"size=7: .* was packed in another size"):
+        open_packed(packed, size=7)
+    with pytest.raises(UserError, match="has no split 'validation'; it holds train, test"):
+        open_packed(packed, "validation")
+
+
+def test_unreadable_pictures_are_left_out_of_a_pack_when_asked(photos: Path, tmp_path: Path) -> None:
+    (photos / "train" / "bad.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"bad\.png: unreadable"):
+        pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
+    assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS | {"bad_images": "skip"}, {}) == 0
+    assert len(open_packed(tmp_path / "packed")) == 6
+
+
+def test_what_to_pack_must_be_there_and_said_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="pack nowhere: no such folder, and no source of that name"):
+        pack("nowhere", str(tmp_path / "packed"), NO_FLAGS, {})
+    with pytest.raises(UserError, match="--data degraded: photos is no folder"):
+        pack("photos", str(tmp_path / "packed"), NO_FLAGS | {"data": "degraded"}, {})
+
+
+def test_a_pack_that_does_not_fit_the_disk_is_refused(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
+    with pytest.raises(UserError, match="do not fit"):
+        pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})

@@ -1,0 +1,169 @@
+"""Rows of panels, pairs of folders, and the embedded tissue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from paceline.config import RunSettings
+from paceline.data.loaders.resident import Resident
+from paceline.data.loaders.workers import Workers
+from paceline.data.sources.panels import Panels
+from paceline.data.tickets import Stream
+from paceline.data.transforms import Augment, prepare
+from paceline.errors import UserError
+
+SIDE = 16
+
+
+def write_rows(root: Path, count: int, *, splits: tuple[str, ...] = ("train", "test"), rows: int = 2) -> None:
+    """Rows of so many squares; panel number p of a row is of the one colour 10·row + p."""
+    for split in splits:
+        (root / split).mkdir(parents=True, exist_ok=True)
+        for row in range(rows):
+            panels = [np.full((SIDE, SIDE, 3), 10 * row + panel, np.uint8) for panel in range(count)]
+            Image.fromarray(np.concatenate(panels, axis=1)).save(root / split / f"{row}.png")
+
+
+def open_rows(root: Path, split: str = "train", **settings) -> Panels:
+    return Panels(split, RunSettings(data_root=str(root), **settings))
+
+
+def test_a_row_is_cut_into_its_named_panels(tmp_path):
+    write_rows(tmp_path, 4)
+    source = open_rows(tmp_path, panels="image,stain,nuclei,segmentation")
+    assert source.facts.panels == ("stain", "nuclei", "segmentation")
+    assert (source.facts.height, source.facts.width, len(source)) == (SIDE, SIDE, 2)
+    sample = source.read(1)
+    assert {name: int(picture.flat[0]) for name, picture in sample.items()} == {
+        "image": 10,
+        "stain": 11,
+        "nuclei": 12,
+        "segmentation": 13,
+    }
+    assert all(picture.shape == (SIDE, SIDE, 3) and np.ptp(picture) == 0 for picture in sample.values())
+
+
+def test_the_input_may_be_any_panel_others_may_be_left_out_and_the_segmentation_comes_last(tmp_path):
+    write_rows(tmp_path, 4)
+    source = open_rows(tmp_path, panels="segmentation,-,image,stain")
+    assert source.facts.panels == ("stain", "segmentation")
+    assert {name: int(picture.flat[0]) for name, picture in source.read(0).items()} == {
+        "segmentation": 0,
+        "image": 2,
+        "stain": 3,
+    }
+
+
+def test_two_squares_need_no_names(tmp_path):
+    write_rows(tmp_path, 2, splits=("train", "val"))
+    assert open_rows(tmp_path).facts.panels == ("target",)
+    assert len(open_rows(tmp_path, "test")) == 2
+
+
+def test_without_folders_for_splits_a_fixed_fifth_is_for_testing(tmp_path):
+    write_rows(tmp_path, 2, splits=(".",), rows=5)
+    train, test = open_rows(tmp_path), open_rows(tmp_path, "test")
+    assert (len(train), len(test)) == (4, 1)
+    assert {train.name_of(i) for i in range(4)} | {test.name_of(0)} == {f"{row}.png" for row in range(5)}
+
+
+def test_folders_a_and_b_are_matched_by_name(tmp_path):
+    for folder, shade in (("trainA", 1), ("trainB", 2), ("testA", 3), ("testB", 4)):
+        (tmp_path / folder).mkdir()
+        for name in ("x", "y"):
+            suffix = ".png" if folder.endswith("A") else ".bmp"
+            Image.new("RGB", (20, 12), (shade,) * 3).save(tmp_path / folder / f"{name}{suffix}")
+    source = open_rows(tmp_path, "test")
+    assert source.facts.panels == ("target",) and len(source) == 2
+    assert {name: int(picture.flat[0]) for name, picture in source.read(0).items()} == {"image": 3, "target": 4}
+    swapped = open_rows(tmp_path, panels="photo,image")
+    assert {name: int(picture.flat[0]) for name, picture in swapped.read(0).items()} == {"photo": 1, "image": 2}
+    (tmp_path / "trainB" / "y.bmp").unlink()
+    with pytest.raises(UserError, match=r"trainA/y.png has no partner"):
+        open_rows(tmp_path)
+    assert len(open_rows(tmp_path, bad_images="skip")) == 1
+    Image.new("RGB", (12, 12)).save(tmp_path / "trainB" / "x.bmp")
+    (tmp_path / "trainA" / "y.png").unlink()
+    with pytest.raises(UserError, match=r"trainA/x.png has 20×12 pixels and trainB/x.bmp 12×12"):
+        open_rows(tmp_path)
+
+
+def test_a_row_that_is_not_made_of_the_named_panels_is_refused_by_name(tmp_path):
+    write_rows(tmp_path, 3)
+    Image.new("RGB", (3 * SIDE + 1, SIDE)).save(tmp_path / "train" / "odd.png")
+    with pytest.raises(UserError, match=r"odd.png: 49×16 pixels are not 3 panels of one width"):
+        open_rows(tmp_path, panels="image,stain,segmentation")
+    assert len(open_rows(tmp_path, panels="image,stain,segmentation", bad_images="skip")) == 2
+
+
+@pytest.mark.parametrize(
+    ("panels", "message"),
+    [
+        ("image,a,b,segmentation", r"0.png: 96×16 pixels are not 4 panels of one width .they look like 6."),
+        ("image,a,b,c,segmentation", r"are not 5 panels of one width"),
+        ("", r"a row of 96×16 pixels; say what its panels are.*--set panels="),
+        ("a,b,c,d,e,f", r"panels=a,b,c,d,e,f: name every panel.*the input 'image'"),
+        ("image,a,a,b,c,d", r"each in its own way"),
+        ("image,a b,c,d,e,f", r"'a b' is no name"),
+        ("image,-,-,-,-,-", r"name every panel"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(tmp_path, panels, message):
+    write_rows(tmp_path, 6)
+    with pytest.raises(UserError, match=message):
+        open_rows(tmp_path, panels=panels)
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        open_rows(tmp_path / "nowhere")
+    write_rows(tmp_path, 2, splits=("train",))
+    with pytest.raises(UserError, match="has no folder test"):
+        open_rows(tmp_path, "test")
+    (tmp_path / "trainA").mkdir()
+    with pytest.raises(UserError, match="has trainA and no trainB"):
+        open_rows(tmp_path)
+
+
+def test_without_a_folder_there_are_tiles_of_stained_tissue(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train, test = (Panels(split, RunSettings()) for split in ("train", "test"))
+    assert (len(train), len(test)) == (51, 13)
+    assert train.facts.panels == ("hematoxylin", "dab", "segmentation") and train.facts.height == 64
+    assert "scikit-image" in train.notes[0]
+    mask = np.stack([train.read(index)["segmentation"] for index in range(len(train))])
+    assert set(np.unique(mask)) == {0, 255} and 0.3 < (mask > 0).mean() < 0.7
+    dense, empty = mask[..., 0] > 0, mask[..., 0] == 0
+    dab = np.stack([train.read(index)["dab"] for index in range(len(train))]).mean(axis=-1)
+    assert dab[dense].mean() < dab[empty].mean() - 20  # the brown stain is dark where the tissue is dense
+
+
+def test_tiles_have_the_size_and_the_panels_that_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = Panels("test", RunSettings(size=128, panels="image,dab"))
+    assert source.facts.panels == ("dab",) and source.read(0)["dab"].shape == (128, 128, 3)
+    with pytest.raises(UserError, match=r"panels=image,lap2: without --data-root the panels are .*'lap2'"):
+        Panels("train", RunSettings(panels="image,lap2"))
+    with pytest.raises(UserError, match="size=300: the embedded tissue has 512 pixels"):
+        Panels("train", RunSettings(size=300))
+
+
+def test_windows_flips_and_turns_are_common_to_all_panels_with_either_loader(tmp_path):
+    (tmp_path / "train").mkdir()
+    for number, row in enumerate(np.random.default_rng(0).integers(256, size=(3, SIDE, SIDE, 3), dtype=np.uint8)):
+        Image.fromarray(np.concatenate([row, row // 2, row // 4], axis=1)).save(tmp_path / "train" / f"{number}.png")
+    source = open_rows(tmp_path, panels="image,half,quarter", workers=0)
+    settings = RunSettings(workers=0)
+    batches = []
+    for loader in (Workers, Resident):
+        (raw,) = loader(source, torch.device("cpu"), settings, 8).load([Stream(0, len(source)).take(0, 12)])
+        assert torch.equal(raw["image"] // 4, raw["quarter"]) and raw["half"].shape == (12, 3, 8, 8)
+        batches.append(prepare(raw, Augment(flip=True, turn=True), torch.float64))
+    assert all(torch.equal(batches[0][name], batches[1][name]) for name in ("image", "half", "quarter"))
+    levels = {name: ((batches[0][name] + 1) * 127.5).round().long() for name in ("image", "half")}
+    assert torch.equal(levels["image"] // 2, levels["half"])

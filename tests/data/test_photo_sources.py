@@ -1,0 +1,258 @@
+"""Photographs, pairs and degraded photographs: which files are used, and what is said of those that are not."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paceline.config import RunSettings
+from paceline.data.sources.degraded import Degraded
+from paceline.data.sources.pairs import Pairs
+from paceline.data.sources.photos import Photos
+from paceline.errors import UserError
+
+
+def save(file: Path, height: int, width: int, seed: int = 0, **how: object) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    picture = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(file, **how)  # type: ignore[arg-type]
+
+
+def settings(root: Path, **changes: object) -> RunSettings:
+    return RunSettings(data_root=str(root), **{"crop": 8, "workers": 1} | changes)  # type: ignore[arg-type]
+
+
+def names(source: Photos | Pairs) -> list[str]:
+    return [source.name_of(index) for index in range(len(source))]
+
+
+def test_without_a_root_the_photographs_inside_scikit_image_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    training, testing = (Photos(split, RunSettings(crop=96)) for split in ("train", "test"))
+    assert len(training) > len(testing) > 0 and not set(names(training)) & set(names(testing))
+    assert training.sizes is not None and training.sizes.min() >= 256 and len(np.unique(training.sizes)) > 3
+    assert "scikit-image" in training.notes[0]
+    assert training.facts.height == training.facts.width == 96
+    (tmp_path / "data").mkdir()
+    save(tmp_path / "data" / "own1.png", 9, 9)
+    save(tmp_path / "data" / "own2.png", 9, 9)
+    assert names(Photos("train", RunSettings())) + names(Photos("test", RunSettings())) in (
+        ["own1.png", "own2.png"],
+        ["own2.png", "own1.png"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [("train", "test"), ("DIV2K_train_HR", "DIV2K_valid_HR"), ("train/deep", "test/deep")]
+)
+def test_folders_for_training_and_testing_are_used_as_they_are(train: str, test: str, tmp_path: Path) -> None:
+    for number in range(3):
+        save(tmp_path / train / f"000{number}.png", 10, 12)
+    save(tmp_path / test / "0801.jpg", 11, 9)
+    save(tmp_path / test / "__MACOSX" / "._0801.jpg", 11, 9)
+    assert len(Photos("train", settings(tmp_path))) == 3 and len(Photos("test", settings(tmp_path))) == 1
+
+
+def test_of_a_plain_folder_a_fixed_fifth_is_for_testing(tmp_path: Path) -> None:
+    for number in range(10):
+        save(tmp_path / f"{number}.png", 8 + number, 9)
+    training, testing = (names(Photos(split, settings(tmp_path))) for split in ("train", "test"))
+    assert len(testing) == 2 and sorted(training + testing) == [f"{number}.png" for number in range(10)]
+
+
+def test_other_pictures_can_be_tested_on(tmp_path: Path) -> None:
+    for number in range(3):
+        save(tmp_path / "own" / f"{number}.png", 9, 9)
+        save(tmp_path / "set" / "HR" / f"img_{number}.png", 17 + number, 23)
+        save(tmp_path / "set" / "LRx4" / f"img_{number}.png", 4, 5)
+    roots = {"test_root": str(tmp_path / "set" / "HR"), "test_low_root": str(tmp_path / "set" / "LRx4")}
+    training = Photos("train", settings(tmp_path / "own", **roots))
+    testing = Photos("test", settings(tmp_path / "own", **roots))
+    assert len(training) == len(testing) == 3
+    assert (training.facts.scale, testing.facts.scale) == (0, 4)
+    embedded = Photos("test", RunSettings(crop=8, test_root=str(tmp_path / "own")))
+    assert names(embedded) == ["0.png", "1.png", "2.png"] and not embedded.notes
+    with pytest.raises(UserError, match="--test-low-root: belongs to --test-root"):
+        Photos("train", settings(tmp_path / "own", test_low_root=str(tmp_path)))
+    with pytest.raises(UserError, match=r"--test-root .*nowhere: no such folder"):
+        Photos("test", settings(tmp_path / "own", test_root=str(tmp_path / "nowhere")))
+
+
+def test_files_in_low_resolution_are_found_by_name_and_the_rest_of_the_large_one_is_cut_off(tmp_path: Path) -> None:
+    save(tmp_path / "high" / "train" / "0001.png", 18, 23)
+    save(tmp_path / "high" / "test" / "0002.png", 16, 16)
+    save(tmp_path / "low" / "X4" / "0001x4.png", 4, 5)
+    save(tmp_path / "other" / "0002.png", 4, 4)
+    source = Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low,{tmp_path}/other"))
+    sample = source.read(0)
+    assert source.facts.scale == 4 and source.sizes is not None and source.sizes.tolist() == [[16, 20]]
+    assert sample["image"].shape == (16, 20, 3) and sample["low"].shape == (4, 5, 3)
+
+
+def test_files_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for folder, size in (("a", 16), ("b", 20)):
+        for split in ("train", "test"):
+            save(tmp_path / "high" / split / folder / "1.png", size, size)
+        save(tmp_path / "low" / folder / "1.png", size // 4, size // 4)
+    source = Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
+    assert [source.read(index)["low"].shape[0] for index in range(2)] == [4, 5]
+    save(tmp_path / "low" / "X2" / "1x2.png", 8, 8)
+    save(tmp_path / "high" / "train" / "c" / "1.png", 16, 16)
+    with pytest.raises(UserError, match=r"--low-root .*: 1\.png could be any of .*a/1\.png, .* and"):
+        Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low,{tmp_path}/low"))
+
+
+def test_a_file_in_low_resolution_of_another_size_is_refused_by_name(tmp_path: Path) -> None:
+    for number in range(3):
+        save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
+        save(tmp_path / "low" / f"{number}.png", 4, 4 if number else 5)
+    with pytest.raises(UserError, match=r"0\.png: 5×4 pixels are not 1/4 of the 16×16 of 0\.png"):
+        Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
+    (tmp_path / "low" / "0.png").unlink()
+    with pytest.raises(UserError, match=r"0\.png has no file in --low-root"):
+        Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
+    kept = Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low"), bad_images="skip"))
+    assert len(kept) == 2 and "left out 1 of 3" in kept.notes[0]
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_unusable_files_are_refused_by_name_or_left_out(tmp_path: Path) -> None:
+    good, root = tmp_path / "train" / "good.png", tmp_path
+    save(good, 30, 30)
+    content = good.read_bytes()
+    (root / "train" / "truncated.png").write_bytes(content[: len(content) // 2])
+    source = Photos("train", settings(root))  # a header is not enough to see it
+    with pytest.raises(UserError, match=r"truncated\.png: unreadable image"):
+        source.read(1)
+    (root / "train" / "empty.jpg").touch()
+    (root / "train" / "bomb.png").write_bytes(bomb(30000))
+    (root / "train" / "large.png").write_bytes(bomb(9500))
+    frames = [Image.new("L", (9, 9), shade) for shade in (0, 99)]
+    frames[0].save(root / "train" / "moving.gif", save_all=True, append_images=frames[1:])
+    save(root / "train" / "small.png", 4, 4)
+    expected = (
+        r"bomb\.png: .*900000000.* limit of 89 megapixels.*empty\.jpg: unreadable image \(no picture.*"
+        r"large\.png: unreadable image \(9500 × 9500 pixels.* and 1 more; --bad-images skip leaves"
+    )
+    with pytest.raises(UserError, match=expected):
+        Photos("train", settings(root))
+    kept = Photos("train", settings(root, bad_images="skip"))
+    assert names(kept) == ["good.png"] and "left out 6 of 7" in kept.notes[0]
+
+
+def bomb(side: int) -> bytes:
+    """A small file whose header says that it is huge."""
+    header = struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def test_a_folder_without_usable_pictures_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    with pytest.raises(UserError, match="has no pictures"):
+        Photos("train", settings(tmp_path))
+    (tmp_path / "train" / "a.png").touch()
+    with pytest.raises(UserError, match=r"none of its pictures can be used: a\.png"):
+        Photos("train", settings(tmp_path, bad_images="skip"))
+    with pytest.raises(UserError, match="no such folder"):
+        Photos("train", settings(tmp_path / "nowhere"))
+
+
+def test_a_picture_that_was_taken_sideways_is_upright_in_its_size_too(tmp_path: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for suffix in ("png", "jpg"):
+        save(tmp_path / "train" / f"a.{suffix}", 10, 16, exif=turned)
+    source = Photos("train", settings(tmp_path))
+    assert source.sizes is not None and source.sizes.tolist() == [[16, 10], [16, 10]]
+    assert source.read(0)["image"].shape == source.read(1)["image"].shape == (16, 10, 3)
+
+
+def test_all_kinds_of_pixels_become_eight_bit_colour(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    rows = np.linspace(0, 65535, 100).reshape(10, 10)
+    Image.fromarray(rows.astype(np.uint16)).save(tmp_path / "train" / "a16.png")
+    Image.fromarray((rows / 257).astype(np.uint8)).convert("P").save(tmp_path / "train" / "b_palette.png")
+    Image.new("CMYK", (10, 10), (0, 0, 0, 0)).save(tmp_path / "train" / "c_cmyk.jpg")
+    Image.new("RGBA", (10, 10), (0, 0, 0, 0)).save(tmp_path / "train" / "d_alpha.png")
+    pictures = [Photos("train", settings(tmp_path)).read(index)["image"] for index in range(4)]
+    assert all(picture.shape == (10, 10, 3) for picture in pictures)
+    assert pictures[0].max() == 255 and np.abs(pictures[0].astype(int) - pictures[1]).max() <= 1
+    assert pictures[2].min() >= 250 and pictures[3].min() == 255
+
+
+@pytest.mark.parametrize(("image", "target"), [("input", "target"), ("img", "gt"), ("blurry", "sharp")])
+def test_pairs_belong_together_by_their_paths(image: str, target: str, tmp_path: Path) -> None:
+    for number, (height, width) in enumerate([(10, 12), (9, 20), (16, 8)]):
+        save(tmp_path / "train" / image / f"scene{number}" / "1.png", height, width, seed=1)
+        save(tmp_path / "train" / target / f"scene{number}" / "1.jpg", height, width, seed=2)
+    source = Pairs("train", settings(tmp_path))
+    assert len(source) == 3 and source.sizes is not None
+    for index in range(3):
+        sample = source.read(index)
+        assert sample["image"].shape == sample["target"].shape == (*source.sizes[index], 3)
+        assert not np.array_equal(sample["image"], sample["target"])
+
+
+def test_pairs_that_do_not_match_are_listed(tmp_path: Path) -> None:
+    for kind in ("input", "target"):
+        save(tmp_path / "train" / kind / "same.png", 10, 10)
+        save(tmp_path / "train" / kind / "size.png", 10, 10 if kind == "input" else 11)
+        save(tmp_path / "train" / kind / f"only_{kind}.png", 10, 10)
+    expected = (
+        r"input/only_input\.png has no partner, target/only_target\.png has no partner, "
+        r"input/size\.png has 10×10 pixels and target/size\.png 11×10; --bad-images skip"
+    )
+    with pytest.raises(UserError, match=expected):
+        Pairs("train", settings(tmp_path))
+    kept = Pairs("train", settings(tmp_path, bad_images="skip"))
+    assert names(kept) == ["input/same.png"] and "left out 3 of 4" in kept.notes[0]
+    with pytest.raises(UserError, match="has no folder test"):
+        Pairs("test", settings(tmp_path))
+
+
+def test_what_degrades_a_picture_follows_from_the_seed_and_its_number(tmp_path: Path) -> None:
+    for number in range(10):
+        save(tmp_path / f"{number}.png", 20, 30)
+    options = {"degrade_blur": 1.0, "degrade_noise": 10.0, "degrade_jpeg": 80}
+    one, same = (Degraded("train", settings(tmp_path, **options)) for _ in range(2))
+    other = Degraded("train", settings(tmp_path, **options, degrade_seed=1))
+    same.read(5)  # what was read before does not matter
+    assert np.array_equal(one.read(0)["image"], same.read(0)["image"])
+    assert not np.array_equal(one.read(0)["image"], other.read(0)["image"])
+    assert np.array_equal(one.read(0)["target"], one.read(1)["target"])
+    assert not np.array_equal(one.read(0)["image"], one.read(1)["image"])
+    assert np.array_equal(one.read(3)["target"], Photos("train", settings(tmp_path)).read(3)["image"])
+
+
+@pytest.mark.parametrize("option", [{"degrade_noise": 20.0}, {"degrade_blur": 2.0}, {"degrade_jpeg": 10}])
+def test_each_degradation_alone_makes_a_picture_worse(option: dict[str, float], tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    ramp = np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8)
+    Image.fromarray(np.where(np.arange(64) % 8 < 4, ramp, 255 - ramp).astype(np.uint8)).save(
+        tmp_path / "train" / "a.png"
+    )
+    source = Degraded("train", settings(tmp_path, **{"degrade_noise": 0.0} | option))
+    sample = source.read(0)
+    error = np.abs(sample["image"].astype(int) - sample["target"]).mean()
+    assert 0.5 < error < 80
+    if "degrade_noise" in option:
+        differences = sample["image"].astype(int) - sample["target"]
+        inside = (sample["target"] > 80) & (sample["target"] < 175)
+        assert abs(differences[inside].std() - 20) < 2
+
+
+def test_degradations_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "train" / "a.png", 10, 10)
+    with pytest.raises(UserError, match="degrade_blur, degrade_noise or degrade_jpeg"):
+        Degraded("train", settings(tmp_path, degrade_noise=0.0))
+    with pytest.raises(UserError, match="--low-root is for --data photos"):
+        Degraded("train", settings(tmp_path, low_root=str(tmp_path)))

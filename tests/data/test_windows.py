@@ -1,0 +1,251 @@
+"""Pictures of mixed sizes: windows that follow from tickets alone, the same on every loader; whole ones when judged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_pictures
+from PIL import Image
+
+from paceline import registry
+from paceline.config import RunSettings
+from paceline.data.crop import Window, check_crop, windows
+from paceline.data.draws import Drawer
+from paceline.data.feed import Cut, TrainingFeed, evaluation_batches
+from paceline.data.loader import Loader
+from paceline.data.loader_choice import choose_loader
+from paceline.data.loaders import resident
+from paceline.data.source import ArraySource, Source, fingerprint, split_off
+from paceline.data.tickets import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, TURN, Stream, Tickets
+from paceline.data.transforms import Augment, prepare
+from paceline.errors import UserError
+from paceline.jobs.pack import pack
+from paceline.recipe import Draw, Facts
+
+CPU = torch.device("cpu")
+BATCH, CROP, SCALE = 12, 12, 4
+SIZES = [(16, 24), (40, 13), (12, 12), (31, 29), (20, 20), (17, 50), (24, 24), (33, 18)]
+KINDS = ["photos", "photos with low", "pairs", "degraded", "packed photos", "packed pairs", "array"]
+SETUPS = [("workers", 0), ("workers", 2), ("resident", 0), ("resident in the host's memory", 0)]
+
+
+def save(file: Path, height: int, width: int) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    seed = height * 1000 + width
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)).save(file)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each kind, with pictures of mixed sizes."""
+    root = tmp_path_factory.mktemp("mixed")
+    for split, (number, (height, width)) in itertools.product(("train", "test"), enumerate(SIZES)):
+        save(root / "photos" / split / f"{number}.png", height, width)
+        save(root / "high" / split / f"{number}.png", height, width)
+        save(root / "low" / split / f"{number}x4.png", height // SCALE, width // SCALE)
+        for kind in ("img", "gt"):
+            save(root / "pairs" / split / kind / "a" / f"{number}.png", height, width)
+    for kind in ("photos", "pairs"):
+        assert pack(str(root / kind), str(root / f"packed {kind}"), {"data": kind, "workers": 0}, {}) == 0
+    return root
+
+
+def open_source(data: Path, kind: str, split: str = "train") -> Source:
+    settings = RunSettings(data_root=str(data / kind), crop=CROP, workers=0)
+    if kind == "array":
+        pictures = random_pictures(len(SIZES), 19, 14, 3)
+        return ArraySource({"image": pictures, "label": np.arange(len(SIZES))}, Facts(3, 19, 14, num_classes=8))
+    if kind == "photos with low":
+        roots = {"data_root": str(data / "high"), "low_root": str(data / "low" / split)}
+        settings = RunSettings(**roots, crop=CROP, workers=0)  # type: ignore[arg-type]
+    elif kind == "degraded":
+        settings = RunSettings(data_root=str(data / "photos"), crop=CROP, degrade_blur=1.0, degrade_jpeg=50, workers=0)
+    name = "photos" if kind == "photos with low" else kind.split()[0]
+    return registry.load_class("source", name, Source)(split, settings)
+
+
+def build(name: str, source: Source, workers: int, monkeypatch: pytest.MonkeyPatch, crop: int = 0) -> Loader:
+    loader_class = registry.load_class("loader", name.split()[0], Loader)
+    loader = loader_class(source, CPU, RunSettings(workers=workers), crop)
+    if "host" in name:
+        monkeypatch.setattr(loader, "device", torch.device("meta"))  # not the home of the pixels
+        monkeypatch.setattr(resident, "upload", lambda batch, device: batch)
+    return loader
+
+
+def endless(source: Source) -> Iterator[Tickets]:
+    stream = Stream(seed=3, length=len(source))
+    for start in itertools.count(0, BATCH):
+        yield stream.take(start, start + BATCH)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "workers"), SETUPS)
+def test_every_loader_cuts_the_windows_of_the_tickets(
+    name: str, workers: int, kind: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(data, kind)
+    loader = build(name, source, workers, monkeypatch, CROP)
+    for batch, request in zip(loader.load(endless(source)), itertools.islice(endless(source), 4), strict=False):
+        sizes = np.array([source.read(int(index))["image"].shape[:2] for index in request.index])
+        for row, window in enumerate(windows(request.uniforms, sizes, CROP, source.facts.scale)):
+            whole = source.read(int(request.index[row]))
+            top, left, height, width = window
+            for field, value in whole.items():
+                if field == "low":
+                    value = value[top // 4 : top // 4 + 3, left // 4 : left // 4 + 3]
+                elif value.ndim == 3:
+                    value = value[top : top + height, left : left + width]
+                found = batch[field][row]
+                assert np.array_equal(found.permute(1, 2, 0) if found.ndim == 3 else found, value)
+        assert batch["image"].dtype == torch.uint8
+        assert batch["image"].is_contiguous(memory_format=torch.channels_last)
+    loader.close()
+
+
+@pytest.mark.parametrize("kind", ["photos", "photos with low", "pairs", "degraded", "packed photos", "packed pairs"])
+@pytest.mark.parametrize(("name", "workers"), SETUPS)
+def test_evaluation_gives_every_whole_picture_once(
+    name: str, workers: int, kind: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(data, kind, "test")
+    seen = []
+    for rank in range(3):
+        loader = build(name, source, workers, monkeypatch)
+        for batch in evaluation_batches(loader, rank, 3, torch.float64):
+            (index,) = batch["index"].tolist()
+            seen.append(index)
+            for field, value in source.read(index).items():
+                pixels = (batch[field][0].permute(1, 2, 0) + 1) * 127.5
+                assert np.array_equal(pixels.round().numpy(), value)
+    assert seen == list(range(len(SIZES)))
+
+
+@pytest.mark.parametrize("kind", ["packed photos", "packed pairs"])
+def test_packed_samples_are_those_of_the_source(kind: str, data: Path) -> None:
+    packed, source = open_source(data, kind), open_source(data, kind.split()[1])
+    assert packed.facts == source.facts and packed.sizes is not None and source.sizes is not None
+    assert np.array_equal(packed.sizes, source.sizes) and fingerprint(packed) == fingerprint(source)
+    assert [packed.name_of(index) for index in range(len(packed))] == [source.name_of(i) for i in range(len(source))]
+    for index in range(len(source)):
+        one, other = packed.read(index), source.read(index)
+        assert one.keys() == other.keys() and all(np.array_equal(one[field], other[field]) for field in one)
+
+
+@pytest.mark.parametrize(("name", "workers"), SETUPS)
+def test_steps_of_training_have_windows_and_draws(
+    name: str, workers: int, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(data, "pairs")
+    drawer = Drawer({"noise": Draw((5,))}, 0, CPU, torch.float32)
+    steps = []
+    for loader in (build("workers", source, 0, monkeypatch, CROP), build(name, source, workers, monkeypatch, CROP)):
+        cut, augment = Cut(BATCH, 2, 0, 1), Augment(flip=True, turn=True)
+        feed = TrainingFeed(loader, Stream(0, len(source)), cut, 1, augment, drawer, torch.float32)
+        steps.append([feed.complete(micro) for step in feed.steps(0, 2 * BATCH) for micro in step.fetched[0]])
+        loader.close()
+    for one, other in zip(*steps, strict=True):
+        assert one.keys() == {"image", "target", "index", "noise"} and one["image"].shape == (6, 3, CROP, CROP)
+        assert all(torch.equal(one[field], other[field]) for field in one)
+
+
+def test_windows_lie_inside_and_reach_every_place() -> None:
+    uniforms = np.random.default_rng(0).random((4000, NUM_UNIFORMS), dtype=np.float32)
+    uniforms[0], uniforms[1] = 0, np.nextafter(np.float32(1), np.float32(0))
+    sizes = np.tile([[15, 12]], (4000, 1))
+    found = windows(uniforms, sizes, 12, 0)
+    assert found[0] == Window(0, 0, 12, 12) and found[1] == Window(3, 0, 12, 12)
+    assert {window.top for window in found} == {0, 1, 2, 3} and {window.left for window in found} == {0}
+    aligned = windows(uniforms, np.tile([[23, 33]], (4000, 1)), 12, 4)
+    assert {window.top for window in aligned} == {0, 4, 8}
+    assert {window.left for window in aligned} == {0, 4, 8, 12, 16, 20}
+
+
+def test_a_window_does_not_depend_on_the_batch_around_it() -> None:
+    uniforms = np.random.default_rng(0).random((9, NUM_UNIFORMS), dtype=np.float32)
+    sizes = np.random.default_rng(1).integers(20, 3000, (9, 2))
+    together = windows(uniforms, sizes, 16, 0)
+    assert together == [windows(uniforms[i : i + 1], sizes[i : i + 1], 16, 0)[0] for i in range(9)]
+    other = uniforms.copy()
+    other[:, [i for i in range(NUM_UNIFORMS) if i not in (CROP_ROW, CROP_COLUMN)]] = 0
+    assert windows(other, sizes, 16, 0) == together
+
+
+def test_a_picture_smaller_than_the_crop_is_named_with_both_sizes(data: Path) -> None:
+    source = open_source(data, "photos")
+    with pytest.raises(UserError, match=r"--crop 13: smaller than 13×13 pixels: 2\.png 12×12; .* at most 12"):
+        registry.load_class("loader", "workers", Loader)(source, CPU, RunSettings(), 13)
+
+
+def test_pictures_of_different_sizes_are_not_batched_without_a_crop(data: Path) -> None:
+    source = open_source(data, "photos")
+    assert source.sizes is not None
+    with pytest.raises(UserError, match=r"--crop 0: .*0\.png 24×16, 1\.png 13×40.* at most 12"):
+        check_crop(source.sizes, 0, 0, source.name_of)
+
+
+def test_the_crop_is_a_multiple_of_the_scale_of_the_files(data: Path) -> None:
+    source = open_source(data, "photos with low")
+    with pytest.raises(UserError, match="--crop 10: must be a multiple of 4"):
+        registry.load_class("loader", "resident", Loader)(source, CPU, RunSettings(), 10)
+
+
+def test_held_out_pictures_keep_their_sizes_and_names(data: Path) -> None:
+    source = open_source(data, "photos")
+    training, validation = split_off(source, 0.25, seed=0)
+    for part in (training, validation):
+        assert part.sizes is not None
+        for index in range(len(part)):
+            assert part.read(index)["image"].shape[:2] == tuple(part.sizes[index])
+            window = part.read_window(index, Window(1, 2, 5, 6))["image"]
+            assert np.array_equal(window, part.read(index)["image"][1:6, 2:8])
+    assert len({part.name_of(i) for part in (training, validation) for i in range(len(part))}) == len(SIZES)
+
+
+def test_other_pictures_have_another_fingerprint(data: Path, tmp_path: Path) -> None:
+    source = open_source(data, "photos")
+    for number, (height, width) in enumerate(SIZES):
+        for split in ("train", "test"):
+            save(tmp_path / split / f"{number}.png", width, height)
+    other = registry.load_class("source", "photos", Source)("train", RunSettings(data_root=str(tmp_path)))
+    assert fingerprint(source) == fingerprint(open_source(data, "photos")) != fingerprint(other)
+
+
+def test_quarter_turns_are_those_of_numpy_in_every_field() -> None:
+    pictures = {"image": random_pictures(8, 6, 6, 3), "low": random_pictures(8, 3, 3, 3)}
+    raw = {name: torch.from_numpy(field).permute(0, 3, 1, 2) for name, field in pictures.items()}
+    uniforms = torch.zeros(8, NUM_UNIFORMS)
+    uniforms[:, TURN] = torch.arange(8) / 8
+    batch = prepare(raw | {"uniforms": uniforms}, Augment(turn=True), torch.float64)
+    for name, field in pictures.items():
+        found = ((batch[name] + 1) * 127.5).round().permute(0, 2, 3, 1).numpy()
+        for row in range(8):
+            assert np.array_equal(found[row], np.rot90(field[row], row // 2))
+
+
+def test_what_cannot_be_turned_or_padded_is_refused() -> None:
+    with pytest.raises(UserError, match="turn=on: needs square pictures, not 5×4"):
+        Augment.from_settings(RunSettings(turn="on"), Facts(3, 4, 5))
+    with pytest.raises(UserError, match="pad_crop=4"):
+        Augment.from_settings(RunSettings(pad_crop=4, crop=8), Facts(3, 8, 8))
+
+
+def test_data_too_large_for_a_gpu_stays_with_the_host_and_then_in_its_files(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, gpu = open_source(data, "photos"), torch.device("cuda", 0)
+    room = {"cuda": 0, "cpu": 10**9}
+    monkeypatch.setattr(resident, "_free_memory", lambda device: room[device.type])
+    for asked in ("auto", "resident"):
+        name, why = choose_loader(RunSettings(loader=asked), source, gpu)
+        assert name == "resident" and "do not fit" in why and "host's memory" in why
+    room["cpu"] = 0
+    for asked in ("auto", "resident"):
+        name, why = choose_loader(RunSettings(loader=asked), source, gpu)
+        assert name == "workers" and "paceline pack" in why
+    assert "paceline pack" not in choose_loader(RunSettings(), open_source(data, "packed photos"), gpu)[1]
