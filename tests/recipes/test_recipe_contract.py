@@ -10,9 +10,8 @@ from paceline import registry
 from paceline.config import LearnerSettings, RunSettings, resolve
 from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
 
-FACTS = Facts(channels=3, height=32, width=32, num_classes=10)
+FACTS = Facts(channels=3, height=32, width=32, num_classes=10, panels=("stain", "segmentation"))
 NUM_SAMPLES = 4
-TINY_WIDTH = 8
 
 
 def load(name: str) -> type[Recipe]:
@@ -22,10 +21,8 @@ def load(name: str) -> type[Recipe]:
 def build(name: str) -> Recipe:
     torch.manual_seed(0)
     recipe_class = load(name)
-    settings = recipe_class.Settings()
-    if "width" in {field.name for field in dataclasses.fields(settings)}:
-        settings = dataclasses.replace(settings, width=TINY_WIDTH)
-    return recipe_class(settings, FACTS)
+    own = {field.name for field in dataclasses.fields(recipe_class.Settings)}
+    return recipe_class(recipe_class.Settings(**{k: v for k, v in recipe_class.small.items() if k in own}), FACTS)
 
 
 def make_batch(recipe: Recipe) -> Batch:
@@ -37,7 +34,8 @@ def make_batch(recipe: Recipe) -> Batch:
         name: make[draw.kind]((NUM_SAMPLES, *draw.shape), generator=generator) for name, draw in recipe.draws.items()
     }
     facts = {name: torch.full((NUM_SAMPLES,), value) for name, value in recipe.facts.items()}
-    return {"image": pictures, "label": labels} | draws | facts
+    panels = {name: pictures.roll(number, dims=0) for number, name in enumerate(FACTS.panels, start=1)}
+    return {"image": pictures, "target": pictures.flip(3), "label": labels} | panels | draws | facts
 
 
 def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:

@@ -36,6 +36,7 @@ class Case:
     split: str
     count: int  # predictions that will come
     open_run: Callable[[str], OpenedRun]  # by its folder
+    enlarges: int = 1  # how many times as high and wide the recipe makes pictures
 
 
 class Judge:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from paceline.models.layers import in_full_precision, initialise
+
 SIZES_PX = (32, 64)
 Activation = Literal["relu", "mish"]
 Norm = Literal["batch", "none"]
@@ -38,11 +40,11 @@ class Generator(nn.Module):
             layers += [nn.BatchNorm2d(wide), nn.ReLU(inplace=True) if activation == "relu" else nn.Mish()]
             layers.append(nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1, bias=False))
         self.main = nn.Sequential(*layers)
-        _initialise(self)
+        initialise(self)
 
     def forward(self, noise: Tensor) -> Tensor:
         # In full precision: tanh in half precision would round pixels more than eight bits do.
-        return torch.tanh(_wide(self.main(noise[:, :, None, None])))
+        return torch.tanh(in_full_precision(self.main(noise[:, :, None, None])))
 
 
 class Discriminator(nn.Module):
@@ -67,7 +69,7 @@ class Discriminator(nn.Module):
             layers.append(nn.LeakyReLU(0.2, inplace=True))
         layers.append(nn.Conv2d(widths[-1], 1, smallest_px, bias=norm == "none"))
         self.main = nn.Sequential(*layers)
-        _initialise(self)
+        initialise(self)
         if spectral:
             for layer in layers:
                 if isinstance(layer, nn.Conv2d):
@@ -75,25 +77,10 @@ class Discriminator(nn.Module):
                     spectral_norm(layer)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        return _wide(self.main(pictures).flatten())
+        return in_full_precision(self.main(pictures).flatten())
 
 
 def _widths(size_px: int, smallest_px: int, base: int) -> list[int]:
     """The channels after each halving of the picture."""
     assert size_px in SIZES_PX
     return [base * 2**number for number in range((size_px // smallest_px).bit_length() - 1)]
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def _initialise(network: nn.Module) -> None:
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
-            nn.init.normal_(module.weight, 0.0, 0.02)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.weight, 1.0, 0.02)
-            nn.init.zeros_(module.bias)

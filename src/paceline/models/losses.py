@@ -35,6 +35,11 @@ LEAST_SQUARES = Objective(  # Mao et al. 2017, with targets 0 and 1 and their fa
     real=lambda logits: (logits - 1).square() / 2,
     fake=lambda logits: logits.square() / 2,
 )
+SQUARES = Objective(  # the same without the half, as pix2pix weighs it against its other terms
+    generator=lambda logits: (logits - 1).square(),
+    real=lambda logits: (logits - 1).square(),
+    fake=lambda logits: logits.square(),
+)
 OBJECTIVES = {"bce": BCE, "hinge": HINGE, "lsgan": LEAST_SQUARES}
 
 

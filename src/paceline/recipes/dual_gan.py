@@ -76,12 +76,16 @@ class DualGan(Recipe):
             self.draws["coin"] = Draw((), "uniform", common=True)
         if self.against in CLAIMS:
             self.facts = {"claim_1": 0.0, "claim_2": 0.0}
-        self.phases = tuple(Phase(name, name) for name in ("generator", "discriminator_1", "discriminator_2"))
+        self.phases = (
+            Phase("generator", "generator"),
+            Phase("discriminator_1", "discriminator_1"),
+            Phase("discriminator_2", "discriminator_2", beside=True),
+        )
         if self.r1:
             self.double_backward = ("discriminator_1", "discriminator_2")
             self.phases += (
                 Phase("penalty_1", "discriminator_1", every=PENALTY_EVERY),
-                Phase("penalty_2", "discriminator_2", every=PENALTY_EVERY),
+                Phase("penalty_2", "discriminator_2", every=PENALTY_EVERY, beside=True),
             )
 
     def generator_loss(self, batch: Batch) -> Loss:

@@ -1,0 +1,163 @@
+"""What a frozen VGG19 sees in pictures: the features that perceptual losses compare.
+
+The network is no part of any recipe's module tree: no wrapper, checkpoint or optimizer knows it. There is one copy for
+each device and dtype, made when it is first asked for. Weights come from torchvision, or from a file: torchvision's own
+(.pth or .safetensors), or the rescaled network whose first layer turns RGB in 0…1 into what the others expect. They
+are read without running code.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from threading import Lock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.errors import UserError, unknown
+
+CONVOLUTIONS_PER_STAGE = (2, 2, 4, 4, 4)  # a pooling stands before each stage but the first
+LAYERS = tuple(
+    f"{kind}{stage}_{number}"
+    for stage, count in enumerate(CONVOLUTIONS_PER_STAGE, start=1)
+    for number in range(1, count + 1)
+    for kind in ("conv", "relu")
+)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+RANDOM = "random"
+_POOLED = {sum(CONVOLUTIONS_PER_STAGE[:stage]) for stage in range(1, len(CONVOLUTIONS_PER_STAGE))}
+_RANDOM_WIDTHS = (8, 8, 16, 16, *[32] * 4, *[64] * 8)
+
+Layers = list[tuple[Tensor, Tensor]]  # the weight and bias of each, in order
+_loaded: dict[str, Layers] = {}
+_copies: dict[tuple, Layers] = {}
+_lock = Lock()  # DataParallel asks from several threads
+
+
+class Features:
+    """The output of one layer of VGG19 for pictures in -1…1; no module, so that no module tree takes it in."""
+
+    def __init__(self, weights: str = "", layer: str = "conv5_4") -> None:
+        """`weights` is a file, "random" for an untrained, narrow network, or nothing for torchvision's."""
+        if layer not in LAYERS:
+            raise unknown("layer of VGG19", layer, LAYERS)
+        self.weights, self.layer = weights, layer
+        self.num_convolutions = LAYERS.index(layer) // 2 + 1
+
+    def __call__(self, pictures: Tensor) -> Tensor:
+        device, dtype = pictures.device, pictures.dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        layers = self._copy_on(device, dtype)
+        # Without autocast, which would convert the frozen weights again in every call.
+        with torch.autocast(device.type, enabled=False):
+            return self._run(layers, pictures)
+
+    def _run(self, layers: Layers, pictures: Tensor) -> Tensor:
+        (colours, shift), *convolutions = layers
+        seen = F.conv2d(pictures.to(colours.dtype).expand(-1, 3, -1, -1), colours, shift)
+        features = seen.to(convolutions[0][0].dtype)
+        for number, (weight, bias) in enumerate(convolutions):
+            if number:
+                features = F.relu(features)
+            if number in _POOLED:
+                features = F.max_pool2d(features, 2)
+            features = F.conv2d(features, weight, bias, padding=1)
+        return F.relu(features) if self.layer.startswith("relu") else features
+
+    def _copy_on(self, device: torch.device, dtype: torch.dtype) -> Layers:
+        """The layers that are needed, where and as they are needed; colours are never in less than float32."""
+        key = (self.weights, self.num_convolutions, device, dtype)
+        with _lock:
+            if key not in _copies:
+                if self.weights not in _loaded:
+                    _loaded[self.weights] = _load(self.weights)
+                colours, *convolutions = _loaded[self.weights]
+                if len(convolutions) < self.num_convolutions:
+                    raise UserError(
+                        f"--vgg {self.weights}: has {len(convolutions)} convolutions and {self.layer} is number "
+                        f"{self.num_convolutions}; choose an earlier layer or another file"
+                    )
+                wide = torch.promote_types(dtype, torch.float32)
+                copies = [_moved(colours, device, wide)]
+                copies += [_moved(layer, device, dtype) for layer in convolutions[: self.num_convolutions]]
+                _copies[key] = copies
+            return _copies[key]
+
+
+def _moved(layer: tuple[Tensor, Tensor], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    weight, bias = (tensor.to(device, dtype) for tensor in layer)
+    if device.type == "cuda":
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    return weight, bias
+
+
+def _load(weights: str) -> Layers:
+    """All layers in float32 on the CPU: first what turns colours in -1…1 into the network's own, then convolutions."""
+    if weights == RANDOM:
+        return [_imagenet_colours(), *_random_layers()]
+    tensors = _read(Path(weights)) if weights else _torchvision_tensors()
+    named = sorted((_numbers(name), name.removesuffix(".weight")) for name, t in tensors.items() if t.dim() == 4)
+    layers = [(tensors[f"{name}.weight"].float(), tensors.get(f"{name}.bias")) for _, name in named]
+    found: Layers = [(weight, torch.zeros(len(weight)) if bias is None else bias.float()) for weight, bias in layers]
+    if found and found[0][0].shape == (3, 3, 1, 1):  # expects RGB in 0…1
+        weight, bias = found.pop(0)
+        colours = (weight * 0.5, bias + 0.5 * weight.sum((1, 2, 3)))
+    else:
+        colours = _imagenet_colours()
+    fits = found and all(
+        weight.shape[1:] == (channels, 3, 3)
+        for (weight, _), channels in zip(found, [3, *(len(weight) for weight, _ in found)], strict=False)
+    )
+    if not fits:
+        raise UserError(f"--vgg {weights}: these are not the weights of VGG19's convolutions")
+    return [colours, *found]
+
+
+def _imagenet_colours() -> tuple[Tensor, Tensor]:
+    mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+    return torch.diag(0.5 / std)[:, :, None, None], (0.5 - mean) / std
+
+
+def _random_layers() -> Layers:
+    """The same untrained layers everywhere, with a few channels and activations that neither fade nor grow."""
+    generator = torch.Generator().manual_seed(19)
+    layers, channels = [], 3
+    for width in _RANDOM_WIDTHS:
+        weight = torch.randn(width, channels, 3, 3, generator=generator) * (2 / (9 * channels)) ** 0.5
+        layers.append((weight, torch.zeros(width)))
+        channels = width
+    return layers
+
+
+def _torchvision_tensors() -> dict[str, Tensor]:
+    from torchvision.models import VGG19_Weights  # takes a second to import
+
+    try:
+        return VGG19_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"VGG19's weights cannot be downloaded ({error}); give a file with --vgg FILE, or set perceptual=0"
+        ) from None
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise UserError(f"--vgg {path}: no such file; give a file with VGG19's weights, or set perceptual=0")
+    try:
+        if path.suffix == ".safetensors":
+            import safetensors.torch
+
+            return safetensors.torch.load(path.read_bytes())
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UserError(f"--vgg {path}: cannot be read ({str(error).splitlines()[0]})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--vgg {path}: holds no tensors by name")
+    return {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", name)]

@@ -1,0 +1,40 @@
+"""A discriminator that judges overlapping patches: a logit for each, high for real ones.
+
+Isola et al., Image-to-Image Translation with Conditional Adversarial Networks (2017), with the numbers of its layers.
+It is conditioned on the input: what it judges comes beside the picture that it was made from.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.layers import Norm, in_full_precision, initialise, normalisation
+
+WIDEST = 8  # times the width of the first layer
+
+
+class PatchDiscriminator(nn.Module):
+    """Logits [n, 1, h, w] of pictures beside their conditions."""
+
+    def __init__(self, in_channels: int = 6, ndf: int = 64, num_layers: int = 3, norm: Norm = "batch") -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(in_channels, ndf, 4, stride=2, padding=1), nn.LeakyReLU(0.2, inplace=True)]
+        width = ndf
+        for number in range(1, num_layers + 1):
+            wider = ndf * min(2**number, WIDEST)
+            stride = 2 if number < num_layers else 1
+            layers.append(nn.Conv2d(width, wider, 4, stride=stride, padding=1, bias=norm != "batch"))
+            layers += [normalisation(wider, norm), nn.LeakyReLU(0.2, inplace=True)]
+            width = wider
+        layers.append(nn.Conv2d(width, 1, 4, padding=1))
+        self.model = nn.Sequential(*layers)
+        initialise(self)
+
+    def forward(self, condition: Tensor, pictures: Tensor) -> Tensor:
+        return in_full_precision(self.model(torch.cat([condition, pictures], 1)))
+
+
+def smallest_side_px(num_layers: int) -> int:
+    """The shortest side of a picture that still gives a logit."""
+    return 2**num_layers * 3  # the two last layers each take a pixel away

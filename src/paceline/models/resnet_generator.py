@@ -1,0 +1,70 @@
+"""A generator that makes a picture of another: two halvings, residual blocks, two doublings.
+
+Johnson et al., Perceptual Losses for Real-Time Style Transfer and Super-Resolution (2016), in the shape that pix2pix,
+CycleGAN and DeepLIIF use, with the numbers of their layers, so that their weights load.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.layers import Norm, ReflectionPad, in_full_precision, initialise, normalisation
+
+Padding = Literal["reflect", "zero"]
+MULTIPLE_PX = 4  # sides of pictures that come out as large as they went in
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut."""
+
+    def __init__(self, channels: int, norm: Norm, dropout: float, padding: Padding) -> None:
+        super().__init__()
+
+        def convolution() -> list[nn.Module]:
+            inside = 1 if padding == "zero" else 0
+            before: list[nn.Module] = [] if padding == "zero" else [ReflectionPad(1)]
+            convolution = nn.Conv2d(channels, channels, 3, padding=inside, bias=norm != "batch")
+            return [*before, convolution, normalisation(channels, norm)]
+
+        between = [nn.ReLU(inplace=True), *([nn.Dropout(dropout)] if dropout else [])]
+        self.conv_block = nn.Sequential(*convolution(), *between, *convolution())
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features + self.conv_block(features)
+
+
+class ResnetGenerator(nn.Module):
+    """Pictures in -1…1 from pictures of the same size, whose sides are multiples of 4."""
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        out_channels: int = 3,
+        ngf: int = 64,
+        num_blocks: int = 9,
+        norm: Norm = "batch",
+        dropout: float = 0.0,
+        padding: Padding = "reflect",
+    ) -> None:
+        super().__init__()
+        bias = norm != "batch"
+        layers: list[nn.Module] = [ReflectionPad(3), nn.Conv2d(in_channels, ngf, 7, bias=bias)]
+        layers += [normalisation(ngf, norm), nn.ReLU(inplace=True)]
+        for width in (ngf, 2 * ngf):
+            layers.append(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1, bias=bias))
+            layers += [normalisation(2 * width, norm), nn.ReLU(inplace=True)]
+        layers += [ResidualBlock(4 * ngf, norm, dropout, padding) for _ in range(num_blocks)]
+        for width in (4 * ngf, 2 * ngf):
+            layers.append(
+                nn.ConvTranspose2d(width, width // 2, 3, stride=2, padding=1, output_padding=1, bias=bias),
+            )
+            layers += [normalisation(width // 2, norm), nn.ReLU(inplace=True)]
+        layers += [ReflectionPad(3), nn.Conv2d(ngf, out_channels, 7)]
+        self.model = nn.Sequential(*layers)
+        initialise(self)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return torch.tanh(in_full_precision(self.model(pictures)))

@@ -1,0 +1,118 @@
+"""SRResNet, which enlarges pictures 2, 4 or 8 times (or restores them at their own size), and SRGAN's discriminator.
+
+Ledig et al., Photo-Realistic Single Image Super-Resolution Using a Generative Adversarial Network (2017).
+Without normalisation layers, and with the bicubic enlargement added to a linear output, the same network trains to
+a higher fidelity; both are choices here.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.layers import Norm, in_full_precision, initialise_leaky, normalisation
+from paceline.models.resample import bicubic
+
+SCALES = (1, 2, 4, 8)
+PRELU_SLOPE = 0.25  # before training
+Output = Literal["tanh", "residual"]
+
+
+class Block(nn.Module):
+    """Two convolutions whose result is added to their input."""
+
+    def __init__(self, width: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(width, width, 3, padding=1), normalisation(width, norm)
+        self.act = nn.PReLU()
+        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, padding=1), normalisation(width, norm)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features + self.norm2(self.conv2(self.act(self.norm1(self.conv1(features)))))
+
+
+class Doubling(nn.Module):
+    """Features at twice the height and width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, 4 * width, 3, padding=1)
+        self.shuffle = nn.PixelShuffle(2)
+        self.act = nn.PReLU()
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.act(self.shuffle(self.conv(features)))
+
+
+class SRResNet(nn.Module):
+    """Pictures in -1…1, `scale` times as high and wide as those that come in.
+
+    With `shared`, one block's weights serve all blocks, and one doubling's all doublings: the parameters are those of
+    a network with one of each. `output` is "tanh", or "residual": a correction of the bicubic enlargement.
+    """
+
+    def __init__(
+        self,
+        scale: int = 4,
+        channels: int = 3,
+        width: int = 64,
+        num_blocks: int = 16,
+        shared: bool = False,
+        norm: Norm = "batch",
+        output: Output = "tanh",
+    ) -> None:
+        super().__init__()
+        assert scale in SCALES, scale
+        num_doublings = scale.bit_length() - 1
+        self.scale, self.output = scale, output
+        self.block_uses = num_blocks if shared else 1
+        self.doubling_uses = num_doublings if shared else 1
+        self.head = nn.Sequential(nn.Conv2d(channels, width, 9, padding=4), nn.PReLU())
+        self.blocks = nn.Sequential(*(Block(width, norm) for _ in range(min(1, num_blocks) if shared else num_blocks)))
+        self.body = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), normalisation(width, norm))
+        doublings = min(1, num_doublings) if shared else num_doublings
+        self.doublings = nn.Sequential(*(Doubling(width) for _ in range(doublings)))
+        self.tail = nn.Conv2d(width, channels, 9, padding=4)
+        if output == "residual":  # begins near the bicubic enlargement
+            initialise_leaky(self, PRELU_SLOPE)
+            self.tail.weight.data.mul_(0.01)
+            for block in (module for module in self.blocks if isinstance(module, Block) and norm == "none"):
+                block.conv2.weight.data.mul_(0.1)  # a deep stack without normalisation begins near the identity
+
+    def forward(self, low: Tensor) -> Tensor:
+        # SRGAN's own network reads pictures in 0…1. A correction is learned faster from values around zero.
+        seen = low * 0.5 + 0.5 if self.output == "tanh" else low
+        first = in_full_precision(self.head(seen))  # sums of many blocks need more than bf16's eight bits
+        features = first
+        for _ in range(self.block_uses):
+            features = self.blocks(features)
+        features = first + self.body(features)
+        for _ in range(self.doubling_uses):
+            features = self.doublings(features)
+        result = in_full_precision(self.tail(features))
+        if self.output == "tanh":
+            return torch.tanh(result)
+        return result + (low if self.scale == 1 else bicubic(low, *result.shape[-2:]))
+
+
+class Discriminator(nn.Module):
+    """A logit per picture, high for real ones; pictures of any size, since features are averaged over the picture."""
+
+    def __init__(self, channels: int = 3, width: int = 64, norm: Norm = "batch") -> None:
+        super().__init__()
+        widths = [width * 2 ** (number // 2) for number in range(8)]  # 64, 64, 128, 128, … 512
+        layers: list[nn.Module] = []
+        for number, (narrow, broad) in enumerate(pairwise([channels, *widths])):
+            layers.append(nn.Conv2d(narrow, broad, 3, stride=1 + number % 2, padding=1))
+            layers += [normalisation(broad, norm)] if number else []
+            layers.append(nn.LeakyReLU(0.2, inplace=True))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(
+            nn.Linear(widths[-1], 2 * widths[-1]), nn.LeakyReLU(0.2, inplace=True), nn.Linear(2 * widths[-1], 1)
+        )
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return in_full_precision(self.classifier(self.features(pictures).mean((2, 3))).flatten())

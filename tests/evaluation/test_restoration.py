@@ -1,0 +1,164 @@
+"""PSNR and SSIM: scikit-image's, under named protocols, whatever the parts that pictures come in."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from skimage import data
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+
+from paceline.config import RunSettings
+from paceline.errors import UserError
+from paceline.evaluation._judge import Case
+from paceline.evaluation.restoration import PSNR_OF_EQUALS, Restoration, _lpips_network, in_levels, luma, psnr, ssim
+from paceline.recipe import Facts
+from paceline.registry import load_class
+
+PICTURE = torch.from_numpy(data.astronaut()[100:196, 180:300].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+NOISY = (PICTURE + 0.1 * torch.randn(PICTURE.shape, generator=torch.Generator().manual_seed(0))).clamp(-1, 1)
+
+
+def no_run(folder: str):
+    raise AssertionError(f"{folder} is not needed")
+
+
+def make_judge(protocol: str = "y", enlarges: int = 4) -> Restoration:
+    judge = load_class("judge", "restoration", Restoration)(
+        Facts(3, 96, 96), torch.device("cpu"), RunSettings(protocol=protocol)
+    )
+    judge.begin(Case(None, "test", 1, no_run, enlarges))  # type: ignore[arg-type]
+    return judge
+
+
+def measure(predictions: list[dict[str, torch.Tensor]], **settings) -> dict[str, float]:
+    judge = make_judge(**settings)
+    for prediction in predictions:
+        judge.update(prediction, {})
+    return judge.results(judge.sums())
+
+
+def as_array(levels: torch.Tensor) -> np.ndarray:
+    return levels[0].permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+def test_values_are_those_of_scikit_image(colours):
+    made, target = (in_levels(pictures[:, :colours]) for pictures in (NOISY, PICTURE))
+    theirs = peak_signal_noise_ratio(as_array(target), as_array(made), data_range=255)
+    assert psnr(made, target).item() == pytest.approx(theirs, abs=1e-6)
+    theirs = structural_similarity(
+        as_array(target),
+        as_array(made),
+        data_range=255,
+        channel_axis=-1,
+        gaussian_weights=True,
+        sigma=1.5,
+        use_sample_covariance=False,
+    )
+    assert ssim(made, target).item() == pytest.approx(theirs, abs=1e-6)
+
+
+def test_luma_is_matlabs():
+    # The values that MATLAB documents for rgb2ycbcr: black, white and the primaries.
+    colours = torch.tensor([[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 0], [0, 0, 255]]).double()
+    found = luma(colours[:, :, None, None]).flatten()
+    assert found.tolist() == pytest.approx([16, 235, 81.481, 144.553, 40.966])
+
+
+@pytest.mark.parametrize(("protocol", "convert"), [("y", luma), ("rgb", lambda levels: levels)])
+def test_a_protocol_compares_its_channels_without_the_border(protocol, convert):
+    found = measure([{"image": NOISY, "target": PICTURE}], protocol=protocol, enlarges=4)
+    made, target = (convert(in_levels(pictures)[..., 4:-4, 4:-4]) for pictures in (NOISY, PICTURE))
+    assert found == {
+        f"psnr[{protocol}]": pytest.approx(psnr(made, target).item(), abs=1e-9),
+        f"ssim[{protocol}]": pytest.approx(ssim(made, target).item(), abs=1e-9),
+        "count": 1,
+    }
+
+
+def test_pictures_of_the_same_size_lose_no_border():
+    spoiled = PICTURE.clone()
+    spoiled[..., :2, :] *= -1
+    prediction = {"image": spoiled, "target": PICTURE}
+    assert measure([prediction], enlarges=2)["psnr[y]"] == PSNR_OF_EQUALS
+    assert measure([prediction], enlarges=1)["psnr[y]"] < 30
+
+
+def test_results_are_rounded_as_files_would_be():
+    within = PICTURE + 0.4 / 127.5
+    beyond = PICTURE + (PICTURE > 0.99) * 3.0
+    assert measure([{"image": within, "target": PICTURE}])["psnr[y]"] == PSNR_OF_EQUALS
+    assert measure([{"image": beyond.clamp(min=-1), "target": PICTURE}]) == measure(
+        [{"image": beyond.clamp(-1, 1), "target": PICTURE}]
+    )
+
+
+def test_a_number_is_the_mean_over_pictures_of_any_sizes_and_parts():
+    small = {"image": NOISY[..., :40, :50], "target": PICTURE[..., :40, :50]}
+    large = {"image": NOISY, "target": PICTURE}
+    whole = measure([large, small, small])
+    alone = [measure([one])["psnr[y]"] for one in (large, small, small)]
+    assert whole["psnr[y]"] == pytest.approx(np.mean(alone), abs=1e-12) and whole["count"] == 3
+    first, second, third = make_judge(), make_judge(), make_judge()  # three ranks, of which one saw nothing
+    first.update(large, {})
+    second.update({name: torch.cat([field, field]) for name, field in small.items()}, {})
+    spread = third.results(first.sums() + second.sums() + third.sums())
+    assert spread == pytest.approx(whole, abs=1e-12)
+
+
+def test_what_a_recipe_is_held_against_is_measured_under_its_name():
+    found = measure([{"image": PICTURE, "bicubic": NOISY, "target": PICTURE}])
+    assert set(found) == {"psnr[y]", "ssim[y]", "bicubic_psnr[y]", "bicubic_ssim[y]", "count"}
+    assert found["bicubic_psnr[y]"] == measure([{"image": NOISY, "target": PICTURE}])["psnr[y]"]
+
+
+def test_the_protocol_says_all_that_numbers_must_share():
+    protocols = [make_judge().protocol(), make_judge("rgb").protocol(), make_judge(enlarges=2).protocol()]
+    assert all(a != b for number, a in enumerate(protocols) for b in protocols[:number])
+    assert make_judge("rgb").label == "rgb"
+
+
+def test_a_picture_smaller_than_the_window_is_named():
+    with pytest.raises(UserError, match="a picture of 18×40 pixels is too small to compare"):
+        measure([{"image": NOISY[..., :40, :18], "target": PICTURE[..., :40, :18]}])
+
+
+STAND_IN = """
+import torch
+
+class LPIPS(torch.nn.Module):
+    def __init__(self, net, verbose):
+        super().__init__()
+        if net != "alex":
+            raise RuntimeError("no such network")
+
+    def forward(self, one, other):
+        assert one.shape[1] == 3 and one.abs().max() <= 1
+        return (one - other).abs().mean((1, 2, 3), keepdim=True)
+"""
+
+
+@pytest.fixture
+def perceptual_package(tmp_path, monkeypatch):
+    """A stand-in for the package, whose own weights come from a download."""
+    (tmp_path / "lpips.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(tmp_path)
+    _lpips_network.cache_clear()
+    yield tmp_path / "lpips.py"
+    _lpips_network.cache_clear()
+    sys.modules.pop("lpips", None)
+
+
+def test_a_perceptual_distance_is_measured_where_its_package_is(perceptual_package):
+    found = measure([{"image": NOISY, "target": PICTURE}])
+    wanted = (in_levels(NOISY) - in_levels(PICTURE)).abs().mean().item() / 127.5
+    assert found["lpips[y]"] == pytest.approx(wanted, rel=1e-5)
+    assert make_judge().protocol()["lpips"] == "alex"
+
+
+def test_a_perceptual_distance_without_its_weights_is_left_out_and_said(perceptual_package):
+    perceptual_package.write_text(STAND_IN.replace('!= "alex"', '== "alex"'))
+    judge = make_judge()
+    assert judge.notes == ("LPIPS is not measured: no such network",)
+    assert "lpips[y]" not in measure([{"image": NOISY, "target": PICTURE}])

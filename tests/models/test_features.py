@@ -1,0 +1,117 @@
+"""VGG19's features: from torchvision's files or the rescaled network, frozen, and in no module tree."""
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torchvision.models import vgg19
+
+from paceline.errors import UserError
+from paceline.models.features import CONVOLUTIONS_PER_STAGE, IMAGENET_MEAN, IMAGENET_STD, Features
+
+WIDTHS = (2, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6)
+PICTURES = torch.rand(2, 3, 40, 48, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+def layers(padding: str = "zeros") -> nn.Sequential:
+    """A narrow VGG19 in torchvision's order."""
+    torch.manual_seed(0)
+    modules: list[nn.Module] = []
+    widths, channels = iter(WIDTHS), 3
+    for count in CONVOLUTIONS_PER_STAGE:
+        for _ in range(count):
+            width = next(widths)
+            modules += [nn.Conv2d(channels, width, 3, padding=1, padding_mode=padding), nn.ReLU()]
+            channels = width
+        modules.append(nn.MaxPool2d(2))
+    return nn.Sequential(*modules)
+
+
+def saved(folder: Path, tensors: dict[str, torch.Tensor], name: str) -> str:
+    path = folder / name
+    if path.suffix == ".pth":
+        torch.save(tensors, path)
+    else:
+        safetensors.torch.save_file(tensors, path)
+    return str(path)
+
+
+def normalised(pictures: torch.Tensor) -> torch.Tensor:
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return ((pictures + 1) / 2 - mean) / std
+
+
+@pytest.mark.parametrize("file", ["vgg.pth", "vgg.safetensors"])
+@pytest.mark.parametrize(("layer", "modules"), [("conv5_4", 35), ("relu5_4", 36), ("relu1_2", 4), ("conv3_1", 11)])
+def test_features_are_those_of_torchvisions_layers(tmp_path, file, layer, modules):
+    network = layers()
+    path = saved(tmp_path, {f"features.{name}": tensor for name, tensor in network.state_dict().items()}, file)
+    torch.testing.assert_close(Features(path, layer)(PICTURES), network[:modules](normalised(PICTURES)))
+
+
+def test_the_layers_are_numbered_as_in_torchvision():
+    convolutions = [number for number, module in enumerate(vgg19().features) if isinstance(module, nn.Conv2d)]
+    assert convolutions == [number for number, module in enumerate(layers()) if isinstance(module, nn.Conv2d)]
+    assert convolutions[-1] == 34
+
+
+def test_the_rescaled_network_reads_colours_through_its_first_layer(tmp_path):
+    network = layers()
+    torch.manual_seed(1)
+    colours = nn.Conv2d(3, 3, 1)
+    numbers = iter((2, 5, 9, 12, 16, 19, 22, 25, 29, 32, 35, 38, 42, 45, 48, 51))  # paddings stand between
+    tensors = {f"0.{name}": tensor for name, tensor in colours.state_dict().items()}
+    for module in network:
+        if isinstance(module, nn.Conv2d):
+            number = next(numbers)
+            tensors |= {f"{number}.{name}": tensor for name, tensor in module.state_dict().items()}
+    features = Features(saved(tmp_path, tensors, "rescaled.pth"), "conv4_2")
+    torch.testing.assert_close(features(PICTURES), network[:22](colours((PICTURES + 1) / 2)))
+
+
+def test_only_the_picture_gets_a_gradient_and_no_module_takes_the_weights_in():
+    class Recipe(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = Features("random")
+
+    recipe = Recipe()
+    pictures = PICTURES.clone().requires_grad_(True)
+    recipe.features(pictures).square().sum().backward()
+    assert pictures.grad is not None and pictures.grad.any()
+    assert not list(recipe.parameters()) and not recipe.state_dict()
+    with torch.no_grad():
+        assert not recipe.features(pictures).requires_grad
+
+
+def test_there_is_one_copy_for_each_dtype():
+    first, second = Features("random"), Features("random")
+    device = PICTURES.device
+    assert first._copy_on(device, torch.float32) is second._copy_on(device, torch.float32)
+    assert Features("random")(PICTURES.double()).dtype == torch.float64
+    with torch.autocast("cpu", torch.bfloat16):
+        half = first(PICTURES)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), second(PICTURES), atol=0.2, rtol=0.1)
+
+
+def test_grey_pictures_are_seen_in_three_colours():
+    features = Features("random", "relu2_2")
+    assert torch.equal(features(PICTURES[:, :1]), features(PICTURES[:, :1].expand(-1, 3, -1, -1)))
+
+
+def test_what_cannot_be_used_is_named(tmp_path):
+    with pytest.raises(UserError, match="unknown layer of VGG19 'conv5_5'; did you mean 'conv5_4'"):
+        Features("random", "conv5_5")
+    cases = {
+        str(tmp_path / "gone.pth"): "no such file",
+        saved(tmp_path, {"a.weight": torch.zeros(4, 4, 3, 3)}, "other.pth"): "not the weights of VGG19",
+        saved(tmp_path, {"features.0.weight": torch.zeros(4, 3, 3, 3)}, "short.safetensors"): "has 1 convolutions",
+    }
+    (tmp_path / "broken.pth").write_bytes(b"nothing")
+    cases[str(tmp_path / "broken.pth")] = "cannot be read"
+    for path, message in cases.items():
+        with pytest.raises(UserError, match=message):
+            Features(path)(PICTURES)

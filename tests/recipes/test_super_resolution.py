@@ -1,0 +1,179 @@
+"""Super-resolution and paired restoration: what their losses are made of, and where small pictures come from."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paceline.errors import UserError
+from paceline.jobs.configure import configure
+from paceline.models.features import Features
+from paceline.models.losses import OBJECTIVES
+from paceline.models.resample import bicubic, bicubic_as_saved
+from paceline.recipe import Facts, Recipe
+from paceline.recipes._restoration import charbonnier, total_variation
+from paceline.recipes.restoration import Restoration, RestorationSettings
+from paceline.recipes.super_resolution import SuperResolution, SuperResolutionSettings
+
+FACTS = Facts(channels=3, height=32, width=32)
+TINY = {"num_blocks": 1, "width": 2, "d_width": 2, "vgg": "random"}
+
+
+def build(facts: Facts = FACTS, **settings: Any) -> SuperResolution:
+    torch.manual_seed(0)
+    return SuperResolution(SuperResolutionSettings(**TINY | {"scale": "2"} | settings), facts)
+
+
+def restoration(**settings: Any) -> Restoration:
+    torch.manual_seed(0)
+    return Restoration(RestorationSettings(**TINY | {"depth": 1} | settings), FACTS)
+
+
+def make_batch(height: int = 32, width: int = 32) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    pictures = torch.rand(3, 3, height, width, generator=generator) * 2 - 1
+    return {"image": pictures, "target": pictures.flip(3)}
+
+
+def after(recipe: Recipe, phase: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    batch = make_batch()
+    loss = recipe(phase, batch)
+    return loss, batch | {name: tensor.detach() for name, tensor in loss.shared.items()}
+
+
+def test_pretraining_has_one_network_and_compares_pixels_alone():
+    recipe = build(stage="pretrain", tv=0.0)
+    assert list(recipe.networks) == ["generator"]
+    loss, batch = after(recipe, "generator")
+    made = recipe.predict(batch)["image"]
+    assert loss.terms.keys() == {"pixel"} and not loss.shared
+    assert torch.equal(loss.terms["pixel"], F.mse_loss(made, batch["image"]))
+
+
+def test_the_adversarial_stage_adds_features_and_a_discriminator():
+    recipe = build(stage="adversarial", d_norm="none")
+    assert list(recipe.networks) == ["generator", "discriminator"]
+    loss, batch = after(recipe, "generator")
+    fake, bce = batch["fake"], OBJECTIVES["bce"]
+    features = Features("random", "conv5_4")
+    wanted = {
+        "pixel": F.mse_loss(fake, batch["image"]),
+        "perceptual": 0.006 * F.mse_loss(features(fake), features(batch["image"])),
+        "tv": 2e-8 * total_variation(fake),
+        "adversarial": 1e-3 * bce.generator(recipe.discriminator(fake)).mean(),
+    }
+    torch.testing.assert_close(loss.terms, wanted)
+    told = recipe("discriminator", batch).terms
+    torch.testing.assert_close(told["real"], bce.real(recipe.discriminator(batch["image"])).mean())
+    torch.testing.assert_close(told["fake"], bce.fake(recipe.discriminator(fake)).mean())
+
+
+@pytest.mark.parametrize("term", ["perceptual", "adversarial", "tv", "pixel"])
+def test_a_term_without_weight_is_left_out(term, monkeypatch):
+    if term == "perceptual":
+        monkeypatch.setattr(Features, "__call__", lambda *_: pytest.fail("VGG19 was asked for"))
+    recipe = build(stage="adversarial", **{term: 0.0})
+    loss, _ = after(recipe, "generator")
+    assert term not in loss.terms and len(loss.terms) == 3
+    assert ("discriminator" in recipe.networks) == (term != "adversarial")
+
+
+def test_the_content_is_compared_as_asked():
+    loss, batch = after(build(content="l1"), "generator")
+    made = build(content="l1").predict(batch)["image"]
+    assert torch.equal(loss.terms["pixel"], F.l1_loss(made, batch["image"]))
+    loss, batch = after(restoration(content="charbonnier"), "restorer")
+    made = restoration().predict(batch)["image"]
+    assert torch.equal(loss.terms["pixel"], charbonnier(made, batch["target"]))
+    assert charbonnier(made, made).item() == pytest.approx(1e-3)
+
+
+def test_total_variation_is_a_mean_over_pictures():
+    pictures = make_batch()["image"]
+    one_by_one = torch.stack([total_variation(one[None]) for one in pictures]).mean()
+    torch.testing.assert_close(total_variation(pictures), one_by_one)
+    assert total_variation(torch.ones(2, 3, 4, 4)) == 0
+
+
+@pytest.mark.parametrize("scale", ["2", "4", "8"])
+def test_small_pictures_are_made_of_whole_ones_which_lose_what_is_left_over(scale):
+    recipe, batch = build(scale=scale), make_batch(37, 42)
+    assert recipe.enlarges == int(scale)
+    made = recipe.predict(batch)
+    height, width = 37 - 37 % int(scale), 42 - 42 % int(scale)
+    assert made["image"].shape == made["target"].shape == made["bicubic"].shape == (3, 3, height, width)
+    high = batch["image"][..., :height, :width]
+    low = bicubic_as_saved(high, height // int(scale), width // int(scale))
+    assert torch.equal(made["target"], high)
+    assert torch.equal(made["bicubic"], bicubic(low, height, width))
+    assert torch.equal(made["image"].clamp(-1, 1), recipe.restore(low)["image"])
+
+
+def test_small_pictures_of_the_source_are_used_where_there_are_some():
+    recipe, batch = build(dataclasses.replace(FACTS, scale=2)), make_batch()
+    batch["low"] = torch.zeros(3, 3, 16, 16)
+    assert torch.equal(recipe.predict(batch)["image"], recipe.generator(batch["low"]))
+    assert recipe.strip(batch)["low"].eq(0).all()
+
+
+def test_a_strip_shows_all_in_one_size():
+    shown = build(scale="4").strip(make_batch())
+    assert list(shown) == ["low", "bicubic", "restored", "target"]
+    assert {picture.shape for picture in shown.values()} == {(3, 3, 32, 32)}
+    assert list(restoration().strip(make_batch())) == ["input", "restored", "target"]
+
+
+@pytest.mark.parametrize("network", ["unet", "residual"])
+def test_restoration_turns_pictures_into_their_targets(network):
+    recipe, batch = restoration(network=network), make_batch()
+    assert list(recipe.networks) == ["restorer"]
+    made = recipe.predict(batch)
+    assert torch.equal(made["target"], batch["target"]) and torch.equal(made["input"], batch["image"])
+    assert recipe.restore(make_batch(21, 35)["image"])["image"].shape == (3, 3, 21, 35)
+    batch["target"] = batch["image"] / 2  # something that few steps can learn
+    optimizer = torch.optim.Adam(recipe.parameters(), 0.01)
+    losses = []
+    for _ in range(30):
+        loss = recipe("restorer", batch).terms["pixel"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_restoration_can_have_features_and_a_discriminator():
+    recipe = restoration(adversarial=0.01, perceptual=0.1)
+    loss, batch = after(recipe, "restorer")
+    assert set(loss.terms) == {"pixel", "perceptual", "adversarial"}
+    assert set(recipe("discriminator", batch).terms) == {"real", "fake"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "message"),
+    [
+        (Facts(3, 30, 30), {"scale": "4"}, "30×30 pixels, which is no multiple of scale=4: use --crop 96"),
+        (Facts(3, 32, 32, scale=4), {}, "scale=2: the files of small pictures are smaller by 4"),
+        (FACTS, {"stage": "both"}, "stage=both: this is several runs"),
+        (FACTS, {"pixel": 0.0}, "pixel=0: the loss has no term with a weight"),
+        (FACTS, {"vgg_layer": "conv6_1"}, "unknown layer of VGG19 'conv6_1'"),
+    ],
+)
+def test_what_does_not_go_together_is_named(facts, settings, message):
+    with pytest.raises(UserError, match=message):
+        build(facts, **settings)
+
+
+def test_the_reference_preset_is_the_distributed_srgan_project():
+    config = configure("super_resolution", {"preset": "reference"})
+    own, run = config.recipe, config.run
+    assert (own.blocks, own.norm, own.output, own.content, own.vgg_layer) == (
+        *("shared", "batch", "tanh", "mse"),
+        "relu5_4",
+    )
+    assert (own.pixel, own.perceptual, own.adversarial, own.tv) == (1, 0.006, 1e-3, 2e-8)
+    assert (run.crop, run.batch_size, config.learner.lr) == (128, "128", 1e-4)
+    recipe = SuperResolution(own, Facts(3, 128, 128))
+    assert sum(parameter.numel() for parameter in recipe.generator.parameters()) == 290_054

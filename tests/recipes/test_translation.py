@@ -1,0 +1,192 @@
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paceline.errors import UserError
+from paceline.jobs.configure import configure
+from paceline.recipe import Facts
+from paceline.recipes.translation import Translation, TranslationSettings
+
+FACTS = Facts(channels=3, height=32, width=32, panels=("stain", "nuclei", "segmentation"))
+TINY = {"generator": "resnet_6", "segmentation_generator": "unet_32", "ngf": 1, "ndf": 1, "d_layers": 1, "dropout": 0.0}
+NUM_SAMPLES = 2
+
+
+def build(facts: Facts = FACTS, **settings) -> Translation:
+    torch.manual_seed(0)
+    return Translation(TranslationSettings(**TINY | settings), facts).double()
+
+
+def make_batch(facts: Facts = FACTS, height: int = 32, width: int = 32) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: (torch.rand(NUM_SAMPLES, 3, height, width, generator=generator) * 2 - 1).double()
+        for name in ("image", *facts.panels)
+    }
+
+
+def after_generators(recipe: Translation) -> dict[str, torch.Tensor]:
+    batch = make_batch()
+    return batch | {name: tensor.detach() for name, tensor in recipe("generators", batch).shared.items()}
+
+
+def test_deepliif_has_a_generator_and_a_discriminator_for_each_modality_and_each_segmentation():
+    recipe = build()
+    assert list(recipe.generators) == ["G1", "G2", "GS0", "GS1", "GS2"]
+    assert list(recipe.discriminators) == ["D1", "D2", "DS0", "DS1", "DS2"]
+    assert list(recipe.networks) == ["generators", "discriminators"]
+
+
+def test_the_papers_model_is_the_preset_on_its_own_rows():
+    config = configure("translation", {"preset": "deepliif"})
+    assert config.run.panels == "image,hematoxylin,dapi,lap2,marker,segmentation" and config.run.crop == 512
+    settings = dataclasses.replace(config.recipe, ngf=1, ndf=1)
+    panels = tuple(config.run.panels.split(",")[1:])
+    recipe = Translation(settings, Facts(channels=3, height=512, width=512, panels=panels))
+    assert len(recipe.generators) == len(recipe.discriminators) == 9
+    assert recipe.plan.fusion == (0.25, 0.15, 0.25, 0.1, 0.25)
+    kinds = {name: type(network).__name__ for name, network in recipe.generators.items()}
+    assert kinds["G1"] == "ResnetGenerator" and kinds["GS0"] == "UnetGenerator"
+    assert sum(isinstance(module, torch.nn.Conv2d) for module in recipe.discriminators["D1"].modules()) == 6
+
+
+def test_the_segmentation_is_the_weighted_sum_of_those_from_the_input_and_from_the_made_modalities():
+    recipe = build(segmentation_weights="0.5,0.2,0.3")
+    batch = make_batch()
+    made = recipe.translate(batch["image"])
+    parts = [recipe.generators[f"GS{i}"](x) for i, x in enumerate((batch["image"], made["stain"], made["nuclei"]))]
+    torch.testing.assert_close(made["segmentation"], 0.5 * parts[0] + 0.2 * parts[1] + 0.3 * parts[2])
+    assert torch.equal(made["nuclei"], recipe.generators["G2"](batch["image"]))
+
+
+def test_a_segmentation_without_weight_has_no_network():
+    recipe = build(segmentation_weights="0.5,0,0.5")
+    assert list(recipe.generators) == ["G1", "G2", "GS0", "GS2"]
+    recipe("generators", make_batch())
+
+
+def test_the_segmentations_loss_reaches_through_the_modalities_it_was_made_from():
+    recipe = build(segmentation_weights="0.5,0.5,0")
+    terms = recipe("generators", make_batch()).terms
+    terms["segmentation_distance"].backward()
+    reached = {name: any(p.grad is not None for p in net.parameters()) for name, net in recipe.generators.items()}
+    assert reached == {"G1": True, "G2": False, "GS0": True, "GS1": True}
+
+
+@pytest.mark.parametrize("distance", ["l1", "smooth_l1"])
+def test_the_terms_of_the_generators_are_weighted_by_panel(distance):
+    recipe = build(distance=distance, generator_weights="0.2,0.3,0.5", norm="none")
+    batch = make_batch()
+    terms, made = recipe("generators", batch).terms, recipe.translate(batch["image"])
+    function = {"l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss}[distance]
+    torch.testing.assert_close(terms["nuclei_distance"], 0.3 * 100 * function(made["nuclei"], batch["nuclei"]))
+    logits = recipe.discriminators["D2"](batch["image"], made["nuclei"])
+    torch.testing.assert_close(terms["nuclei_adversarial"], 0.3 * F.softplus(-logits).mean())
+    assert len(terms) == 6
+
+
+def test_the_segmentations_discriminators_see_the_input_and_the_real_modalities_and_are_fused():
+    recipe = build(segmentation_weights="0.5,0.2,0.3", norm="none", discriminator_weights="0.2,0.2,0.6")
+    batch = after_generators(recipe)
+    made = batch["made_segmentation"]
+    logits = sum(
+        weight * recipe.discriminators[f"DS{i}"](batch[condition], made)
+        for i, (weight, condition) in enumerate(((0.5, "image"), (0.2, "stain"), (0.3, "nuclei")))
+    )
+    terms = recipe("discriminators", batch).terms
+    torch.testing.assert_close(terms["segmentation_fake"], 0.6 / 2 * logits.square().mean())
+    real = recipe.discriminators["D1"](batch["image"], batch["stain"])
+    torch.testing.assert_close(terms["stain_real"], 0.2 / 2 * F.softplus(-real).mean())
+
+
+def test_discriminators_learn_from_what_the_generators_made_in_this_step():
+    recipe = build()
+    batch = after_generators(recipe)
+    assert {name for name in batch if name.startswith("made_")} == {f"made_{name}" for name in FACTS.panels}
+    changed = recipe("discriminators", batch | {"made_stain": -batch["made_stain"]}).terms
+    same = recipe("discriminators", batch).terms
+    assert [name for name in same if not torch.equal(same[name], changed[name])] == ["stain_fake"]
+
+
+def test_a_perceptual_term_is_added_where_it_has_a_weight_and_brings_no_weights_into_the_recipe():
+    recipe = build(perceptual=1.0, vgg="random", vgg_layer="relu1_2")
+    loss = recipe("generators", make_batch())
+    assert len(loss.terms) == 9 and loss.terms["stain_perceptual"] > 0
+    assert recipe.state_dict().keys() == build().state_dict().keys()
+
+
+def test_pix2pix_makes_one_panel():
+    facts = dataclasses.replace(FACTS, panels=("target",))
+    recipe = build(facts, model="pix2pix", generator="unet_32")
+    assert list(recipe.generators) == ["G1"] and list(recipe.discriminators) == ["D1"]
+    batch = make_batch(facts)
+    assert recipe.predict(batch).keys() == {"target"}
+    assert recipe.restore(batch["image"]).keys() == {"image"}
+    of_several = build(model="pix2pix", target="segmentation", gan="lsgan", segmentation_gan="vanilla")
+    logits = of_several.discriminators["D1"](batch["image"], of_several.translate(batch["image"])["segmentation"])
+    term = of_several("generators", make_batch()).terms["segmentation_adversarial"]
+    torch.testing.assert_close(term, (logits - 1).square().mean())
+
+
+@pytest.mark.parametrize(("side", "expected"), [(32, "unet_32"), (64, "unet_64"), (96, "unet_32"), (20, "resnet_9")])
+def test_auto_takes_the_largest_unet_that_fits(side, expected):
+    facts = Facts(channels=3, height=side, width=side, panels=("target",))
+    recipe = build(facts, model="pix2pix", generator="auto")
+    assert recipe.multiple_px == {"unet_32": 32, "unet_64": 64, "resnet_9": 4}[expected]
+
+
+def test_pictures_of_any_size_are_translated_and_strips_show_each_panel_beside_the_real_one():
+    recipe = build().eval()
+    batch = make_batch(height=37, width=70)
+    made = recipe.restore(batch["image"])
+    assert list(made) == list(FACTS.panels)
+    assert all(panel.shape == (NUM_SAMPLES, 3, 37, 70) for panel in made.values())
+    strip = recipe.strip(batch)
+    assert list(strip)[:3] == ["input", "stain", "real stain"] and len(strip) == 7
+    assert torch.equal(strip["segmentation"], made["segmentation"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"segmentation_weights": "0.5,0.2,0.2"}, "segmentation_weights=0.5,0.2,0.2: sums to 0.9 and must sum to 1"),
+        ({"generator_weights": "0.5,0.2,0.4"}, "generator_weights=.*sums to 1.1"),
+        ({"discriminator_weights": "1,1,1"}, "discriminator_weights=1,1,1: sums to 3"),
+        ({"segmentation_weights": "0.25,0.25,0.25,0.25"}, "weight 4 has no network; there are 3, for the input, stain"),
+        ({"segmentation_weights": "0.5,0.5"}, "'nuclei' has no weight; give 3"),
+        ({"segmentation_weights": "0.5,half,0"}, "expected numbers with commas"),
+        ({"segmentation_weights": "1.5,-0.5,0"}, "weights lie between 0 and 1"),
+        ({"generator_weights": "0.5,0,0.5"}, "'nuclei' would not learn"),
+        ({"modalities": 4}, "modalities=4: the data has 2 besides the input and the segmentation .stain, nuclei."),
+        ({"model": "pix2pix"}, "learns one panel and the data has stain, nuclei, segmentation.*--set target=stain"),
+        ({"model": "pix2pix", "target": "stian"}, "target=stian: unknown panel 'stian'; did you mean 'stain'"),
+        ({"model": "pix2pix", "target": "stain", "segmentation_weights": "1"}, "pix2pix has no such networks"),
+        ({"target": "stain"}, "target=stain: is for model=pix2pix"),
+        ({"generator": "unet_256"}, "generator=unet_256: needs sides that are multiples of 256.*32×32"),
+        ({"d_layers": 4}, "d_layers=4: needs 48 pixels.*32×32"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_named(settings, message):
+    with pytest.raises(UserError, match=message):
+        build(**settings)
+
+
+def test_a_segmentation_weight_needs_a_panel_and_translation_needs_panels():
+    without = dataclasses.replace(FACTS, panels=("stain", "nuclei"))
+    assert list(build(without).generators) == ["G1", "G2"]
+    with pytest.raises(UserError, match="segmentation_weights=1,0,0: the data has no panel 'segmentation'"):
+        build(without, segmentation_weights="1,0,0")
+    with pytest.raises(UserError, match="--data panels"):
+        build(dataclasses.replace(FACTS, panels=()))
+
+
+def test_defaults_are_those_of_pix2pix():
+    config = configure("translation", {})
+    learner, run, own = config.learner, config.run, config.recipe
+    assert (learner.optimizer, learner.lr, learner.beta1, learner.schedule, learner.hold) == (
+        *("adam", 2e-4, 0.5, "linear", "50%"),
+    )
+    assert (run.data, run.batch_size) == ("panels", "1")
+    assert (own.distance_weight, own.dropout, own.norm, own.ngf) == (100.0, 0.5, "batch", 64)
