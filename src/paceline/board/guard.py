@@ -1,0 +1,109 @@
+"""Who may ask: nobody without the token, and no page of another site.
+
+The token comes in the printed URL, in the cookie that this sets, or as `Authorization: Bearer TOKEN`. The Host
+header is checked because a site could have its own name lead to this machine, and the Origin because a browser
+sends cookies along with requests that another page makes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
+PROTECTION = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+class Guard:
+    """Stands before every route, those that do not exist too."""
+
+    def __init__(self, app: ASGIApp, token: str, host: str, port: int) -> None:
+        self._app, self._token, self._cookie = app, token, f"paceline_board_{port}"
+        self._names = LOOPBACK_NAMES | {host.lower()}
+        self._any_address = _is_wildcard(host)
+        if self._any_address:
+            self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # no route speaks anything else
+        refusal = self._refusal(scope)
+
+        async def send_protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(PROTECTION)
+                headers.setdefault("cache-control", "no-store")
+                if refusal is None and _token_in_url(scope):
+                    value = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
+                    headers.append("set-cookie", value)
+            await send(message)
+
+        await (refusal or self._app)(scope, receive, send_protected)
+
+    def _refusal(self, scope: Scope) -> PlainTextResponse | None:
+        headers = Headers(scope=scope)
+        if not any(secrets.compare_digest(one.encode(), self._token.encode()) for one in self._given(scope, headers)):
+            return PlainTextResponse("Open the URL that `paceline board` printed: it has the token.\n", 401)
+        host = headers.get("host", "")
+        if not self._is_own_name(host):
+            return PlainTextResponse("This Host is not served here.\n", 403)
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            return PlainTextResponse("Another Origin is not served here.\n", 403)
+        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            return PlainTextResponse("Another site is not served here.\n", 403)
+        return None
+
+    def _given(self, scope: Scope, headers: Headers) -> list[str]:
+        """Every token that a request brings."""
+        given = [_token_in_url(scope), headers.get("authorization", "").removeprefix("Bearer ")]
+        for line in headers.getlist("cookie"):
+            try:
+                cookies = SimpleCookie(line)
+            except CookieError:
+                continue
+            if self._cookie in cookies:
+                given.append(cookies[self._cookie].value)
+        return [one for one in given if one]
+
+    def _is_own_name(self, host: str) -> bool:
+        """Whether a Host header names this machine; the port may be that of a tunnel."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return name in self._names or (self._any_address and _is_address(name))
+
+
+def _token_in_url(scope: Scope) -> str:
+    return parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_wildcard(host: str) -> bool:
+    return _is_address(host) and ipaddress.ip_address(host).is_unspecified

@@ -1,0 +1,192 @@
+"""A run's metrics.jsonl, read as it grows: each byte once, broken lines counted, a file that was cut read anew.
+
+A large file is first looked at here and there, so that a person sees its curves at once; what was seen so is
+replaced by the whole as soon as that is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from typing import Any
+
+import numpy as np
+
+from paceline.board.files import Files
+from paceline.board.series import Series
+from paceline.monitor.metrics import METRICS, parse_line, refuse_constant
+
+CHUNK = 2**17  # bytes; small, so that a request never waits long for a chunk that is being parsed
+LARGE = 2**21  # bytes from which a first look is worth it
+LOOKS = 256
+LOOK_BYTES = 4096
+MOST_NAMES = 1000  # of different numbers in one run
+MARK = 96  # bytes before the position that tell whether the file is still the one that was read
+_AXES = ("images", "seconds", "time")
+
+
+class Table:
+    """What lines of metrics add up to; hold `lock` to read more than one number of it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.series: dict[str, Series] = {}
+        self.lines = 0
+        self.images = 0
+        self.seconds = 0.0
+        self.time = 0.0  # of the last line, Unix time
+        self.names_left_out = False
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """Adds lines in their order."""
+        if rows:
+            with self.lock:
+                self._add(rows)
+
+    def _add(self, rows: list[dict[str, Any]]) -> None:
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for number, row in enumerate(rows):
+            alike.setdefault(tuple(row), []).append(number)
+        axes = np.array([[_number(row.get(axis)) for axis in _AXES] for row in rows])
+        columns: dict[str, list[tuple[list[int], np.ndarray]]] = {}
+        for names, numbers in alike.items():
+            values = _matrix([rows[number] for number in numbers])
+            for column, name in enumerate(names):
+                if name not in _AXES and np.isfinite(values[:, column]).any() | (name in self.series):
+                    columns.setdefault(name, []).append((numbers, values[:, column]))
+        for name, parts in columns.items():
+            at = np.concatenate([np.array(numbers) for numbers, _ in parts])
+            order = np.argsort(at)  # lines with and without a reading take turns
+            at, values = at[order], np.concatenate([part for _, part in parts])[order]
+            self._series(name).extend(axes[at, 0], axes[at, 1], values)
+        self.lines += len(rows)
+        last_images, last_seconds, last_time = axes[-1]
+        self.images = int(last_images) if math.isfinite(last_images) else self.images
+        self.seconds = float(last_seconds) if math.isfinite(last_seconds) else self.seconds
+        self.time = float(last_time) if math.isfinite(last_time) else self.time
+
+    def _series(self, name: str) -> Series:
+        series = self.series.get(name)
+        if series is None:
+            series = Series()
+            if len(self.series) < MOST_NAMES:
+                self.series[name] = series
+            else:
+                self.names_left_out = True
+        return series
+
+
+class MetricsReader:
+    """Follows one file."""
+
+    def __init__(self, files: Files, folder: str) -> None:
+        self._files, self._name = files, f"{folder}/{METRICS}" if folder else METRICS
+        self._start_anew()
+        self._first_look: Table | None = None
+
+    def _start_anew(self) -> None:
+        self._whole = Table()
+        self._position, self._mark, self._skipping = 0, b"", False
+        self.broken = 0
+        self.size = 0
+
+    @property
+    def table(self) -> Table:
+        """What is known: the whole, or a first look while the whole is being read."""
+        return self._first_look or self._whole
+
+    @property
+    def read_share(self) -> float:
+        """How much of the file was read, 0 to 1."""
+        return 1.0 if self._first_look is None else min(1.0, self._position / max(1, self.size))
+
+    def look(self, size: int) -> None:
+        """A quick look at a large file that was not read yet."""
+        if self._position or self._first_look or size < LARGE:
+            return
+        self.size = size
+        starts = np.linspace(0, size - LOOK_BYTES, LOOKS).astype(int).tolist()
+        lines: list[bytes] = []
+        for number, piece in enumerate(self._files.sample(self._name, starts, LOOK_BYTES)):
+            whole = piece.split(b"\n")[number > 0 : -1]  # the first and the last are cut
+            lines += whole[-1:] if number == LOOKS - 1 else whole[:1]
+        rows, _ = _parse(lines)
+        table = Table()
+        table.add(rows)
+        self._first_look = table if rows else None
+
+    def advance(self, size: int) -> bool:
+        """Reads one chunk of what is new in a file of this size; false where there is nothing more."""
+        self.size = size
+        if size < self._position:
+            self._start_anew()
+        if size == self._position and not self._mark:
+            return False
+        if size == self._position:
+            self._first_look = None
+            return False
+        start = self._position - len(self._mark)
+        content = self._files.read(self._name, start, min(size, self._position + CHUNK))
+        if content[: len(self._mark)] != self._mark:
+            self._start_anew()
+            return True
+        content = content[len(self._mark) :]
+        whole, newline, rest = content.rpartition(b"\n")
+        if newline:
+            self._take(whole, len(whole) + 1)
+        elif len(rest) >= CHUNK:  # a line without an end
+            self._give_up_line(len(rest))
+        if self._position >= size or not newline:
+            self._first_look = None
+        return bool(newline) or len(rest) >= CHUNK
+
+    def _take(self, whole: bytes, length: int) -> None:
+        lines = whole.split(b"\n")
+        if self._skipping:
+            lines, self._skipping = lines[1:], False
+        rows, broken = _parse(lines)
+        self._whole.add(rows)
+        self.broken += broken
+        self._position += length
+        self._mark = (whole + b"\n")[-MARK:]
+
+    def _give_up_line(self, length: int) -> None:
+        self.broken += not self._skipping
+        self._skipping = True
+        self._position += length
+        self._mark = b""
+
+
+def _parse(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:
+    """The lines that are whole, and how many are not: all in one go, or one by one where that fails."""
+    try:
+        rows = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=refuse_constant)
+        if len(rows) == len(lines) and all(type(row) is dict and type(row.get("images")) is int for row in rows):
+            return rows, 0
+    except (ValueError, RecursionError):
+        pass
+    found = [parse_line(line) for line in lines]
+    whole = [row for row in found if row is not None]
+    return whole, len(lines) - len(whole)
+
+
+def _matrix(rows: list[dict[str, Any]]) -> np.ndarray:
+    """Values of lines with the same names; what is no number is NaN."""
+    try:
+        values = [tuple(row.values()) for row in rows]
+        if all(type(value) in _NUMBERS for row in (values[0], values[-1]) for value in row):
+            return np.array(values, dtype=float)
+    except (ValueError, TypeError, OverflowError):
+        pass
+    return np.array([[_number(value) for value in row.values()] for row in rows], dtype=float)
+
+
+_NUMBERS = (int, float, type(None))
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:
+        return math.nan

@@ -1,0 +1,35 @@
+// Elements from plain values. Text only ever becomes a text node: nothing that a run is called can become markup.
+export const $ = (id) => document.getElementById(id);
+
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === "class") element.className = value;
+    else if (name === "color") element.style.setProperty("--run", value);
+    else if (name === "width") element.style.width = value;
+    else if (name === "background") element.style.background = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "checked" || name === "value" || name === "selected") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export function remembered(name, fallback) {
+  try {
+    const kept = localStorage.getItem(`paceline.${name}`);
+    return kept === null ? fallback : JSON.parse(kept);
+  } catch {
+    return fallback;
+  }
+}
+
+export function remember(name, value) {
+  try {
+    localStorage.setItem(`paceline.${name}`, JSON.stringify(value));
+  } catch {
+    // A browser without storage forgets.
+  }
+}

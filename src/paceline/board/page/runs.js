@@ -1,0 +1,108 @@
+// The list of runs: which there are, how they fare, and which of them are shown.
+import { colorOf } from "./colors.js";
+import { $, make, remember, remembered } from "./dom.js";
+import { duration, short } from "./numbers.js";
+
+const STATES = ["running", "failed", "silent", "stopped", "finished", "unknown"];
+
+export class Runs {
+  constructor({ changed, focus, open }) {
+    this.changed = changed;
+    this.focusOn = focus;
+    this.open = open;
+    this.hidden = new Set(remembered("hidden", []));
+    this.indices = new Map(); // a run keeps its color for as long as the page is open
+    this.items = new Map();
+    this.all = [];
+    $("filter").addEventListener("input", () => { this.draw(); this.changed(); });
+    $("all").addEventListener("click", () => this.choose(true));
+    $("none").addEventListener("click", () => this.choose(false));
+  }
+
+  update(runs, now) {
+    for (const run of runs) {
+      if (!this.indices.has(run.id)) this.indices.set(run.id, this.indices.size);
+      run.index = this.indices.get(run.id);
+    }
+    this.all = runs;
+    this.now = now;
+    this.draw();
+  }
+
+  get matching() {
+    const wanted = $("filter").value.trim().toLowerCase();
+    return this.all.filter((run) => `${run.name} ${run.state}`.toLowerCase().includes(wanted));
+  }
+
+  get chosen() {
+    return this.matching.filter((run) => !this.hidden.has(run.name));
+  }
+
+  choose(on) {
+    for (const run of this.matching) if (on) this.hidden.delete(run.name); else this.hidden.add(run.name);
+    this.keep();
+  }
+
+  toggle(run, on) {
+    if (on) this.hidden.delete(run.name);
+    else this.hidden.add(run.name);
+    this.keep();
+  }
+
+  only(run) {
+    const alone = this.chosen.length === 1 && this.chosen[0].id === run.id;
+    for (const one of this.all) if (alone || one.id === run.id) this.hidden.delete(one.name); else this.hidden.add(one.name);
+    this.keep();
+  }
+
+  keep() {
+    remember("hidden", [...this.hidden]);
+    this.draw();
+    this.changed();
+  }
+
+  draw() {
+    const counts = new Map();
+    for (const run of this.all) counts.set(run.state, (counts.get(run.state) ?? 0) + 1);
+    $("counts").title = $("counts").textContent = STATES.filter((state) => counts.has(state)).map((state) => `${counts.get(state)} ${state}`).join(" · ");
+    const items = this.matching.map((run) => this.item(run));
+    const list = $("list");
+    const same = list.children.length === items.length && items.every((item, at) => list.children[at] === item);
+    if (!same) list.replaceChildren(...items);
+    if (!this.all.length) list.replaceChildren(make("li", { class: "empty" }, "No runs here yet."));
+  }
+
+  // An item is only made anew where something of it has changed: a hand on a checkbox stays on it.
+  item(run) {
+    const facts = this.facts(run);
+    const key = JSON.stringify([run.name, run.state, run.why, facts, this.hidden.has(run.name), colorOf(run.index), run.broken_lines, Math.round(run.read_share * 20)]);
+    const had = this.items.get(run.id);
+    if (had?.key === key) return had.item;
+    const on = !this.hidden.has(run.name);
+    const share = run.total_images ? Math.min(1, run.images / run.total_images) : null;
+    const item = make("li", { class: on ? "run" : "run off", color: colorOf(run.index), "data-run": run.id, onpointerenter: () => on && this.focusOn(run.id), onpointerleave: () => this.focusOn(null) },
+      make("input", { type: "checkbox", checked: on, "aria-label": `show ${run.name}`, onchange: (event) => this.toggle(run, event.target.checked) }),
+      make("span", { class: "name", title: "show only this run", onclick: () => this.only(run) }, run.name),
+      make("span", { class: "state", "data-state": run.state, title: run.why || run.state }, run.state),
+      make("span", { class: "facts" }, ...facts.map((fact) => make("span", {}, fact)),
+        run.broken_lines ? make("span", { class: "warn", title: "lines of metrics.jsonl that could not be read" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
+        run.read_share < 1 ? make("span", { title: "what is shown so far is a sample of the lines" }, `read ${Math.round(100 * run.read_share)} %`) : null),
+      share === null ? null : make("span", { class: "bar" }, make("i", { width: `${100 * share}%` })),
+      run.state === "failed" ? make("span", { class: "words", role: "button", tabindex: 0, title: "open its log", onclick: () => this.open("logs", run) }, run.why || run.last_words.at(-1) || "no last words") : null);
+    this.items.set(run.id, { key, item });
+    return item;
+  }
+
+  facts(run) {
+    const facts = [];
+    if (run.images) facts.push(run.total_images > run.images ? `${short(run.images)} of ${short(run.total_images)}` : `${short(run.images)} images`);
+    const speed = run.last["time/images_per_second"];
+    if (run.state === "running" && speed) {
+      facts.push(`${short(speed)}/s`);
+      if (run.total_images > run.images) facts.push(`${duration((run.total_images - run.images) / speed)} left`);
+      const quiet = this.now - run.last_line;
+      if (run.last_line && quiet > 60) facts.push(`quiet ${duration(quiet)}`);
+    } else if (run.seconds) facts.push(duration(run.seconds));
+    return facts;
+  }
+}

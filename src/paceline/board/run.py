@@ -1,0 +1,208 @@
+"""One run as its files show it: state, progress, settings, samples and last words."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+import tomllib
+from typing import Any
+
+from paceline.board.files import Entry, Files
+from paceline.board.metrics_reader import MetricsReader, Table
+from paceline.config_file import MADE_WITH
+from paceline.monitor.metrics import METRICS, SAMPLE_NAME, SAMPLES
+from paceline.monitor.status import LOCK, STATES, STATUS, Status
+from paceline.secrets import HIDDEN, is_private_name, redact
+
+CONFIG = "config.toml"
+LOGS = "logs"
+SIGNS = {CONFIG, METRICS, STATUS}  # a folder with one of these is a run
+SILENT_AFTER_SECONDS = 600.0
+LARGEST_SMALL_FILE = 2**20
+LARGEST_PICTURE = 2**26
+LOG_BYTES = 2**16
+NUM_LAST_WORDS = 12  # lines
+KILLED = "its process ended without a word: it was killed, or its machine went down"
+_LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
+
+
+class Run:
+    """Follows one folder."""
+
+    def __init__(self, files: Files, folder: str, identity: str, name: str) -> None:
+        self.files, self.folder, self.identity, self.name = files, folder, identity, name
+        self.metrics = MetricsReader(files, folder)
+        self.revision = 0  # grows with every change
+        self.status: Status | None = None
+        self.state = "unknown"
+        self.why = ""
+        self.last_words: list[str] = []
+        self._entries: dict[str, Entry] = {}
+        self._seen: tuple[Any, ...] = ()
+
+    def refresh(self, entries: list[Entry]) -> None:
+        """Takes in what the folder holds now; the metrics are read apart."""
+        self._entries = {entry.last: entry for entry in entries}
+        self.status = Status.parse(self._small_file(STATUS)) if STATUS in self._entries else None
+        locked = self.files.is_locked(self._path(LOCK)) if LOCK in self._entries else None
+        before, (self.state, self.why) = self.state, self._judge(locked)
+        if self.state == "failed" and before != "failed":
+            self.last_words = self._find_last_words()
+        elif self.state != "failed":
+            self.last_words = []
+        seen = (self.state, self.why, self._entry_facts(CONFIG), self._entry_facts(SAMPLES))
+        if seen != self._seen:
+            self._seen = seen
+            self.revision += 1
+
+    @property
+    def metrics_size(self) -> int:
+        """Of the file, in bytes."""
+        return self._entries[METRICS].size if METRICS in self._entries else 0
+
+    def read_on(self) -> bool:
+        """Reads a little more of the metrics; false where there is no more."""
+        table = self.metrics.table
+        lines = table.lines
+        more = self.metrics.advance(self.metrics_size)
+        if self.metrics.table is not table or table.lines != lines:
+            self.revision += 1
+        return more
+
+    def summary(self) -> dict[str, Any]:
+        """What the list of runs shows."""
+        table, read_share = self.metrics.table, self.metrics.read_share
+        with table.lock:
+            return self._summary(table, read_share)
+
+    def _summary(self, table: Table, read_share: float) -> dict[str, Any]:
+        total = self.status.total_images if self.status else 0
+        return {
+            "id": self.identity,
+            "name": self.name,
+            "revision": self.revision,
+            "state": self.state,
+            "why": redact(self.why),
+            "last_words": self.last_words,
+            "since": self.status.since if self.status else None,
+            "host": self.status.host if self.status else "",
+            "images": table.images,
+            "total_images": total,
+            "seconds": table.seconds,
+            "last_line": table.time or None,
+            "lines": table.lines,
+            "broken_lines": self.metrics.broken,
+            "read_share": round(read_share, 3),
+            "has_samples": SAMPLES in self._entries,
+            "names": list(table.series),
+            "names_left_out": table.names_left_out,
+            "last": {name: series.last for name, series in table.series.items()},
+            "time_split": _time_split(table) if read_share == 1 else {},
+        }
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The settings and what the run was made with, by full names; credentials are hidden."""
+        try:
+            kept = tomllib.loads(self._small_file(CONFIG).decode())
+        except (FileNotFoundError, ValueError, RecursionError):
+            return {"settings": {}, MADE_WITH: {}}
+        made_with = kept.pop(MADE_WITH, {})
+        return {"settings": _shown(kept), MADE_WITH: _shown(made_with if isinstance(made_with, dict) else {})}
+
+    def samples(self) -> dict[str, list[int]]:
+        """For each kind of sample picture, at how many images seen there is one."""
+        found: dict[str, list[int]] = {}
+        for entry in self.files.entries(self._path(SAMPLES)):
+            match = SAMPLE_NAME.fullmatch(entry.last)
+            if match and not entry.is_folder:
+                found.setdefault(match[1], []).append(int(match[2]))
+        return {name: sorted(moments) for name, moments in found.items()}
+
+    def picture(self, name: str, images: int) -> bytes:
+        """A sample picture's PNG; FileNotFoundError where there is none."""
+        wanted = f"{name}-{images:012}.png"
+        for entry in self.files.entries(self._path(SAMPLES)):
+            if entry.last == wanted and not entry.is_folder and entry.size <= LARGEST_PICTURE:
+                return self.files.read(entry.name, 0, entry.size)
+        raise FileNotFoundError(wanted)
+
+    def logs(self) -> dict[int, Entry]:
+        """The file of each rank's output."""
+        entries = {_LOG_NAME.fullmatch(entry.last): entry for entry in self.files.entries(self._path(LOGS))}
+        return dict(sorted((int(match[1]), entry) for match, entry in entries.items() if match))
+
+    def log(self, entry: Entry, at_most: int = LOG_BYTES) -> str:
+        """The end of what a rank printed; credentials are hidden."""
+        content = self.files.read(entry.name, max(0, entry.size - at_most), entry.size)
+        text = content.decode(errors="replace")
+        if entry.size > at_most:
+            text = text.partition("\n")[2]
+        return redact(text)
+
+    def _judge(self, locked: bool | None) -> tuple[str, str]:
+        """The state and its reason: the lock knows best, then the run's own word, then the silence."""
+        status = self.status
+        if locked:
+            return "running", ""
+        quiet_seconds = time.time() - max(self._last_sign(), status.since if status else 0.0)
+        if status is None or status.state not in STATES:
+            return ("running" if locked is None and quiet_seconds < SILENT_AFTER_SECONDS else "unknown"), ""
+        if status.state != "running":
+            return status.state, status.why
+        if locked is False and status.host == socket.gethostname():
+            return "failed", KILLED
+        if quiet_seconds > SILENT_AFTER_SECONDS:
+            return "silent", f"says that it runs on {status.host}, and has written nothing for long"
+        return "running", ""
+
+    def _last_sign(self) -> float:
+        changed = self._entries[METRICS].changed if METRICS in self._entries else 0.0
+        return max(changed, self.metrics.table.time)
+
+    def _find_last_words(self) -> list[str]:
+        """The last lines of the rank that failed first, or of the one that spoke last."""
+        logs = self.logs().values()
+        ends = {entry: self.log(entry, LOG_BYTES // 4) for entry in logs}
+        failed = [entry for entry in logs if "Traceback" in ends[entry]]
+        if not ends:
+            return []
+        chosen = min(failed, key=_changed) if failed else max(logs, key=_changed)
+        return [line for line in ends[chosen].splitlines() if line.strip()][-NUM_LAST_WORDS:]
+
+    def _small_file(self, name: str) -> bytes:
+        return self.files.read(self._path(name), 0, LARGEST_SMALL_FILE)
+
+    def _entry_facts(self, name: str) -> tuple[float, int]:
+        entry = self._entries.get(name)
+        return (entry.changed, entry.size) if entry else (0.0, 0)
+
+    def _path(self, name: str) -> str:
+        return f"{self.folder}/{name}" if self.folder else name
+
+
+def _time_split(table: Table) -> dict[str, float]:
+    """The seconds of each part of a step, over the whole run."""
+    return {
+        name.removeprefix("time/").removesuffix("_seconds"): round(series.total, 3)
+        for name, series in table.series.items()
+        if name.startswith("time/") and name.endswith("_seconds")
+    }
+
+
+def _changed(entry: Entry) -> float:
+    return entry.changed
+
+
+def _shown(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A table of settings by full names, as text or numbers; credentials are hidden."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        full = prefix + name
+        if isinstance(value, dict):
+            flat |= _shown(value, f"{full}.")
+        elif is_private_name(name) and value:
+            flat[full] = HIDDEN
+        else:
+            flat[full] = value if isinstance(value, bool | int | float) else redact(str(value))
+    return flat

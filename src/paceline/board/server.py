@@ -1,0 +1,161 @@
+"""The page and its JSON, over HTTP. Every answer is made from files; nothing here changes one."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from paceline import __version__
+from paceline.board.gallery import Gallery
+from paceline.board.guard import Guard
+from paceline.board.run import Run
+from paceline.board.series import CAPACITY, ROWS
+
+PAGE = Path(__file__).parent / "page"
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+AS_IT_IS = {"content-encoding": "identity"}  # what hardly gets smaller is not compressed
+
+
+def make_app(gallery: Gallery, token: str, host: str, port: int) -> Starlette:
+    """The board over a gallery of runs."""
+    board = Board(gallery)
+    routes = [
+        Route("/", board.page),
+        Route("/page/{file}", board.page),
+        Route("/api/runs", board.runs),
+        Route("/api/series", board.series),
+        Route("/api/runs/{run}/settings", board.settings),
+        Route("/api/runs/{run}/samples", board.samples),
+        Route("/api/runs/{run}/picture", board.picture),
+        Route("/api/runs/{run}/log", board.log),
+    ]
+    middleware = [
+        Middleware(Guard, token=token, host=host, port=port),
+        Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1),
+    ]
+    return Starlette(routes=routes, middleware=middleware)
+
+
+class Board:
+    """One method per route; Starlette runs each in a thread of its own."""
+
+    def __init__(self, gallery: Gallery) -> None:
+        self.gallery = gallery
+        self._page = {file.name: file.read_bytes() for file in PAGE.iterdir() if file.suffix in KINDS}
+
+    def page(self, request: Request) -> Response:
+        """A file of the page itself, from memory."""
+        self.gallery.note_request()
+        name = request.path_params.get("file", "index.html")
+        if name not in self._page:
+            raise HTTPException(404)
+        return Response(self._page[name], media_type=KINDS[Path(name).suffix], headers={"cache-control": "no-cache"})
+
+    def runs(self, request: Request) -> Response:
+        """Every run with its state, progress and newest values."""
+        self.gallery.fresh()
+        return _json(
+            {
+                "paceline": __version__,
+                "root": self.gallery.files.shown,
+                "local": self.gallery.files.local,
+                "now": time.time(),
+                "every_seconds": self.gallery.seconds,
+                "trouble": self.gallery.trouble,
+                "runs": self.gallery.summaries(),
+            }
+        )
+
+    def series(self, request: Request) -> Response:
+        """Thinned curves: `?run=ID&run=…&name=NAME&name=…&points=400`, all runs and names where none are given."""
+        self.gallery.note_request()
+        runs = [self._run(one) for one in request.query_params.getlist("run")] or list(self.gallery.runs.values())
+        at_most = _whole(request.query_params.get("points", str(CAPACITY)), "points")
+        found: list[tuple[dict[str, Any], np.ndarray]] = []
+        for run in runs:
+            table = run.metrics.table
+            with table.lock:
+                for name in request.query_params.getlist("name") or list(table.series):
+                    if name in table.series:
+                        series = table.series[name]
+                        label = {"run": run.identity, "name": name, "values": series.values}
+                        found.append((label, series.points(at_most)))
+        if request.query_params.get("format") == "binary":
+            return _binary(found)
+        return _json(
+            {"series": [label | dict(zip(ROWS, _lists(points), strict=True)) for label, points in found]},
+        )
+
+    def settings(self, request: Request) -> Response:
+        """A run's settings, and what it was made with."""
+        return _json(self._run(request.path_params["run"]).settings())
+
+    def samples(self, request: Request) -> Response:
+        """At how many images seen there are sample pictures."""
+        return _json({"samples": self._run(request.path_params["run"]).samples()})
+
+    def picture(self, request: Request) -> Response:
+        """One sample picture: `?name=samples&images=5120`."""
+        run = self._run(request.path_params["run"])
+        images = _whole(request.query_params.get("images", ""), "images")
+        try:
+            content = run.picture(request.query_params.get("name", ""), images)
+        except OSError:
+            raise HTTPException(404, "no such picture") from None
+        return Response(content, media_type="image/png", headers=AS_IT_IS | {"cache-control": "private, max-age=60"})
+
+    def log(self, request: Request) -> Response:
+        """The end of what a rank printed: `?rank=0`."""
+        run = self._run(request.path_params["run"])
+        logs = run.logs()
+        rank = _whole(request.query_params.get("rank", "0"), "rank")
+        return _json({"ranks": list(logs), "rank": rank, "text": run.log(logs[rank]) if rank in logs else ""})
+
+    def _run(self, identity: str) -> Run:
+        if not self.gallery.runs:
+            self.gallery.fresh()
+        run = self.gallery.runs.get(identity)
+        if run is None:
+            raise HTTPException(404, "no such run")
+        return run
+
+
+def _whole(text: str, name: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise HTTPException(400, f"{name}: expected a whole number")
+    return int(text)
+
+
+def _lists(points: np.ndarray) -> list[list[float | None]]:
+    return [[number if math.isfinite(number) else None for number in row] for row in points.tolist()]
+
+
+def _json(content: Any) -> Response:
+    return JSONResponse(content)
+
+
+def _binary(found: list[tuple[dict[str, Any], np.ndarray]]) -> Response:
+    """For the page: the length of a JSON header, the header, and for each series its rows of float32."""
+    labels = [label | {"points": points.shape[1]} for label, points in found]
+    header = json.dumps({"rows": ROWS, "series": labels}).encode()
+    header += b" " * (-len(header) % 4)  # so that the numbers lie where a Float32Array may begin
+    numbers = b"".join(np.ascontiguousarray(points, dtype="<f4").tobytes() for _, points in found)
+    content = len(header).to_bytes(4, "little") + header + numbers
+    return Response(content, media_type="application/octet-stream", headers=AS_IT_IS)

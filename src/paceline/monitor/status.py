@@ -1,0 +1,59 @@
+"""What a run says of itself in status.json: running, finished, stopped or failed, and why.
+
+A process that is killed says nothing more: its file still says running, and the lock that died with it, or the
+silence since, tells the rest to who looks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+STATUS = "status.json"
+LOCK = ".lock"  # held by a run's one writer for as long as it lives
+STATES = ("running", "finished", "stopped", "failed")
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run's own word."""
+
+    state: str
+    since: float  # Unix time
+    total_images: int = 0  # the length of training; 0 where it is not known
+    why: str = ""  # of a run that failed, in one line
+    host: str = ""
+    process: int = 0
+
+    @classmethod
+    def now(cls, state: str, total_images: int, why: str = "") -> Status:
+        """What this process says at this moment."""
+        assert state in STATES, state
+        return cls(state, round(time.time(), 3), total_images, why, socket.gethostname(), os.getpid())
+
+    @classmethod
+    def parse(cls, content: bytes) -> Status | None:
+        """What a file says, or nothing where it says nothing that can be read."""
+        try:
+            said: Any = json.loads(content)
+            return cls(
+                state=str(said["state"]),
+                since=float(said["since"]),
+                total_images=int(said.get("total_images", 0)),
+                why=str(said.get("why", "")),
+                host=str(said.get("host", "")),
+                process=int(said.get("process", 0)),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Replaces the folder's file in one step."""
+        beside = (folder / STATUS).with_suffix(".writing")
+        beside.write_text(json.dumps(asdict(self), ensure_ascii=False) + "\n")
+        beside.replace(folder / STATUS)

@@ -1,0 +1,117 @@
+"""A headless Chromium, driven through its DevTools protocol over a pipe: no port, no driver, no package."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline.processes import die_with_parent
+
+PATIENCE_SECONDS = 60.0
+
+
+def find_chromium() -> str | None:
+    """The path of a Chromium on this machine."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Browser:
+    """One page."""
+
+    def __enter__(self) -> Browser:
+        path = find_chromium()
+        assert path
+        self._folder = tempfile.TemporaryDirectory(prefix="paceline-chromium-", ignore_cleanup_errors=True)
+        to_browser, self._out = os.pipe()
+        self._in, from_browser = os.pipe()
+
+        def wire() -> None:  # Chromium reads commands from descriptor 3 and answers on 4
+            die_with_parent()
+            reading, writing = (fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (to_browser, from_browser))
+            os.dup2(reading, 3)
+            os.dup2(writing, 4)
+
+        words = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+        words += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--mute-audio"]
+        words += [f"--user-data-dir={self._folder.name}", "--window-size=1400,900", "--remote-debugging-pipe"]
+        self._process = subprocess.Popen(
+            [path, *words, "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=wire,
+            close_fds=False,
+            start_new_session=True,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._number, self._unread, self._session = 0, b"", None
+        pages = self._call("Target.getTargets")["targetInfos"]
+        target = next(page["targetId"] for page in pages if page["type"] == "page")
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._call("Page.enable")
+        self.errors: list[str] = []
+        self._call("Runtime.enable")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._in)
+        os.close(self._out)
+        self._folder.cleanup()
+
+    def open(self, url: str) -> None:
+        """Goes to a page."""
+        self._call("Page.navigate", url=url)
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression of JavaScript on the page; a promise is awaited."""
+        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def wait_for(self, expression: str) -> Any:
+        """The first value of an expression that is true."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < until:
+            value = self.evaluate(expression)
+            if value:
+                return value
+            time.sleep(0.05)
+        raise AssertionError(f"not true within {PATIENCE_SECONDS:g} s: {expression}")
+
+    def screenshot(self, path: Path) -> None:
+        """Keeps what is to be seen."""
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        content = json.dumps(message).encode() + b"\0"
+        while content:
+            content = content[os.write(self._out, content) :]
+        while True:
+            answer = self._read()
+            if answer.get("method") == "Runtime.exceptionThrown":
+                self.errors.append(json.dumps(answer["params"]["exceptionDetails"]))
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+
+    def _read(self) -> dict[str, Any]:
+        while b"\0" not in self._unread:
+            part = os.read(self._in, 2**20)
+            assert part, "Chromium ended"
+            self._unread += part
+        message, _, self._unread = self._unread.partition(b"\0")
+        return json.loads(message)

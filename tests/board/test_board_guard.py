@@ -1,0 +1,187 @@
+"""Nobody without the token is answered, no other site, and nothing outside of the folder is read."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from made_runs import ODD_NAMES, OUTSIDE, SECRET
+from serving import Served, serve
+
+PAGE = Path(__file__).resolve().parents[2] / "src" / "paceline" / "board" / "page"
+ROUTES = [
+    "/",
+    *[f"/page/{file.name}" for file in sorted(PAGE.iterdir())],
+    "/api/runs",
+    "/api/series",
+    "/api/runs/x/settings",
+    "/api/runs/x/samples",
+    "/api/runs/x/picture?name=samples&images=0",
+    "/api/runs/x/log",
+    "/nowhere",
+    "/favicon.ico",
+]
+
+
+def test_every_route_answers_401_without_the_token_and_with_a_wrong_one(board: Served) -> None:
+    for path in ROUTES:
+        assert board.ask(path, token=False).status == 401, path
+        assert board.ask(path, token=False, headers={"Authorization": "Bearer wrong"}).status == 401, path
+        assert board.ask(path, token=False, headers={"Cookie": f"paceline_board_{board.port}=é"}).status == 401, path
+        joint = "&" if "?" in path else "?"
+        assert board.ask(f"{path}{joint}token=wrong", token=False).status == 401, path
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
+        assert board.ask("/api/runs", token=False, method=method).status == 401, method
+
+
+def test_the_token_of_the_url_becomes_a_cookie_that_scripts_on_a_page_cannot_read(board: Served) -> None:
+    first = board.ask(f"/?token={board.token}", token=False)
+    assert first.status == 200 and b"<!doctype html>" in first.body
+    cookie = first.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+    assert board.ask("/page/main.js", token=False, headers={"Cookie": cookie.partition(";")[0]}).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"]
+)
+def test_a_host_that_is_not_this_machine_is_refused(board: Served, host: str) -> None:
+    assert board.ask("/api/runs", headers={"Host": host.format(port=board.port)}).status == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:{port}", "127.0.0.1:9999", "[::1]:{port}"])
+def test_names_of_loopback_are_served_also_through_a_tunnel(board: Served, host: str) -> None:
+    assert board.ask("/api/runs", headers={"Host": host.format(port=board.port)}).status == 200
+
+
+def test_requests_that_other_sites_make_are_refused(board: Served) -> None:
+    own = f"127.0.0.1:{board.port}"
+    assert board.ask("/api/runs", headers={"Host": own, "Origin": f"http://{own}"}).status == 200
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1", ""):
+        assert board.ask("/api/runs", headers={"Host": own, "Origin": origin}).status == 403, origin
+    assert board.ask("/api/runs", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}).status == 403
+
+
+def test_answers_forbid_foreign_code_and_keep_out_of_caches(board: Served) -> None:
+    headers = board.ask("/").headers
+    assert "script-src 'self'" in headers["content-security-policy"]
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+    assert board.ask("/api/runs").headers["cache-control"] == "no-store"
+
+
+def test_nothing_can_be_written(board: Served) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert board.ask("/api/runs", method=method).status == 405, method
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/page/../server.py",
+        "/page/..%2fserver.py",
+        "/page/%2e%2e/server.py",
+        "/page//etc/passwd",
+        "/../../../../etc/passwd",
+        "/api/runs/../../outside/settings",
+        "/api/runs/..%2f..%2foutside/settings",
+        "/api/runs/%00/settings",
+    ],
+)
+def test_no_path_leads_out_of_the_folder(board: Served, path: str) -> None:
+    answer = board.ask(path)
+    assert answer.status == 404 and b"root:" not in answer.body and OUTSIDE.encode() not in answer.body
+
+
+def test_pictures_by_a_name_that_leads_out_are_not_found(board: Served) -> None:
+    run = board.runs()["pictures"]["id"]
+    for name in ("../../../outside/secret", "..", "/etc/passwd", "samples/../samples", ""):
+        assert board.ask(f"/api/runs/{run}/picture?name={name}&images=0").status == 404, name
+    for images in ("-1", "1e3", "", "٣", "9" * 40):
+        answer = board.ask(f"/api/runs/{run}/picture?name=samples&images={quote(images)}")
+        assert answer.status in (400, 404), images
+
+
+def test_links_that_lead_outside_and_pipes_are_as_if_not_there(board: Served) -> None:
+    runs = board.runs()
+    assert "a link to outside" not in runs
+    run = runs["leads out"]
+    assert board.json(f"/api/runs/{run['id']}/settings")["settings"] == {}
+    assert board.json(f"/api/runs/{run['id']}/samples")["samples"] == {}
+    log = board.json(f"/api/runs/{run['id']}/log?rank=0")
+    assert log == {"ranks": [], "rank": 0, "text": ""}
+    assert run["last"]["net/loss"] == pytest.approx(0.2)  # what lies inside is read
+
+
+def test_credentials_are_hidden(board: Served) -> None:
+    runs = board.runs()
+    shown = board.json(f"/api/runs/{runs['private']['id']}/settings")["settings"]
+    assert shown["generator.lr"] == 0.3
+    assert {"mirror", "api_key", "data_root"} <= shown.keys()
+    log = board.json(f"/api/runs/{runs['failed']['id']}/log?rank=0")["text"]
+    assert "Connection closed" in log
+    assert SECRET not in str(shown) + log
+
+
+def test_names_are_shown_as_they_are_and_nothing_is_executed(board: Served, root: Path) -> None:
+    runs = board.runs()
+    for name in ODD_NAMES:
+        assert runs[name]["last"]["net/loss"] == pytest.approx(0.2), name
+        assert re.fullmatch(r"[0-9a-f]{12}", runs[name]["id"])
+    assert not list(root.rglob("pwned"))
+
+
+def test_it_listens_on_loopback_alone(board: Served) -> None:
+    assert listeners(board.process.pid) == {("127.0.0.1", board.port)}
+
+
+def listeners(pid: int) -> set[tuple[str, int]]:
+    """Where a process listens, by the kernel's own tables."""
+    sockets = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = row.split()
+            if state == "0A" and f"socket:[{rest[5]}]" in sockets:
+                address, port = local.split(":")
+                words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
+                found.add((socket.inet_ntop(family, b"".join(words)), int(port, 16)))
+    return found
+
+
+def test_a_wider_address_is_said_and_serves_addresses_but_no_strange_names(root: Path) -> None:
+    with serve(root, "--host", "0.0.0.0") as wide:
+        assert "others can reach it" in wide.process.stdout.readline()  # type: ignore[union-attr]
+        assert wide.ask("/api/runs", headers={"Host": "10.0.0.1:80"}).status == 200
+        assert wide.ask("/api/runs", headers={"Host": "evil.example"}).status == 403
+        assert wide.ask("/api/runs", token=False).status == 401
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-folder"], "no-such-folder: no such folder"),
+        (["nope://bucket"], "nope://bucket: "),
+        (["simplecache::file:///etc"], "give one URL"),
+        ([".", "--port", "70000"], "--port 70000: must be"),
+        ([".", "--port", "80000000000"], "--port 80000000000: must be"),
+        ([".", "--host", "no.such.host.invalid"], "--host no.such.host.invalid: "),
+        ([".", "--port", "ninety"], "'--port'"),
+    ],
+)
+def test_mistakes_end_in_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paceline", "board", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and said in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_port_in_use_is_said(board: Served, root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paceline", "board", str(root), "--port", str(board.port)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and f"--port {board.port}: " in done.stderr

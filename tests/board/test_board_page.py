@@ -1,0 +1,108 @@
+"""The page in a headless Chromium, over a run that is being trained; skips itself where there is no Chromium."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Browser, find_chromium
+from commands import Running, start_fork, wait_until
+from made_runs import ODD_NAMES
+from serving import Served, serve
+
+pytestmark = pytest.mark.skipif(not find_chromium(), reason="no Chromium on this machine")
+RECIPE = Path(__file__).parents[1] / "tiny_gan.py"
+VALUES = "Number(document.querySelector('[data-name=\"generator/adversarial\"]')?.dataset.values ?? 0)"
+SHA256 = """fetch(%s).then((answer) => answer.arrayBuffer()).then((content) => crypto.subtle.digest('SHA-256', content))
+    .then((digest) => [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, '0')).join(''))"""
+INK = """(() => { const canvas = document.querySelector('[data-name="generator/adversarial"] canvas');
+    const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+    let colored = 0;
+    for (let i = 0; i < pixels.length; i += 4) if (Math.abs(pixels[i] - pixels[i + 2]) > 60) colored++;
+    return colored; })()"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A run that goes on for longer than the tests."""
+    folder = tmp_path_factory.mktemp("training")
+    every = ["--set", "log_every=40 steps", "--set", "sample_every=3200 images", "--set", "evaluate_every=100%"]
+    settings = ["--images", "100000000", "--seed", "3", "--accelerator", "cpu", "--set", "few_images=allow", *every]
+    running = start_fork(folder, "train", str(RECIPE), "--out", str(folder / "runs" / "tiny"), *settings)
+    try:
+        wait_until(lambda: len(list((folder / "runs" / "tiny" / "samples").glob("*.png"))) > 2, running)
+        yield running
+    finally:
+        if not running.ended:
+            running.kill()
+
+
+def test_the_curve_of_a_run_grows_without_a_reload_and_the_slider_shows_the_right_picture(
+    training: Running, browser: Browser
+) -> None:
+    run = training.folder / "runs" / "tiny"
+    with serve(run.parent) as board:
+        browser.open(board.url)
+        first = browser.wait_for(VALUES)
+        browser.evaluate("window.stays = true")
+        assert browser.evaluate("location.search") == ""  # the token is out of sight
+        assert browser.wait_for(f"{VALUES} > {first} && {VALUES}") > first
+        assert browser.evaluate("window.stays") and browser.evaluate(INK) > 100
+        assert "running" in browser.evaluate("document.querySelector('#list').innerText")
+
+        browser.evaluate("document.querySelector('[data-view=samples]').click()")
+        slider = "document.querySelector('#samples input[type=range]')"
+        browser.wait_for(f"Number({slider}.max) > 1")
+        for position, images in ((1, 3200), (0, 0), (2, 6400)):
+            browser.evaluate(f"{slider}.value = {position}; {slider}.dispatchEvent(new Event('input'))")
+            shown = f"document.querySelector('#samples img[data-images=\"{images}\"]')"
+            browser.wait_for(f"{shown} && {shown}.complete && {shown}.naturalWidth > 0")
+            content = (run / "samples" / f"samples-{images:012}.png").read_bytes()
+            assert browser.evaluate(SHA256 % f"{shown}.src") == hashlib.sha256(content).hexdigest()
+        last = int(browser.evaluate(f"{slider}.max"))
+        browser.wait_for(f"Number({slider}.max) > {last}")  # new pictures come by themselves,
+        assert browser.evaluate(f"{slider}.value") == "2"  # and the slider stays where it was put
+        training.kill()
+        browser.wait_for("document.querySelector('#list').innerText.includes('without a word')")
+    assert not browser.errors
+
+
+def test_nothing_that_a_run_is_called_becomes_markup(board: Served, browser: Browser) -> None:
+    browser.open(board.url)
+    browser.wait_for("document.querySelectorAll('#list .run').length > 5")
+    names = browser.evaluate("[...document.querySelectorAll('#list .name')].map((name) => name.textContent)")
+    assert set(ODD_NAMES) <= set(names)
+    for view in ("samples", "settings", "logs"):
+        browser.evaluate(f"document.querySelector('[data-view={view}]').click()")
+        browser.wait_for(
+            f"!document.querySelector('#{view}').hidden && document.querySelector('#{view}').innerText.length"
+        )
+        assert browser.evaluate("document.querySelectorAll('img[onerror], main script').length") == 0
+    assert not browser.errors
+
+
+def test_log_scale_and_seconds_and_smoothing_redraw_and_are_remembered(board: Served, browser: Browser) -> None:
+    browser.open(board.url)
+    browser.wait_for("document.querySelectorAll('.card').length > 0")
+    for choice in ("input[value=log]", "input[value=seconds]"):
+        browser.evaluate(f"document.querySelector('{choice}').click()")
+    kept = browser.evaluate("localStorage.getItem('paceline.curves')")
+    assert '"scale":"log"' in kept and '"axis":"seconds"' in kept
+    browser.open(board.url)
+    browser.wait_for("document.querySelector('input[value=log]')?.checked")
+    assert not browser.errors
+
+
+def test_a_board_that_ended_is_said_on_the_page(root: Path, browser: Browser) -> None:
+    with serve(root) as board:
+        browser.open(board.url)
+        browser.wait_for("document.querySelectorAll('#list .run').length > 5")
+    browser.wait_for("document.querySelector('#notice').innerText.includes('no answer from the board')")

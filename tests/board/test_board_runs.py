@@ -1,0 +1,227 @@
+"""The board shows what the files say: states, curves, settings, samples, also of runs that grow or are cut."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import line, make_run
+from PIL import Image
+from serving import Served, serve
+
+from paceline.board.files import RemoteFiles
+from paceline.board.gallery import Gallery
+from paceline.board.metrics_reader import LARGE, MetricsReader
+from paceline.board.series import CAPACITY, Series
+from paceline.engine.run_folder import RunFolder
+from paceline.errors import UserError
+
+
+def test_states_are_known_from_files_alone(board: Served) -> None:
+    runs = board.runs()
+    states = {name: run["state"] for name, run in runs.items()}
+    assert states["finished"] == states["nested/deeper/run"] == "finished"
+    assert states["stopped"] == "stopped"
+    assert states["failed"] == "failed" and runs["failed"]["why"] == "ValueError: too many pigeons"
+    assert states["killed"] == "failed" and "without a word" in runs["killed"]["why"]
+    assert states["elsewhere"] == "running"  # its lock may be on another machine; it wrote just now
+    assert states["silent"] == "silent"
+    assert states["private"] == "unknown"  # it never said anything, and nobody holds its lock
+
+
+def test_the_last_words_are_those_of_the_rank_that_failed(board: Served) -> None:
+    assert board.runs()["failed"]["last_words"][-1] == "ValueError: too many pigeons"
+    assert board.json(f"/api/runs/{board.runs()['failed']['id']}/log?rank=1")["ranks"] == [0, 1]
+
+
+def test_a_locked_run_is_running_and_a_look_never_keeps_a_run_from_starting(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one", state="running", host=os.uname().nodename)
+    run = RunFolder(folder)
+    run.claim()
+    with serve(tmp_path / "runs") as board:
+        assert board.runs()["one"]["state"] == "running"
+        run.release()
+        board.wait_for("one", lambda one: one["state"] == "failed")
+        with (folder / ".lock").open() as reader:
+            fcntl.flock(reader, fcntl.LOCK_SH)
+            with pytest.raises(UserError, match="in use"):  # a lock that stays is another run's
+                RunFolder(folder).claim()
+        for _ in range(200):  # the board looks all the while
+            run.claim()
+            run.release()
+
+
+def test_a_run_says_how_it_ends(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.claim()
+    folder.end("failed", "before it had begun")
+    assert not (tmp_path / "run" / "status.json").exists()
+    folder.begin(640)
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "running"
+    folder.end("failed", "two\nlines and s3://me:hunter2@bucket")
+    said = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert said["total_images"] == 640 and said["why"].startswith("two lines") and "hunter2" not in said["why"]
+    folder.end("finished")
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
+    folder.release()
+
+
+def test_curves_come_with_the_spread_over_ranks_and_the_time_split(board: Served) -> None:
+    run = board.runs()["finished"]
+    assert run["images"] == 50 and run["total_images"] == 100 and run["time_split"] == {"step": 10.0}
+    answer = board.json(f"/api/series?run={run['id']}&name=net/loss&name=spread/net/loss&name=no/such")
+    loss, spread = answer["series"]
+    assert loss["images"] == [10, 20, 30, 40, 50] and loss["seconds"] == [1, 2, 3, 4, 5]
+    assert loss["mean"] == loss["low"] == loss["high"] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
+    assert spread["mean"] == pytest.approx([0.1] * 5)
+
+
+def test_the_binary_answer_holds_the_same_numbers(board: Served) -> None:
+    run = board.runs()["finished"]
+    body = board.ask(f"/api/series?run={run['id']}&name=net/loss&format=binary").body
+    (length,) = struct.unpack("<I", body[:4])
+    header = json.loads(body[4 : 4 + length])
+    numbers = np.frombuffer(body[4 + length :], "<f4").reshape(len(header["rows"]), -1)
+    assert header["series"][0]["points"] == 5
+    assert numbers[header["rows"].index("mean")] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
+
+
+def test_broken_lines_are_skipped_and_counted(board: Served) -> None:
+    run = board.runs()["broken"]
+    assert run["broken_lines"] == 6 and run["lines"] == 6
+    assert run["last"]["net/loss"] == 0.5 and "net/other" not in run["last"] and "net/big" not in run["last"]
+
+
+def test_settings_and_samples(board: Served) -> None:
+    runs = board.runs()
+    kept = board.json(f"/api/runs/{runs['finished']['id']}/settings")
+    assert kept == {"settings": {"recipe": "dcgan", "seed": 5, "lr": 0.1}, "made_with": {"torch": "2.15"}}
+    run = runs["pictures"]
+    assert board.json(f"/api/runs/{run['id']}/samples")["samples"] == {"samples": [0, 100, 200]}
+    answer = board.ask(f"/api/runs/{run['id']}/picture?name=samples&images=100")
+    assert answer.headers["content-type"] == "image/png" and answer.body.startswith(b"\x89PNG")
+
+
+def test_strange_requests_are_answered_and_not_failed(board: Served) -> None:
+    run = board.runs()["finished"]["id"]
+    assert board.ask("/api/series?run=nobody").status == 404
+    assert board.ask("/api/series?points=many").status == 400
+    assert board.ask(f"/api/runs/{run}/log?rank=-1").status == 400
+    assert board.json(f"/api/runs/{run}/log?rank=5")["text"] == ""
+    assert len(board.json("/api/series?points=0&name=net/loss")["series"]) > 5
+
+
+def test_a_run_that_grows_is_cut_and_goes_away_is_followed(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", lines=3)
+    with serve(tmp_path) as board:
+        assert board.runs()["run"]["lines"] == 3
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(line(40, net__loss=0.1) + '{"images": 50, "net/lo')
+        grown = board.wait_for("run", lambda run: run["lines"] == 4)
+        assert grown["broken_lines"] == 0  # half a line is not broken: it is being written
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write('ss": 0.05}\n')
+        assert board.wait_for("run", lambda run: run["lines"] == 5)["last"]["net/loss"] == 0.05
+        shorter = "".join((folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:2])
+        (folder / "new").write_text(shorter + line(25, net__loss=9.0) * 20)  # as a resume does, and longer than before
+        (folder / "new").replace(folder / "metrics.jsonl")
+        assert board.wait_for("run", lambda run: run["lines"] == 22)["last"]["net/loss"] == 9.0
+        make_run(tmp_path / "another")
+        board.wait_for("another", lambda run: run["lines"] == 5)
+        shutil.rmtree(folder)
+        while "run" in board.runs():
+            pass
+
+
+def test_a_root_that_is_itself_a_run_and_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    make_run(tmp_path / "run")
+    with serve(tmp_path / "run") as board:
+        assert list(board.runs()) == ["run"]
+    with serve((tmp_path / "empty").as_uri()) as board:
+        assert board.runs() == {}
+
+
+def test_a_remote_folder_is_read_like_a_local_one(root: Path) -> None:
+    import fsspec
+
+    storage = fsspec.filesystem("memory")
+    for name in ("finished", "failed", "pictures", "broken", "with spaces"):
+        for file in (root / name).rglob("*"):
+            if file.is_file():
+                storage.pipe_file(f"/bucket/runs/{name}/{file.relative_to(root / name)}", file.read_bytes())
+    gallery = Gallery(RemoteFiles(storage, "/bucket/runs", "memory://bucket/runs"))
+    gallery.refresh()
+    runs = {run.name: run for run in gallery.runs.values()}
+    assert runs.keys() == {"finished", "failed", "pictures", "broken", "with spaces"}
+    assert runs["finished"].summary()["lines"] == 5 and runs["broken"].metrics.broken == 6
+    assert runs["pictures"].samples() == {"samples": [0, 100, 200]}
+    with Image.open(root / "pictures" / "samples" / "samples-000000000100.png") as local:
+        assert runs["pictures"].picture("samples", 100).startswith(b"\x89PNG") and local.size == (8, 8)
+    assert runs["failed"].last_words[-1] == "ValueError: too many pigeons"
+    more = storage.cat_file("/bucket/runs/finished/metrics.jsonl") + line(60, net__loss=0.01).encode()
+    storage.pipe_file("/bucket/runs/finished/metrics.jsonl", more)
+    gallery.refresh()
+    assert runs["finished"].summary()["last"]["net/loss"] == 0.01
+
+
+def test_a_storage_in_trouble_is_said_and_the_board_goes_on(root: Path) -> None:
+    class Refusing:
+        def invalidate_cache(self) -> None: ...
+
+        def ls(self, path: str, detail: bool) -> None:
+            raise PermissionError("Access Denied for s3://key:hunter2@bucket")
+
+    gallery = Gallery(RemoteFiles(Refusing(), "bucket", "s3://bucket"))
+    gallery.start()
+    gallery.fresh()
+    assert gallery.trouble.startswith("PermissionError: Access Denied") and "hunter2" not in gallery.trouble
+
+
+def test_a_large_file_is_looked_at_first_and_read_to_the_end_then(tmp_path: Path) -> None:
+    from paceline.board.files import LocalFiles
+
+    lines = [line(i, net__loss=float(i), net__filler=0.123456789) for i in range(1, 30001)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    assert size > LARGE
+    reader = MetricsReader(LocalFiles(tmp_path), "")
+    reader.look(size)
+    first = reader.table
+    assert reader.read_share < 1 and 100 < first.lines < 1000
+    assert first.images == 30000 and first.series["net/loss"].points()[0, 0] < 100
+    while reader.advance(size):
+        pass
+    assert reader.read_share == 1 and reader.table.lines == 30000
+    points = reader.table.series["net/loss"].points()
+    assert points.shape[1] <= CAPACITY and points[4].max() == 30000 and points[3].min() == 1
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000, 100_000])
+def test_a_long_series_keeps_mean_and_range_however_it_arrives(chunk: int) -> None:
+    num = 3 * CAPACITY + 5 if chunk == 1 else 50_003
+    values = np.sin(np.arange(num) / 50) + np.random.default_rng(0).normal(size=num)
+    values[100:140] = np.nan
+    series = Series()
+    for start in range(0, num, chunk):
+        part = np.arange(start, min(num, start + chunk), dtype=float)
+        series.extend(part, part / 10, values[start : start + chunk])
+    images, seconds, mean, low, high = series.points()
+    stride = 2 ** int(np.ceil(np.log2(num / CAPACITY)))
+    assert len(images) == -(-num // stride) <= CAPACITY and images[-1] == num - 1 and seconds[-1] == (num - 1) / 10
+    part = values[10 * stride : 11 * stride]
+    assert mean[10] == pytest.approx(np.nanmean(part)) and low[10] == np.nanmin(part) and high[10] == np.nanmax(part)
+    assert series.values == num and series.total == pytest.approx(np.nansum(values)) and series.last == values[-1]
+    assert series.points(100).shape[1] <= 100 and series.points(100)[4].max() == np.nanmax(values)
+
+
+def test_a_series_without_a_finite_value_in_a_point_has_a_gap_there() -> None:
+    series = Series()
+    series.extend(np.arange(3.0), np.arange(3.0), np.array([1.0, np.nan, 3.0]))
+    assert np.isnan(series.points()[2]).tolist() == [False, True, False]
