@@ -42,6 +42,11 @@ CASES = [
     ("dcgan", {}),
     ("dcgan", {"r1": 1.0, "average": "500 images"}),
     ("dual_gan", {}),
+    ("super_resolution", {"stage": "pretrain", "norm": "none"}),
+    ("super_resolution", {"stage": "adversarial"}),
+    ("restoration", {"adversarial": 0.01, "perceptual": 0.1}),
+    ("translation", {}),
+    ("translation", {"norm": "instance", "padding": "reflect", "model": "pix2pix", "target": "dab"}),
 ]
 
 
@@ -97,6 +102,23 @@ def test_a_gradient_penalty_with_batchnorm_is_the_same_over_two_processes(recipe
     command = [*PACELINE, "verify", recipe, "--strategies", "single,ddp", "--gpus", "0,0", "--set", "r1=1"]
     done = subprocess.run(command, capture_output=True, text=True)
     print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ddp_over_nccl_is_captured_with_its_collectives(tmp_path: Path) -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+    command = [*PACELINE, "train", "dual_gan", "--strategy", "ddp", "--graph", "on", "--images", "1000", "--out", "run"]
+    sizes = ["--set", "ngf=8", "--set", "ndf=8", "--batch-size", "32", "--set", "few_images=allow"]
+    done = subprocess.run(
+        command + sizes, cwd=tmp_path, env=os.environ | alone, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step: one CUDA graph" in done.stdout and "eager from here on" not in done.stdout
+
+
+def test_many_networks_learn_the_same_over_two_processes_on_one_gpu() -> None:
+    command = [*PACELINE, "verify", "translation", "--strategies", "single,ddp", "--gpus", "0,0", "--backend", "gloo"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -58,10 +58,11 @@ class Learner:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
-    @torch.no_grad()
     def take_average(self, images: int) -> None:
         """Moves the average towards the weights by the images of one step."""
-        if self.average:
+        if not self.average:
+            return
+        with torch.no_grad():
             torch._foreach_lerp_(self.average, self.parameters, 1 - 0.5 ** (images / self.average_half_life))
 
     @torch.no_grad()

@@ -58,6 +58,7 @@ class _Page:
     def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
         self.names = names
         self.rows = torch.zeros(CAPACITY, len(names), device=device, dtype=torch.float64)
+        self.slots = self.rows.unbind()  # cut once: an entry is made in every step
         self.sums = torch.zeros(len(names) + 1, device=device, dtype=torch.float64)  # the last is the weight
         self.first_bad = torch.full((len(names),), float("inf"), device=device, dtype=torch.float64)
         self.at: list[tuple[int, int]] = []  # (images seen, samples) of each row
@@ -95,7 +96,7 @@ class Ledger:
                 )
             if len(page.at) == CAPACITY:
                 page.fold()
-            page.rows[len(page.at)].copy_(values)
+            page.slots[len(page.at)].copy_(values)
             page.at.append((images, samples))
 
     def read(self) -> Reading:

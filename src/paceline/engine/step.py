@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from paceline.data.feed import StepData, TrainingFeed
+from paceline.engine.lanes import groups, run_side_by_side
 from paceline.engine.learner import Learner
 from paceline.engine.ledger import Entry
 from paceline.errors import UserError
@@ -60,13 +62,28 @@ class Step:
         """The step itself: from here on nothing reads the device or depends on the images seen."""
         repetitions = [[self.complete(batch) for batch in micro_batches] for micro_batches in fetched]
         entries: list[Entry] = []
-        for phase in due:
-            self._select(phase.network)
-            for batches in repetitions[: phase.repeat]:
-                entries += self._run(phase, batches, watch)
+        for phases in groups(due):
+            tasks = [partial(self._learn_phase, phase, repetitions, watch) for phase in phases]
+            for made in run_side_by_side(tasks, self.world.device):
+                entries += made
         for learner in self.learners.values():
             learner.take_average(self.images_per_step)
         return entries
+
+    def rehearse(self, fetched: Batch) -> None:
+        """Every phase's forward and backward on one micro-batch, by this process alone; no weight changes."""
+        batch = self.complete(fetched)
+        samples = len(next(iter(batch.values())))
+        for phase in self.recipe.phases:
+            self._select(phase.network)
+            loss = self.strategy.call(phase.name, self._with_facts(batch, samples))
+            _total(loss, 1).backward()
+            batch |= {name: value.detach() for name, value in loss.shared.items()}
+            self.learners[phase.network].optimizer.zero_grad(set_to_none=True)
+
+    def _learn_phase(self, phase: Phase, repetitions: list[list[Batch]], watch: Watch | None) -> list[Entry]:
+        self._select(phase.network)
+        return [entry for batches in repetitions[: phase.repeat] for entry in self._run(phase, batches, watch)]
 
     def _run(self, phase: Phase, batches: list[Batch], watch: Watch | None) -> list[Entry]:
         learner = self.learners[phase.network]

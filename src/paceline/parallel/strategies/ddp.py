@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from paceline.parallel.strategy import NOTHING, Strategy
-from paceline.recipe import Batch, Loss, Phase
+from paceline.recipe import Batch, Loss, Phase, Recipe
 
 # Buffers are broadcast once, when a wrapper is built: per forward it breaks two forwards before one backward.
 _PARAMETERS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
@@ -27,16 +30,37 @@ class DistributedDataParallel(Strategy):
 
     distributed = True
 
+    def place(self, recipe: Recipe) -> None:
+        super().place(recipe)
+        if self.settings.compress != "none":
+            self.notes.append(
+                f"gradients: sent in {self.settings.compress}, rounded; results differ a little"
+            )
+
     def prepare(self, phase: Phase) -> None:
         self.wrappers = getattr(self, "wrappers", {})
-        self.wrappers[phase.name] = nn.parallel.DistributedDataParallel(
-            self.call,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=5 if self.world.backend == "gloo" else 25,
-            **STILL_BUFFERS,
-        )
+        with self._on_the_side():
+            self.wrappers[phase.name] = nn.parallel.DistributedDataParallel(
+                self.call,
+                gradient_as_bucket_view=True,
+                bucket_cap_mb=5 if self.world.backend == "gloo" else 25,
+                **STILL_BUFFERS,
+            )
+            if self.settings.compress == "bf16":
+                self.wrappers[phase.name].register_comm_hook(None, bf16_compress_hook)
+            self._settle(self.wrappers[phase.name])
 
-        self._settle(self.wrappers[phase.name])
+    @contextmanager
+    def _on_the_side(self) -> Iterator[None]:
+        """Inside, work goes to a stream of its own: a wrapper that was built on the default one cannot be captured."""
+        if self.world.device.type != "cuda":
+            yield
+            return
+        side, before = torch.cuda.Stream(self.world.device), torch.cuda.current_stream(self.world.device)
+        side.wait_stream(before)
+        with torch.cuda.stream(side):
+            yield
+        before.wait_stream(side)
 
     def _settle(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
         """Has the wrapper's first backward behind it before training begins.
