@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from paceline.config import RunSettings
 from paceline.errors import UserError
+from paceline.parallel import environment
 from paceline.parallel.environment import Place, check_devices, gpu_ids, join, place_from, slurm_meeting_point
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
@@ -81,6 +82,7 @@ class Gpus:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
         monkeypatch.setattr(dist, "init_process_group", self._meet)
+        monkeypatch.setattr(environment, "_meet", lambda place, timeout: dist.HashStore())
 
     def see(self, count: int, local_rank: int, local_size: int) -> None:
         self.patch.setattr(torch.cuda, "device_count", lambda: count)

@@ -11,21 +11,24 @@ from pathlib import Path
 
 from paceline.config import Config, resolve
 from paceline.config_file import read_file, to_toml
+from paceline.engine.assemble import strategy_class
 from paceline.engine.signals import INTERRUPTED
 from paceline.errors import UserError
-from paceline.launch.torchrun import mistake_was_reported, report_for_work, report_mistake, run_processes
+from paceline.launch.meeting import Meeting
+from paceline.launch.notes import leave_work, mistake_was_reported, report_for_work, report_mistake
+from paceline.launch.torchrun import run_processes
 from paceline.recipe import Recipe
 from paceline.registry import load_class
 
 
-def run_in_processes(job: str, config: Config, *arguments: str) -> int:
-    """Runs a job's `JOB_here(config, *arguments)` in one process per device; gives the exit code."""
+def run_in_processes(job: str, config: Config, *arguments: str, meeting: Meeting | None = None) -> int:
+    """Runs a job's `JOB_here(config, *arguments)` in one process per device of this host; gives the exit code."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         path = Path(folder) / "config.toml"
         path.write_text(to_toml(config, {}))
-        return run_processes(
-            "paceline.jobs.worker", [job, config.recipe_name, str(path), *arguments], config.run.devices
-        )
+        words = [job, config.recipe_name, str(path), *arguments]
+        processes = config.run.devices if strategy_class(config).distributed else 1
+        return run_processes("paceline.jobs.worker", words, processes, meeting)
 
 
 def main() -> int:
@@ -51,7 +54,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = leave_work(main())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # without the interpreter's tear-down, in which threads of a process group can hang

@@ -1,4 +1,4 @@
-"""Several processes on this machine through torchrun's agent."""
+"""Several processes on this machine, or its part of those on several, through torchrun's agent."""
 
 from __future__ import annotations
 
@@ -8,70 +8,148 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from paceline.engine.signals import GO_ON_LATER, INTERRUPTED, SIGNALS
 from paceline.errors import UserError
-from paceline.processes import die_with_parent
+from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, say_restart
+from paceline.launch.meeting import Meeting
+from paceline.launch.notes import LAUNCHER, MEETING_FOLDER, Notes
 
-LAUNCHER = "PACELINE_LAUNCHER"  # the process id of the one that started this process
-MEETING_FOLDER = "PACELINE_MEETING_FOLDER"  # where the processes leave notes for it: their ids, a person's mistake
-MISTAKE = "mistake"
-OTHERS_WAIT_SECONDS = 2.0  # for the mistake that ended the run, by a process that only lost its peers
+TO_THE_AGENT = {
+    # Each round's first process serves a store of its own: a shared one would be lost with its host.
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGHUP,SIGQUIT",  # the others are passed on below, with time to save
+}
 
 
-def run_processes(module: str, arguments: list[str], processes: int) -> int:
-    """Runs `python -m module arguments` in several processes that meet on loopback; gives their exit code."""
+def run_processes(module: str, arguments: list[str], processes: int, meeting: Meeting | None = None) -> int:
+    """Runs `python -m module arguments` in several processes of this host; gives the exit code of all."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="paceline-") as name:
-        folder = Path(name)
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=processes,
-            run_id=folder.name,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            rdzv_configs={"is_host": True},
-            max_restarts=0,
-            monitor_interval=0.1,
-            local_addr="127.0.0.1",
-            logs_specs=DefaultLogsSpecs(log_dir=name),
-            signals_to_handle="SIGHUP,SIGQUIT",  # the others are passed on below, with time to save
-        )
-        with _environment({LAUNCHER: str(os.getpid()), MEETING_FOLDER: name}), _passing_on(folder) as asked:
+    meeting = meeting or Meeting()
+    with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as name:
+        notes = Notes(Path(name))
+        watchdog = Watchdog(notes, meeting.timeout, meeting.join_timeout)
+        variables = {LAUNCHER: str(os.getpid()), MEETING_FOLDER: name, **TO_THE_AGENT}
+        with _environment(variables), _passing_on(notes) as asked:
+            watchdog.start()
             try:
-                elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
-                return 0
+                result = _supervise(["-u", "-m", module, *arguments], processes, meeting, notes, watchdog, asked)
+                return _exit_code(result, notes, asked)
             except SignalException as stop:
-                return 128 + int(asked[0] if asked else stop.sigval)
-            except ChildFailedError as failure:
-                return _exit_code(failure, folder, asked)
+                return notes.stopped() or _code_of(asked[0] if asked else stop.sigval)
+            except (RendezvousError, dist.DistError) as error:
+                return _say_why_alone(error, meeting, notes)
+            finally:
+                watchdog.stop()
 
 
-def _exit_code(failure: ChildFailedError, folder: Path, asked: list[int]) -> int:
+def _supervise(
+    words: list[str], processes: int, meeting: Meeting, notes: Notes, watchdog: Watchdog, asked: list[int]
+) -> RunResult | None:
+    """Runs the agent to its end, and another where the host at which all meet was lost and may come back."""
+
+    def is_over() -> bool:
+        return bool(asked or notes.mistake() or notes.stopped())
+
+    left = meeting.max_restarts
+    while True:
+        handler = meeting.open()
+        spec = WorkerSpec(
+            role="paceline",
+            local_world_size=processes,
+            rdzv_handler=handler,
+            entrypoint=sys.executable,
+            args=tuple(words),
+            max_restarts=left,
+            monitor_interval=0.1,
+            local_addr=handler._this_node.addr,
+        )
+        watchdog.agent = agent = Agent(spec, notes, is_over)
+        closes = True
+        try:
+            return agent.run()
+        except SignalException:
+            closes = False  # to close the meeting would end it for the other hosts
+            raise
+        except (RendezvousClosedError, RendezvousTimeoutError):
+            raise
+        except (RendezvousError, dist.DistError):
+            closes = False
+            if meeting.most == 1 or not agent.restarts_left:
+                raise
+            left = agent.restarts_left - 1
+            say_restart(f"lost the host at which all meet ({meeting.host}:{meeting.port})", left)
+        finally:
+            _leave(handler, closes)
+
+
+def _leave(handler: DynamicRendezvousHandler, closes: bool) -> None:
+    """Ends this host's part in the meeting, as far as the other hosts can still be reached."""
+
+    def close() -> None:
+        with suppress(Exception):
+            if closes:
+                handler.shutdown()
+            else:
+                handler._stop_heartbeats()
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(END_SECONDS / 2)
+
+
+def _exit_code(result: RunResult | None, notes: Notes, asked: list[int]) -> int:
     """Says why the processes ended, where they did not say so themselves."""
-    if (folder / MISTAKE).exists():
-        raise UserError((folder / MISTAKE).read_text()) from None
-    codes = {one.exitcode for one in failure.failures.values()}
-    for stopped in (INTERRUPTED, GO_ON_LATER):
-        if stopped in codes:
-            return stopped
+    if notes.mistake():
+        raise UserError(notes.mistake()) from None
+    if notes.stopped():
+        return notes.stopped()
+    if result is None:
+        print("another host ended the run", file=sys.stderr)
+        return 1
+    if not result.is_failed():
+        return 0
     if asked:
         print("stopped before training began" if len(asked) == 1 else "stopped at once", file=sys.stderr)
-        return 128 + asked[0]
-    rank, first = min(failure.failures.items(), key=lambda item: item[1].timestamp)
-    how = f"ended with exit code {first.exitcode}" if first.exitcode > 0 else f"was killed by signal {-first.exitcode}"
-    print(f"rank {rank} {how}; logs/rank-{rank}.txt says more", file=sys.stderr)
+        return _code_of(asked[0])
+    rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    print(f"{describe_failure(result.failures)}; logs/rank-{rank}.txt says more", file=sys.stderr)
     return first.exitcode if first.exitcode > 0 else 1
+
+
+def _say_why_alone(error: Exception, meeting: Meeting, notes: Notes) -> int:
+    """One line for a host that lost the others or never met them."""
+    if notes.mistake():
+        raise UserError(notes.mistake()) from None
+    if notes.stopped():
+        return notes.stopped()
+    place = f"{meeting.host}:{meeting.port}"
+    if isinstance(error, RendezvousClosedError):
+        print(f"the run at {place} was ended by another host", file=sys.stderr)
+    elif isinstance(error, RendezvousTimeoutError):
+        print(
+            f"waited {meeting.join_timeout:g} s at {place} for {meeting.fewest} hosts (--nnodes, join_timeout); "
+            "the same command goes on from the last checkpoint",
+            file=sys.stderr,
+        )
+    else:
+        print(f"lost the host at which all meet ({place}): {str(error).splitlines()[0]}", file=sys.stderr)
+    return 1
+
+
+def _code_of(number: int) -> int:
+    """The exit code of a run that was asked to stop before there was anything to save."""
+    return INTERRUPTED if number == signal.SIGINT else GO_ON_LATER
 
 
 @contextmanager
@@ -85,7 +163,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _passing_on(folder: Path) -> Iterator[list[int]]:
+def _passing_on(notes: Notes) -> Iterator[list[int]]:
     """Inside, a request to stop goes to the processes, which then have all the time they need; gives those that came.
 
     torchrun's agent would send it to their children too and kill them after half a minute. A second Ctrl-C ends
@@ -96,12 +174,10 @@ def _passing_on(folder: Path) -> Iterator[list[int]]:
     def pass_on(number: int, frame: FrameType | None) -> None:
         asked.append(number)
         again = number == signal.SIGINT and len(asked) > 1
-        processes = [int(file.name.removeprefix("process-")) for file in folder.glob("process-*")]
+        processes = notes.alive()
         for process in processes:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL if again else number)
-            except ProcessLookupError:
-                continue
         if not processes:  # they have not begun: SIGTERM ends them, where Ctrl-C would have them print tracebacks
             raise SignalException("asked to stop", signal.SIGTERM)
 
@@ -114,33 +190,3 @@ def _passing_on(folder: Path) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def report_for_work() -> None:
-    """Called first by a process that a launcher started: it dies with the launcher, and can be asked to stop."""
-    if LAUNCHER not in os.environ:
-        return
-    die_with_parent(int(os.environ[LAUNCHER]))
-    Path(os.environ[MEETING_FOLDER], f"process-{os.getpid()}").touch()
-
-
-def report_mistake(line: str) -> bool:
-    """Hands a person's mistake to the launcher, which shows it once; false where there is no launcher of ours."""
-    if MEETING_FOLDER not in os.environ:
-        return False
-    try:
-        with open(Path(os.environ[MEETING_FOLDER], MISTAKE), "x") as file:
-            file.write(line)
-    except FileExistsError:
-        pass
-    return True
-
-
-def mistake_was_reported() -> bool:
-    """Whether this process failed only because another one met a person's mistake and ended."""
-    if MEETING_FOLDER not in os.environ:
-        return False
-    mistake, until = Path(os.environ[MEETING_FOLDER], MISTAKE), time.monotonic() + OTHERS_WAIT_SECONDS
-    while not mistake.exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    return mistake.exists()

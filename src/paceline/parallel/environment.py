@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.config import RunSettings
 from paceline.errors import UserError
+from paceline.parallel.store import is_loopback, join_store, serve_store, talk_only_towards
 
 FIRST_PORT, NUM_PORTS = 10_000, 10_000  # below those that the kernel gives to anyone who asks
 
@@ -47,6 +48,11 @@ def place_from(environ: Mapping[str, str]) -> Place | None:
             num_nodes=len(tasks),
         )
     return None
+
+
+def place_of(settings: RunSettings) -> Place | None:
+    """This process's place; with `--rdzv`, only one that our launcher gave it: `srun` then starts launchers."""
+    return None if settings.rdzv and "RANK" not in os.environ else place_from(os.environ)
 
 
 def _tasks_per_node(environ: Mapping[str, str]) -> list[int]:
@@ -99,13 +105,21 @@ class World:
         dist.all_gather(rows, vector.contiguous())
         return torch.stack(rows)
 
-    def share(self, value: object) -> object:
-        """The first process's value, on each."""
+    def share(self, value: object, source: int = 0) -> object:
+        """One process's value, the first one's if nothing else is said, on each."""
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=source)
         return box[0]
+
+    def collect(self, word: str) -> list[str]:
+        """Every process's word, on each."""
+        if self.size == 1:
+            return [word]
+        words = [""] * self.size
+        dist.all_gather_object(words, word)
+        return words
 
     def wait_for_all(self) -> None:
         """Returns when every process has come here."""
@@ -126,7 +140,7 @@ class World:
 def gpu_ids(settings: RunSettings) -> list[int]:
     """The GPU of each process on this machine by its id: as `--gpus` says, or each takes the next."""
     if not settings.gpus:
-        place = place_from(os.environ)
+        place = place_of(settings)
         if place and torch.cuda.device_count() == 1:
             return [0] * place.local_size  # `srun --gpus-per-task=1`: each sees its own GPU only, as id 0
         return list(range(place.local_size if place else settings.devices))
@@ -163,7 +177,7 @@ def check_devices(settings: RunSettings) -> None:
         raise UserError(
             f"{flag}: there {'is 1 GPU' if count == 1 else f'are {count} GPUs'} here (ids 0 to {count - 1})"
         )
-    place = place_from(os.environ)
+    place = place_of(settings)
     if place and len(ids) < place.local_size:
         raise UserError(f"--gpus {settings.gpus}: {len(ids)} for the {place.local_size} processes on this machine")
     if settings.backend == "nccl" and _share_a_gpu(settings):
@@ -197,11 +211,30 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
             host, port = slurm_meeting_point(os.environ)
             os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
         os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
-        own = device if backend == "nccl" else None
+        own, timeout = device if backend == "nccl" else None, timedelta(seconds=settings.timeout)
         try:
-            dist.init_process_group(backend, timeout=timedelta(minutes=10), device_id=own)
+            dist.init_process_group(
+                backend,
+                store=_meet(place, timeout),
+                rank=place.rank,
+                world_size=place.size,
+                timeout=timeout,
+                device_id=own,
+            )
         except dist.DistBackendError as error:
             if "Duplicate GPU" in str(error):  # that the one GPU which each sees is the same shows only here
                 raise UserError(f"--devices {place.size}: processes share a GPU; start one for each GPU") from error
             raise
     return World(place, device, backend)
+
+
+def _meet(place: Place, timeout: timedelta) -> dist.Store:
+    """The store at which the processes of a run find each other, as the environment says."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    talk_only_towards(host, place.num_nodes)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun as it comes: its agent serves one
+        store = join_store(host, port, timeout)
+        return dist.PrefixStore(f"paceline-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    if place.rank == 0:
+        return serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
+    return join_store(host, port, timeout)

@@ -38,7 +38,8 @@ class Precision:
         torch.backends.cudnn.benchmark = not deterministic
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-        torch.use_deterministic_algorithms(deterministic)
+        if deterministic != torch.are_deterministic_algorithms_enabled():  # importing the compiler takes seconds
+            torch.use_deterministic_algorithms(deterministic)
 
 
 def choose_precision(name: str, device: torch.device) -> Precision:

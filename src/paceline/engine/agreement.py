@@ -1,0 +1,106 @@
+"""What the processes of a run agree on as they start: who writes where, and which checkpoint they go on from.
+
+Hosts need no common disk. The first process of each host writes the run's folder that it sees, once where several
+hosts see the same one; so whatever host is lost, the others hold the run. Each looks for its newest whole
+checkpoint, and who holds the newest of all sends it to the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from paceline.engine.checkpoint import Damaged, Snapshot, load
+from paceline.engine.run_folder import RunFolder
+from paceline.errors import UserError
+from paceline.monitor.metrics import METRICS
+from paceline.parallel.environment import World
+
+
+def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> None:
+    """Makes a process of each host that has a folder of its own the writer of it; one's mistake is told by all."""
+
+    def claim() -> None:
+        folder.claim()
+        check()
+
+    several = world.place.num_nodes > 1
+    # A name that nobody has asked for before: a network file system then has no old answer at hand.
+    sign = folder.path / f".meeting-{world.share(os.urandom(8).hex())}" if several else None
+    _together(world, claim if world.is_first else None)
+    if sign is None:
+        return
+    if world.is_first:
+        sign.touch()
+    world.wait_for_all()
+    claims = world.place.local_rank == 0 and not world.is_first and not sign.exists()
+    _together(world, claim if claims else None)
+    if world.is_first:
+        sign.unlink()
+
+
+def newest_snapshot(folder: RunFolder, world: World, report: Callable[[str], None]) -> Snapshot | None:
+    """The newest whole checkpoint that any host holds, on every process and in every host's folder."""
+    own: Snapshot | None = None
+    damage = ""
+    if folder.is_mine:
+        try:
+            own = folder.checkpoints.latest(report)
+        except UserError as error:
+            damage = str(error)
+    held = world.gather(torch.tensor([own.images if own else -1], device=world.device)).flatten()
+    holder = int(held.argmax())
+    if held[holder] < 0:
+        _tell(world, damage)
+        return None
+    snapshot: Snapshot = world.share(own, holder)  # type: ignore[assignment]
+    if world.place.num_nodes > 1:
+        _catch_up(folder, world, snapshot, holder)
+        if holder and world.is_first:
+            report(f"the checkpoint at {snapshot.images:,} images comes from the host of rank {holder}")
+    if folder.is_mine:
+        folder.checkpoints.drop_after(snapshot.images)
+    return snapshot
+
+
+def weights_at(folder: RunFolder, world: World, images: int) -> dict[str, Tensor] | None:
+    """The weights of one checkpoint on every process, from a host that holds it; None where none does."""
+    own = None
+    if folder.is_mine:
+        try:
+            own = load(folder.checkpoints.path(images)).weights
+        except Damaged:
+            if world.place.num_nodes == 1:
+                raise
+    holds = world.gather(torch.tensor([float(own is not None)], device=world.device)).flatten()
+    return world.share(own, int(holds.argmax())) if holds.any() else None  # type: ignore[return-value]
+
+
+def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) -> None:
+    """Gives the hosts that were away the checkpoint and the metrics that led to it."""
+    metrics = folder.path / METRICS
+    history = world.share(metrics.read_bytes() if world.rank == holder and metrics.exists() else b"", holder)
+    if folder.is_mine and world.rank != holder:
+        folder.checkpoints.save(snapshot)
+        metrics.write_bytes(history)  # type: ignore[arg-type]
+    world.wait_for_all()
+
+
+def _together(world: World, work: Callable[[], None] | None) -> None:
+    """Does some processes' work; if one meets a person's mistake, all end with it."""
+    mistake = ""
+    if work:
+        try:
+            work()
+        except UserError as error:
+            mistake = str(error)
+    _tell(world, mistake)
+
+
+def _tell(world: World, mistake: str) -> None:
+    for told in world.collect(mistake):
+        if told:
+            raise UserError(told)

@@ -1,0 +1,199 @@
+"""A SLURM job: one launcher on each host, through srun; preempted, it saves, is queued again and goes on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.engine.signals import GO_ON_LATER
+from paceline.errors import UserError, unknown
+from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
+from paceline.parallel.environment import FIRST_PORT, NUM_PORTS
+
+FOLDER = "launch"  # in the run's: the job's file and logs
+JOB_FILE = "slurm.sh"
+WARNING_SECONDS = 120  # before the end of its time, a job is told to save
+LOOK_SECONDS = 1.0
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
+WORD = re.compile(r"[\w.@,+-]+")
+
+
+@dataclass(frozen=True)
+class SlurmWish:
+    """What is asked of SLURM."""
+
+    gpus_per_node: int = 0
+    cpus_per_node: int = 0
+    time: str = "1:00:00"
+    partition: str = ""
+    account: str = ""
+    requeue: bool = True
+
+    def check(self) -> None:
+        """Refuses what SLURM would not understand, or understand as something else."""
+        if not TIME.fullmatch(self.time):
+            raise UserError(f"--time {self.time}: expected hours:minutes:seconds, like 2:00:00")
+        for flag, value in (("--partition", self.partition), ("--account", self.account)):
+            if value and not WORD.fullmatch(value):
+                raise UserError(f"{flag} {value!r}: expected a name of letters, digits and . _ - @ +")
+
+
+def job_script(command: TrainCommand, wish: SlurmWish, run: Path, python: str = sys.executable) -> str:
+    """The job's file, to be read by a person and by sbatch."""
+    wish.check()
+    words = command.words("\0", out=str(run))
+    check_words(word for word in [*words, str(run)] if word != "\0")
+    log = str(Path.cwd() / run / FOLDER).replace("%", "%%") + "/slurm-%j.log"
+    options = {
+        "job-name": plain_name(run.name),
+        "nodes": command.nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": wish.gpus_per_node,
+        "cpus-per-task": wish.cpus_per_node,
+        "time": wish.time,
+        "partition": wish.partition,
+        "account": wish.account,
+        "output": shlex.quote(log),
+        "open-mode": "append",
+        "signal": f"B:USR1@{WARNING_SECONDS}",
+    }
+    lines = [f"#SBATCH --{name}={value}" for name, value in options.items() if value]
+    lines.append("#SBATCH --requeue" if wish.requeue else "#SBATCH --no-requeue")
+    train = quoted([python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$meeting"')
+    again = f"""
+if [ "$code" -eq {GO_ON_LATER} ]; then
+    echo "saved; queued again"
+    scontrol requeue "$SLURM_JOB_ID"
+    scontrol update JobId="$SLURM_JOB_ID" StartTime=now 2>/dev/null
+fi
+"""
+    return f"""#!/bin/bash
+# Written by paceline launch slurm. Submit it with: sbatch {shlex.quote(str(run / FOLDER / JOB_FILE))}
+{chr(10).join(lines)}
+
+cd {shlex.quote(str(Path.cwd()))} || exit 1
+
+# The hosts meet on the first one, which runs this file, at a port that follows from the job's number.
+meeting="$(hostname):$(({FIRST_PORT} + (7919 * SLURM_JOB_ID) % {NUM_PORTS}))"
+
+# USR1 comes from SLURM before the time is up, TERM before a preemption: the hosts finish a step together and save.
+step= asked=
+ask_to_stop() {{ asked=yes; [ -n "$step" ] && kill -USR1 "$step"; }}
+trap ask_to_stop USR1 TERM
+
+srun --kill-on-bad-exit=0 --wait=60 \\
+    {train} &
+step=$! code=0
+while :; do
+    asked=
+    wait "$step"
+    now=$?
+    [ "$now" -ne 127 ] && code=$now
+    [ -n "$asked" ] || break
+done
+{again if wish.requeue else ""}
+exit "$code"
+"""
+
+
+def write_job(script: str, run: Path) -> Path:
+    """Keeps the job's file with the run."""
+    try:
+        (run / FOLDER).mkdir(parents=True, exist_ok=True)
+        file = run / FOLDER / JOB_FILE
+        file.write_text(script)
+        file.chmod(0o755)
+    except OSError as error:
+        raise UserError(f"--out {run}: {error.strerror}") from None
+    return file
+
+
+def check_cluster(command: TrainCommand, wish: SlurmWish) -> None:
+    """Refuses what this cluster does not have; only where SLURM is on this machine."""
+    rows = [line.split("|") for line in _ask("sinfo", "-h", "-o", "%R|%D|%G|%a").splitlines()]
+    names = sorted({row[0] for row in rows})
+    if wish.partition and wish.partition not in names:
+        raise UserError(f"--partition: {unknown('partition', wish.partition, names)}")
+    mine = [row for row in rows if not wish.partition or row[0] == wish.partition]
+    hosts = sum(int(row[1]) for row in mine)
+    if command.nodes > hosts:
+        raise UserError(f"--nodes {command.nodes}: there are {hosts} in {wish.partition or 'this cluster'}")
+    gpus = max((_gpus(row[2]) for row in mine), default=0)
+    if wish.gpus_per_node > gpus:
+        raise UserError(f"--gpus-per-node {wish.gpus_per_node}: the hosts have {gpus} that SLURM knows of")
+    _check_ports(command.nodes)
+
+
+def _gpus(resources: str) -> int:
+    """GPUs in SLURM's `gpu:a100:4(S:0-1),shard:8`."""
+    counts = re.findall(r"(?:^|,)gpu(?::[^,:(]+)?:(\d+)", resources)
+    return sum(map(int, counts))
+
+
+def _check_ports(nodes: int) -> None:
+    """Refuses a range of ports that is too small for srun, which would wait for one without a word."""
+    found = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", _ask("scontrol", "show", "config"), re.MULTILINE)
+    first, last = map(int, found.groups()) if found else (0, 0)
+    wanted = 3 + 2 * (-(-nodes // 48))  # srun listens on so many, and on two more for every 48 hosts
+    if last and last - first + 1 < wanted:
+        raise UserError(
+            f"--nodes {nodes}: srun needs {wanted} ports, and SLURM's SrunPortRange {first}-{last} has "
+            f"{last - first + 1}; ask who runs the cluster for more"
+        )
+
+
+def submit(file: Path) -> int:
+    """Gives the job's file to SLURM; gives the job's number."""
+    answer = _ask("sbatch", "--parsable", str(file))
+    return int(answer.split(";")[0])
+
+
+def follow(job: int, run: Path) -> int:
+    """Shows the job's log as it grows until the job ends; gives its exit code."""
+    log, shown = run / FOLDER / f"slurm-{job}.log", 0
+    try:
+        while True:
+            state, code = _state(job)
+            if log.exists():
+                with log.open("rb") as file:
+                    file.seek(shown)
+                    new = file.read()
+                shown += len(new)
+                sys.stdout.write(new.decode(errors="replace"))
+                sys.stdout.flush()
+            if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED"):
+                print(f"job {job}: {state.lower()}")
+                return code if state != "COMPLETED" else 0
+            time.sleep(LOOK_SECONDS)
+    except KeyboardInterrupt:
+        print(f"\njob {job} goes on; `scancel {job}` ends it, `tail -f {shlex.quote(str(log))}` follows it")
+        return 0
+
+
+def _state(job: int) -> tuple[str, int]:
+    answer = _ask("scontrol", "show", "job", "-o", str(job))
+    found = re.search(r"JobState=(\w+)", answer)
+    code = re.search(r"ExitCode=(\d+):(\d+)", answer)
+    number = (int(code[1]) or (128 + int(code[2]) if int(code[2]) else 0)) if code else 1
+    return (found[1] if found else "UNKNOWN"), number or 1
+
+
+def _ask(*words: str) -> str:
+    """What a command of SLURM answers."""
+    if not shutil.which(words[0]):
+        raise UserError(
+            f"{words[0]}: SLURM is not on this machine; log in where its commands are, or leave out --submit"
+        )
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{words[0]}: SLURM did not answer within 60 s") from None
+    if done.returncode:
+        raise UserError(f"{' '.join(words[:2])}: {' '.join(done.stderr.split()) or done.returncode}")
+    return done.stdout

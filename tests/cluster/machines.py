@@ -1,0 +1,53 @@
+"""What the tests of this folder share: hosts that are network namespaces, and words for the machine's own commands."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TINY = str(Path(__file__).resolve().parent.parent / "engine" / "tiny.py")
+
+
+def need_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+def ask(*words: str) -> str:
+    """What a command answers, nothing where it fails."""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def free_ports(count: int) -> list[int]:
+    listeners = [socket.socket() for _ in range(count)]
+    for listener in listeners:
+        listener.bind(("127.0.0.1", 0))
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+class Host:
+    """A network namespace with an address of its own."""
+
+    def __init__(self, name: str, address: str, interface: str) -> None:
+        self.name, self.address, self.interface = name, address, interface
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """The words before a command that is to run there."""
+        return ("ip", "netns", "exec", self.name)
+
+    def cut(self) -> None:
+        """Takes its link down."""
+        ip("-n", self.name, "link", "set", self.interface, "down")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)

@@ -1,0 +1,130 @@
+"""Two hosts, each with a network and a run's folder of its own: one is lost, comes back, and the run finishes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import Running, metrics_without_times, processes_naming, start_command, wait_until, weights_of, workers_of
+from machines import TINY, Host
+
+from paceline.data.tickets import Stream
+from paceline.engine.assemble import open_sources
+from paceline.engine.finished_run import config_of
+
+IMAGES, BATCH = 3300, 66  # more than two epochs
+SETTINGS = ("--images", str(IMAGES), "--batch-size", str(BATCH), "--set", "save_every=3 steps", "--set", "pause=0.05")
+
+
+class Pair:
+    """The same command on two hosts."""
+
+    def __init__(self, hosts: tuple[Host, Host], folder: Path, *more: str) -> None:
+        self.hosts, self.folder, self.more = hosts, folder, more
+        self.running: list[Running] = []
+        self.hold = folder / "hold"  # while it is there, no host gets on
+        for number in range(2):
+            (folder / str(number)).mkdir()
+            self.running.append(self.start(number))
+
+    def start(self, number: int) -> Running:
+        words = ("train", TINY, *SETTINGS, "--rdzv", f"{self.hosts[0].address}:29400", "--out", "run")
+        record = ("--set", f"record={self.folder / 'seen'}", "--set", "join_timeout=90", "--set", f"hold={self.hold}")
+        folder = self.folder / str(number)
+        return start_command(folder, *words, *record, *self.more, before=self.hosts[number].enter)
+
+    def run(self, number: int) -> Path:
+        return self.folder / str(number) / "run"
+
+    def lose(self, number: int) -> None:
+        """Kills a host's launcher, and its processes with it."""
+        self.running[number].kill()
+
+    def batches(self) -> dict[int, list[list[int]]]:
+        """The samples of each call, in order, by the number of processes that shared them."""
+        found: dict[int, list[list[int]]] = {}
+        for file in (self.folder / "seen").iterdir() if (self.folder / "seen").exists() else []:
+            size = int(file.name.rpartition("-")[2])
+            lines = [sorted(map(int, line.split())) for line in file.read_text().splitlines()]
+            found.setdefault(size, []).extend(lines)
+        return found
+
+    def count(self, size: int) -> int:
+        return len(self.batches().get(size, []))
+
+
+@pytest.fixture
+def pair(hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(hosts, tmp_path, "--nnodes", "1:2", "--max-restarts", "5")
+    yield pair
+    for running in pair.running:
+        if not running.ended:
+            running.kill()
+
+
+def is_whole(pair: Pair) -> bool:
+    """Whether every batch of the stream was trained on, by one host or in two halves by both, and nothing else."""
+    config = config_of(str(pair.run(0)))
+    stream = Stream(config.run.seed, len(open_sources(config)["train"]))
+    batches = pair.batches()
+    alone, shared = (set(map(tuple, batches.get(size, []))) for size in (1, 2))
+    expected: set[tuple[int, ...]] = set()
+    for start in range(0, IMAGES, BATCH):
+        samples = stream.take(start, start + BATCH).index.tolist()
+        halves = {tuple(sorted(part)) for part in (samples[: BATCH // 2], samples[BATCH // 2 :])}
+        if tuple(sorted(samples)) not in alone and not halves <= shared:
+            return False
+        expected |= {tuple(sorted(samples)), *halves}
+    return alone | shared <= expected
+
+
+@pytest.mark.parametrize("lost", [1, 0], ids=["a-guest", "the-host-where-all-meet"])
+def test_a_host_that_was_lost_comes_back_and_the_run_finishes(pair: Pair, lost: int) -> None:
+    wait_until(lambda: pair.count(2) > 20, pair.running[1 - lost])
+    pair.lose(lost)
+    if lost:  # the other one goes on alone
+        wait_until(lambda: pair.count(1) > 4, pair.running[0])
+    pair.hold.touch()
+    before = pair.count(2)
+    pair.running[lost] = pair.start(lost)
+    wait_until(lambda: len(workers_of(pair.running[lost].pid)) == 1, pair.running[lost])
+    pair.hold.unlink()
+    wait_until(lambda: pair.count(2) > before + 4, pair.running[1 - lost])
+    assert [running.wait(240) for running in pair.running] == [0, 0], [r.stderr for r in pair.running]
+    assert weights_of(pair.run(0)) == weights_of(pair.run(1))
+    assert is_whole(pair), "a sample was left out"
+    histories = [[row["images"] for row in metrics_without_times(pair.run(number))] for number in range(2)]
+    assert histories[0] == histories[1], "the host that was away has the metrics of the time that it missed"
+
+
+@pytest.mark.parametrize("cuts", [True, False], ids=["link-cut", "rank-stopped"])
+def test_hosts_that_cannot_go_on_leave_nothing_behind(hosts: tuple[Host, Host], tmp_path: Path, cuts: bool) -> None:
+    pair = Pair(hosts, tmp_path, "--nnodes", "2", "--timeout", "8")
+    wait_until(lambda: pair.count(2) > 10, pair.running[0])
+    if cuts:
+        hosts[1].cut()
+    else:
+        (rank,) = workers_of(pair.running[1].pid).values()
+        os.kill(rank, signal.SIGSTOP)
+    for running in pair.running:
+        assert running.wait(60) != 0
+    wait_until(lambda: not processes_naming(str(tmp_path)), seconds=5)
+
+
+def test_no_socket_of_hosts_listens_elsewhere_than_towards_the_others(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    pair = Pair(hosts, tmp_path, "--nnodes", "2")
+    wait_until(lambda: pair.count(2) > 3, pair.running[0])
+    for number, host in enumerate(hosts):
+        assert listeners(host.enter) <= {host.address}, number
+    for running in pair.running:
+        running.kill(signal.SIGTERM)
+    assert [running.wait() for running in pair.running] == [75, 75]
+
+
+def listeners(enter: tuple[str, ...]) -> set[str]:
+    answer = subprocess.run([*enter, "ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
+    return {line.split()[3].rpartition(":")[0] for line in answer.splitlines()}

@@ -1,0 +1,83 @@
+"""Jobs on a real SLURM: the same bits as on one machine, preempted or not, whatever the run is called."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from commands import Running, start_command, wait_until, weights_of
+from machines import TINY, ask
+
+SETTINGS = ("--set", "save_every=1000 steps", "--set", "pause=0.02", "--set", "record=seen", "--images", "960")
+
+
+def launch(folder: Path, run: str, *more: str) -> Running:
+    words = ("launch", "slurm", TINY, *SETTINGS, "--nodes", "2", "--time", "10:00", "--out", run)
+    return start_command(folder, *words, *more)
+
+
+def tensors(run: Path) -> dict[str, bytes]:
+    return {name: content for name, content in weights_of(run).items() if name.endswith(".safetensors")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The weights of the same run in two processes of one machine."""
+    folder = tmp_path_factory.mktemp("whole")
+    running = start_command(folder, "train", TINY, *SETTINGS, "--devices", "2", "--out", "run")
+    assert running.wait() == 0, running.stderr
+    return tensors(folder / "run")
+
+
+def test_two_nodes_end_with_the_bits_of_two_processes(slurm: None, whole: dict[str, bytes], tmp_path: Path) -> None:
+    name = 'runs/it\'s 100% "mine" $(touch pwned)'
+    running = launch(tmp_path, name, "--wait")
+    assert running.wait(300) == 0, running.stdout + running.stderr
+    assert "100%" in running.stdout and "completed" in running.stdout
+    assert tensors(tmp_path / name) == whole
+    assert (tmp_path / name / "launch" / "slurm.sh").exists()
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(
+    slurm: None, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    running = launch(tmp_path, "run", "--wait")
+    seen = tmp_path / "seen"
+    wait_until(lambda: seen.exists() and any(len(f.read_text().splitlines()) > 5 for f in seen.iterdir()), running)
+    job = re.search(r"^job (\d+) of", running.stdout, re.MULTILINE)
+    assert job, running.stdout
+    subprocess.run(["scancel", "--batch", "--signal=USR1", job[1]], check=True, timeout=30)
+    assert running.wait(300) == 0, running.stdout + running.stderr
+    assert "saved; the same command goes on from here" in running.stdout
+    assert "going on from" in running.stdout
+    assert tensors(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--partition", "mian"), "unknown partition 'mian'; did you mean 'main'?"),
+        (("--nodes", "3"), "--nodes 3: there are 2 in this cluster"),
+        (("--gpus-per-node", "4"), "--gpus-per-node 4: the hosts have 0 that SLURM knows of"),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_refused_before_submitting(
+    slurm: None, tmp_path: Path, flags: tuple[str, ...], complaint: str
+) -> None:
+    running = launch(tmp_path, "run", "--submit", *flags)
+    assert running.wait() == 2 and complaint in running.stderr
+    assert not (tmp_path / "run").exists() and not ask("squeue", "-h")
+
+
+def test_too_few_ports_for_srun_are_named(slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "scontrol").write_text("#!/bin/sh\necho 'SrunPortRange           = 60001-60003'\n")
+    (tools / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    running = launch(tmp_path, "run", "--submit")
+    assert running.wait() == 2 and "srun needs 5 ports, and SLURM's SrunPortRange 60001-60003 has 3" in running.stderr

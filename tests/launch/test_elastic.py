@@ -1,0 +1,109 @@
+"""Processes on one machine: a killed one leads to a restart, a hung one to an end, and none is open to the network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import processes_naming, run_ranks, start_command, start_fork, wait_until, weights_of, workers_of
+
+from paceline.config import RunSettings
+from paceline.errors import UserError
+from paceline.launch.meeting import Meeting
+
+TINY = str(Path(__file__).resolve().parent.parent / "engine" / "tiny.py")
+SLOWLY = ("--set", "pause=0.03", "--set", "save_every=4 steps")
+
+
+def is_training(seen: Path) -> bool:
+    return seen.exists() and any(len(file.read_text().splitlines()) > 5 for file in seen.iterdir())
+
+
+def listeners(processes: list[int]) -> list[str]:
+    """The addresses at which some processes listen."""
+    found = []
+    for process in processes:
+        sockets = {os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()}
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                    found.append(fields[1].partition(":")[0])
+    return found
+
+
+def test_a_killed_process_is_started_again_and_the_bits_are_the_same(tmp_path: Path) -> None:
+    run, seen = tmp_path / "run", tmp_path / "seen"
+    command = ("train", TINY, *SLOWLY, "--devices", "2", "--set", f"record={seen}")
+    running = start_command(tmp_path, *command, "--max-restarts", "1", "--out", str(run))
+    wait_until(lambda: is_training(seen), running)
+    ranks = workers_of(running.pid)
+    addresses = listeners([running.pid, *ranks.values()])
+    assert len(addresses) >= 3, "the launcher's store, the first process's, and the group's"
+    assert set(addresses) == {"0100007F"}, "127.0.0.1 as the kernel writes it"
+    os.kill(ranks[1], signal.SIGKILL)
+    assert running.wait() == 0, running.stderr
+    assert "rank 1 was killed by signal 9; beginning again from the last checkpoint (0 restarts left)" in running.stderr
+    assert "going on from" in running.stdout
+    assert run_ranks(tmp_path, 2, *command, "--out", str(tmp_path / "whole")) == [0, 0]
+    assert weights_of(run) == weights_of(tmp_path / "whole")
+
+
+def test_a_process_that_hangs_is_found_and_nothing_is_left(tmp_path: Path) -> None:
+    run, seen = tmp_path / "run", tmp_path / "seen"
+    command = ("train", TINY, *SLOWLY, "--devices", "2", "--set", f"record={seen}", "--timeout", "6")
+    running = start_command(tmp_path, *command, "--out", str(run))
+    wait_until(lambda: is_training(seen), running)
+    os.kill(workers_of(running.pid)[1], signal.SIGSTOP)
+    assert running.wait(60) == 1
+    wait_until(lambda: not processes_naming(str(run)), seconds=5)
+
+
+def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
+    command = ("train", TINY, "--devices", "2", "--max-restarts", "3", "--out", str(tmp_path / "run"))
+    running = start_command(tmp_path, *command, "--set", "not_finite_at=4")
+    assert running.wait() == 2
+    assert "is not finite" in running.stderr and "beginning again" not in running.stderr
+
+
+def test_under_real_torchrun_the_ranks_meet_too(tmp_path: Path) -> None:
+    """Its agent serves the store, and our ranks join that one."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "paceline"]
+    done = subprocess.run(
+        [sys.executable, *words, "train", TINY, "--images", "96", "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "batch 16 = 2 devices" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"nnodes": "two"}, "--nnodes two"),
+        ({"nnodes": "3:2", "rdzv": "127.0.0.1:29400"}, "--nnodes 3:2"),
+        ({"nnodes": "2"}, "give --rdzv HOST:PORT"),
+        ({"nnodes": "2", "rdzv": "127.0.0.1"}, "--rdzv 127.0.0.1"),
+        ({"nnodes": "2", "rdzv": "127.0.0.1:80"}, "--rdzv 127.0.0.1:80"),
+        ({"nnodes": "2", "rdzv": "no.such.host.invalid:29400"}, "--rdzv no.such.host.invalid:29400"),
+        ({"nnodes": "1:2", "rdzv": "127.0.0.1:29400", "batch_size": "4/device"}, "--batch-size 4/device"),
+    ],
+)
+def test_a_meeting_that_cannot_be_is_refused(settings: dict[str, str], complaint: str) -> None:
+    with pytest.raises(UserError) as error:
+        Meeting.of(RunSettings(**settings))  # type: ignore[arg-type]
+    assert complaint in str(error.value)
+
+
+def test_a_host_that_waits_alone_gives_up_in_one_line(tmp_path: Path) -> None:
+    words = ("--nnodes", "2", "--rdzv", "127.0.0.1:29477", "--set", "join_timeout=2", "--out", "run")
+    running = start_fork(tmp_path, "train", TINY, *words)
+    assert running.wait() == 1
+    assert "waited 2 s at 127.0.0.1:29477 for 2 hosts" in running.stderr and "Traceback" not in running.stderr

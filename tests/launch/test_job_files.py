@@ -1,0 +1,125 @@
+"""Job files and commands for other machines: each word arrives as it was said, and nothing in it is executed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import run
+from paceline.launch.command import plain_name
+
+ODD = 'runs/it\'s $(touch pwned) `touch pwned` "x"; touch pwned #%j'
+SRUN = """#!/bin/bash
+while [ "$1" != -m ]; do shift; done
+printf '%s\\0' "$@" > words
+trap 'echo asked > asked; exit 75' USR1
+[ -e hold ] && { touch began; while :; do sleep 0.1; done; }
+exit 0
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, whose srun only notes what it was asked, and whose scontrol notes that it was."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in {"srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >> scontrol\n'}.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "12345")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def slurm(*more: str) -> int:
+    return run(["launch", "slurm", "classification", "--nodes", "2", "--devices", "3", "--time", "2:00:00", *more])
+
+
+def test_the_words_of_a_slurm_job_are_those_of_the_person(here: Path) -> None:
+    assert slurm("--out", ODD, "--no-deterministic", "--set", "save_every=3 steps", "--set", "few_images=allow") == 0
+    subprocess.run(["bash", here / ODD / "launch" / "slurm.sh"], check=True, timeout=30)
+    words = (here / "words").read_text().split("\0")[:-1]
+    assert words[:4] == ["-m", "paceline", "train", "classification"]
+    assert words[words.index("--out") + 1] == ODD
+    assert words[words.index("--set") + 1] == "save_every=3 steps"
+    assert "--no-deterministic" in words
+    assert words[-6:-1] == ["--devices", "3", "--nnodes", "2", "--rdzv"]
+    assert words[-1] == f"{os.uname().nodename}:{10000 + 7919 * 12345 % 10000}"
+    assert not list(here.rglob("pwned"))
+
+
+def test_a_job_that_is_told_to_stop_asks_its_hosts_and_is_queued_again(here: Path) -> None:
+    (here / "hold").touch()
+    assert slurm("--out", "run") == 0
+    job = subprocess.Popen(["bash", "run/launch/slurm.sh"], stdout=subprocess.PIPE, text=True)
+    while not (here / "began").exists():
+        assert job.poll() is None
+    job.send_signal(subprocess.signal.SIGUSR1)  # type: ignore[attr-defined]
+    output, _ = job.communicate(timeout=30)
+    assert job.returncode == 75 and "queued again" in output
+    assert (here / "asked").exists()
+    assert (here / "scontrol").read_text().splitlines()[0] == "requeue 12345"
+
+
+def test_without_requeue_a_job_is_not_queued_again(here: Path) -> None:
+    assert slurm("--out", "run", "--no-requeue") == 0
+    script = (here / "run" / "launch" / "slurm.sh").read_text()
+    assert "#SBATCH --no-requeue" in script and "scontrol" not in script
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--time", "soon"), "--time soon"),
+        (("--partition", "a; touch pwned"), "--partition 'a; touch pwned'"),
+        (("--account", "a b"), "--account 'a b'"),
+        (("--nodes", "0"), "--nodes 0"),
+        (("--gpus-per-node", "2"), "--devices 3: --gpus-per-node says 2"),
+        (("--batch-size", "4"), "batch"),
+        (("--strategy", "single"), "--strategy single: runs in one process"),
+        (("--out", "a\nb"), "line breaks"),
+        (("--data-root", "https://me:secret@host/"), "holds a credential"),
+        (("--submit",), "sinfo: SLURM is not on this machine"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused_in_one_line(
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
+    complaint: str,
+) -> None:
+    monkeypatch.setenv("PATH", str(here / "tools"))
+    assert slurm(*flags) == 2
+    line = capsys.readouterr().err
+    assert complaint in line and len(line.splitlines()) == 1 and "secret" not in line
+    assert not (here / "runs").exists()
+
+
+def test_plain_machines_get_the_command_to_type(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["launch", "torchrun", "classification", "--hosts", "a,b.c", "--devices", "4", "--out", ODD]) == 0
+    parts = capsys.readouterr().out.strip().split("\n\n")
+    assert [part.splitlines()[0] for part in parts] == ["# on a", "# on b.c"]
+    for part in parts:
+        words = shlex.split(part.partition("\n")[2].replace("\\\n", ""))
+        assert words[:3] == ["paceline", "train", "classification"] and words[words.index("--out") + 1] == ODD
+        assert words[-6:] == ["--devices", "4", "--nnodes", "2", "--rdzv", "a:29400"]
+
+
+@pytest.mark.parametrize("hosts", ["a,,b", "a,a", "a b,c", "$(touch pwned),b"])
+def test_hosts_that_are_none_are_refused(here: Path, capsys: pytest.CaptureFixture[str], hosts: str) -> None:
+    assert run(["launch", "torchrun", "classification", "--hosts", hosts]) == 2
+    assert "--hosts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("My Run", "my-run"), ("../../etc", "etc"), ("$(x)", "x"), ("7", "run-7"), ("", "run"), ("a" * 99, "a" * 40)],
+)
+def test_any_text_becomes_a_plain_name(text: str, name: str) -> None:
+    assert plain_name(text) == name

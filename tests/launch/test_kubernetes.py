@@ -1,0 +1,109 @@
+"""Kubernetes takes what is written, key by key; words of a person stay words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubeflow_schema import TRAIN_JOB, TRAINING_RUNTIME
+
+from paceline.cli import run
+from paceline.errors import UserError
+from paceline.launch.kubernetes import KubernetesWish
+
+jsonschema = pytest.importorskip("jsonschema")
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+COMMAND = ("launch", "kubernetes", "classification", "--nodes", "2", "--gpus-per-node", "4", "--image", "paceline:1")
+VOLUMES = ("--runs-claim", "runs", "--data-claim", "photos", "--memory", "64Gi", "--cpus", "16")
+ODD = "a $(HOME) `touch pwned` 'b' \"c\" ../d: #e"
+
+
+def written(folder: Path, *more: str) -> list[dict[str, Any]]:
+    file = folder / "job.yaml"
+    assert run([*COMMAND, *VOLUMES, "--to", str(file), *more]) == 0
+    return list(yaml.safe_load_all(file.read_text()))
+
+
+def check_core(one: dict[str, Any]) -> None:
+    kubernetes_validate.validate(one, "1.33", strict=True)
+
+
+def words(pod: dict[str, Any]) -> list[str]:
+    """The command as the container gets it: Kubernetes makes one $ of two."""
+    return [word.replace("$$", "$") for word in pod["containers"][0]["command"]]
+
+
+def test_a_plain_job_is_valid_and_its_pods_meet_through_the_service(tmp_path: Path) -> None:
+    service, job = written(tmp_path, "--plain", "--out", "my run", "--env", "NCCL_DEBUG=INFO", "--secret", "s3-keys")
+    for one in (service, job):
+        check_core(one)
+    pod = job["spec"]["template"]["spec"]
+    assert service["metadata"]["name"] == pod["subdomain"] == "my-run"
+    assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+    said = words(pod)
+    assert said[said.index("--rdzv") + 1] == "my-run-0.my-run:29400"
+    assert said[said.index("--out") + 1] == "/runs/my-run" and said[said.index("--data-root") + 1] == "/data"
+    assert (
+        said[said.index("--devices") + 1] == "4"
+        and pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    )
+    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
+    assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "s3-keys"}}]
+
+
+def test_a_train_job_and_its_runtime_are_valid(tmp_path: Path) -> None:
+    runtime, job = written(tmp_path, "--name", "cifar", "--env", "A=b")
+    jsonschema.validate(runtime, TRAINING_RUNTIME)
+    jsonschema.validate(job, TRAIN_JOB)
+    template = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]
+    check_core({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"}, "spec": template["spec"]})
+    said = job["spec"]["trainer"]["command"]
+    assert said[said.index("--rdzv") + 1] == "cifar-node-0-0.cifar:29400"
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"] == "cifar"
+
+
+@pytest.mark.parametrize("path", [("spec", "trainer", "numNode"), ("spec", "runtimeref"), ("specs",)])
+def test_the_schema_finds_a_key_that_is_not_one(tmp_path: Path, path: tuple[str, ...]) -> None:
+    _, job = written(tmp_path)
+    place = job
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(job, TRAIN_JOB)
+
+
+def test_words_of_a_person_arrive_as_they_are(tmp_path: Path) -> None:
+    service, job = written(tmp_path, "--plain", "--out", ODD, "--env", f"WORDS={ODD}", "--set", f"inception={ODD}")
+    check_core(job)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["env"] == [{"name": "WORDS", "value": ODD.replace("$", "$$")}]
+    assert words(pod)[words(pod).index("--out") + 1] == "/runs/d-e", "by the folder's own name, and nowhere else"
+    assert f"inception={ODD}" in words(pod)
+    assert service["metadata"]["name"] == "d-e"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"name": "My Run"}, "--name 'My Run'"),
+        ({"image": ""}, "--image"),
+        ({"runs_claim": ""}, "--runs-claim"),
+        ({"runs_claim": "../x"}, "--runs-claim '../x'"),
+        ({"memory": "lots"}, "--memory 'lots'"),
+        ({"environment": ("no equals",)}, "--env no equals"),
+        ({"environment": ("AWS_SECRET_ACCESS_KEY=x",)}, "--env AWS_SECRET_ACCESS_KEY: keep credentials in a Secret"),
+        ({"environment": ("URL=https://me:pass@host/",)}, "--env URL: keep credentials in a Secret"),
+        ({"secrets": ("a b",)}, "--secret 'a b'"),
+    ],
+)
+def test_what_kubernetes_would_refuse_is_refused_here(change: dict[str, Any], complaint: str) -> None:
+    whole = {"name": "run", "image": "paceline:1", "runs_claim": "runs"}
+    KubernetesWish(**whole).check()
+    with pytest.raises(UserError) as error:
+        KubernetesWish(**(whole | change)).check()
+    assert complaint in str(error.value) and "pass@" not in str(error.value)
