@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import safetensors.torch
@@ -44,8 +45,11 @@ class Difference:
     worst: str  # the first tensor beyond the tolerance, if any
 
 
-def verify(config: Config, strategies: list[str], steps: int, tolerance: float, control: str) -> int:
-    """Trains under each strategy and compares with the first; exit code 1 where one differs."""
+def verify(config: Config, strategies: list[str], steps: int, tolerance: float, control: str, result: str = "") -> int:
+    """Trains under each strategy and compares with the first; exit code 1 where one differs.
+
+    `result` is a file that the differences go to as JSON.
+    """
     if control and control not in CONTROLS:
         raise unknown("control", control, CONTROLS)
     if len(strategies) < 2:
@@ -65,7 +69,11 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
                 chosen = chosen.with_run(sync_batchnorm="off")
             traces[name] = _trace(chosen, Path(folder) / f"{name}.safetensors", broken, steps)
     differences = compare(traces, tolerance)
-    _print_table(console, differences, config, steps, control)
+    title = _title(config, steps, control)
+    _print_table(console, differences, title)
+    if result:
+        kept = {"what": title, "differences": [asdict(one) for one in differences]}
+        Path(result).write_text(json.dumps(kept, indent=1, ensure_ascii=False))
     return int(any(difference.value > difference.tolerance for difference in differences))
 
 
@@ -140,10 +148,13 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return distance if distance == distance else torch.inf  # not a number is not the same
 
 
-def _print_table(console: Console, differences: list[Difference], config: Config, steps: int, control: str) -> None:
+def _title(config: Config, steps: int, control: str) -> str:
     batch, devices = config.run.batch_size, config.run.devices
     title = f"{config.recipe_name} on {config.run.data}: {steps} steps in float64, batch {batch}, {devices} processes"
-    title += f", broken on purpose: {control}" if control else ""
+    return title + (f", broken on purpose: {control}" if control else "")
+
+
+def _print_table(console: Console, differences: list[Difference], title: str) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("strategy", "network", "what", "difference", "allowed", "first tensor beyond"):
         table.add_column(heading, no_wrap=heading != "first tensor beyond", overflow="fold")

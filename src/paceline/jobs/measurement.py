@@ -1,0 +1,156 @@
+"""What `plan` measures, in turns: steps on all devices at once, with and without small exchanges, and all-reduces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from paceline.config import Config
+from paceline.engine.assemble import Parts, assemble
+from paceline.jobs.ceilings import (
+    Variant,
+    from_data,
+    gradient_bytes,
+    steps_per_block,
+    synthetic,
+    time_all_reduce,
+    time_block,
+)
+from paceline.jobs.prediction import Link, Measurement, predict
+from paceline.parallel.batchnorm import has_batchnorm, synchronize
+from paceline.parallel.environment import Place, World, join
+
+ROUNDS = 21
+BLOCK_SECONDS = 0.15  # short ones: a machine that others use changes from second to second
+SMALL_BYTES = 1024  # BatchNorm's sums have about as many
+LEAST_BYTES = 2**20  # to see a bandwidth, where the gradients are smaller
+GLOO_BUCKET, NCCL_BUCKET = 5 * 2**20, 25 * 2**20
+
+
+def measurement_here(config: Config, path: str, sizes: str, check: str) -> None:
+    """This process's part; the first rank writes what was seen."""
+    target = assemble(config) if int(check) else None
+    world = target.world if target else join(config.run, distributed=True)
+    batches = [int(size) for size in sizes.split(",")]
+    alone = {batch: _without_exchange(config, batch, world) for batch in batches}
+    variants = {batch: synthetic(str(batch), parts, alone=False) for batch, parts in alone.items()}
+    first = alone[batches[0]]
+    with _no_exchange() as counted:
+        variants[batches[0]].advance()
+    blocks = {batch: _quiet_block(variant, world) for batch, variant in variants.items()}
+    ddp = from_data("ddp", target) if target else None
+    ddp_steps = steps_per_block(ddp, world, BLOCK_SECONDS) if ddp else 0
+    exchanges = len(counted) or _torch_batchnorm_exchanges(first)
+    exchanges += len(first.recipe.phases) if first.recipe.facts else 0
+    base = Measurement(
+        step_seconds={},
+        images_per_sample=first.feed.repeats,
+        gradient_bytes=gradient_bytes(first),
+        exchanges=exchanges,
+        overlap=0.0 if world.device.type == "cpu" else 1.0,  # on a CPU the exchange needs the cores that compute
+        bucket_bytes=NCCL_BUCKET if world.backend == "nccl" else GLOO_BUCKET,
+        networks=[phase.network for phase in first.recipe.phases],
+        rounds=ROUNDS,
+    )
+    turns: list[tuple[Measurement, float | None]] = []
+    for _ in range(ROUNDS):
+        seconds = {}
+        for batch, variant in variants.items():
+            with _no_exchange():
+                seconds[batch] = time_block(variant, blocks[batch], world) / blocks[batch]
+        smallest = variants[batches[-1]]
+        loud = time_block(smallest, blocks[batches[-1]], world) / blocks[batches[-1]] if counted else 0.0
+        added = (loud - seconds[batches[-1]]) / len(counted) if counted else 0.0
+        seen = replace(base, step_seconds=seconds, link=_link(base, world, added))
+        speed = ddp.images * ddp_steps / time_block(ddp, ddp_steps, world) if ddp else None
+        turns.append((seen, speed))
+    if world.is_first:
+        Path(path).write_text(json.dumps(_middle(base, turns, config)))
+    world.wait_for_all()
+    world.leave()
+
+
+def _without_exchange(config: Config, batch: int, world: World) -> Parts:
+    """The step of one device, with the BatchNorm that it would have among others."""
+    alone = config.with_run(strategy="single", devices=1, gpus="", batch_size=str(batch))
+    parts = assemble(alone, World(Place(), world.device))
+    if world.device.type == "cpu" and config.run.sync_batchnorm != "off":
+        for name, network in parts.recipe.networks.items():
+            if has_batchnorm(network):
+                setattr(parts.recipe, name, synchronize(network, ours=True))
+    return parts
+
+
+@contextmanager
+def _no_exchange() -> Iterator[list[int]]:
+    """Inside, an all-reduce only notes its bytes, as among one process, whose sum is its own."""
+    whole, noted = dist.all_reduce, []
+
+    def note(tensor: Any, *arguments: Any, **options: Any) -> None:
+        noted.append(tensor.numel() * tensor.element_size())
+
+    dist.all_reduce = note  # type: ignore[assignment]
+    try:
+        yield noted
+    finally:
+        dist.all_reduce = whole
+
+
+def _quiet_block(variant: Variant, world: World) -> int:
+    with _no_exchange():
+        return steps_per_block(variant, world, BLOCK_SECONDS)
+
+
+def _torch_batchnorm_exchanges(parts: Parts) -> int:
+    """torch's SyncBatchNorm, which GPUs use, exchanges once on the way there and once on the way back."""
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    norms = [module for module in parts.recipe.modules() if has_batchnorm(module) and not list(module.children())]
+    hooks = [module.register_forward_hook(count) for module in norms]
+    parts.step(next(parts.feed.steps(0, parts.feed.images_per_step)))
+    for hook in hooks:
+        hook.remove()
+    return 2 * calls
+
+
+def _link(base: Measurement, world: World, added: float) -> Link | None:
+    """The link as it is now; `added` is what a small exchange adds to a step, where a step was seen with them.
+
+    That is more than such an exchange alone takes: processes that have worked do not arrive together.
+    """
+    if world.size == 1:
+        return None
+    large = max(LEAST_BYTES, sum(base.gradient_bytes.values()))
+    short, long = time_all_reduce(SMALL_BYTES, world), time_all_reduce(large, world)
+    ring = 2 * (world.size - 1) / world.size
+    return Link(max(short, added), ring * (large - SMALL_BYTES) / max(long - short, 1e-9), world.size)
+
+
+def _middle(base: Measurement, turns: list[tuple[Measurement, float | None]], config: Config) -> dict[str, Any]:
+    """The median of all turns, and the prediction of each beside what was measured in it."""
+    links = [seen.link for seen, _ in turns if seen.link]
+    steps = {b: float(np.median([seen.step_seconds[b] for seen, _ in turns])) for b in turns[0][0].step_seconds}
+    link = None
+    if links:
+        latency = float(np.median([one.latency_seconds for one in links]))
+        link = Link(latency, float(np.median([one.bytes_per_second for one in links])), links[0].devices)
+    checked = [
+        {
+            "predicted": predict(seen, seen.link, config.run.devices, int(config.run.batch_size)).images_per_second,
+            "measured": speed,
+        }
+        for seen, speed in turns
+        if speed is not None
+    ]
+    return asdict(replace(base, step_seconds=steps, link=link)) | {"checked": checked or None}

@@ -1,0 +1,248 @@
+"""A report of finished runs: its numbers are those of the runs, wherever they are shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import run_fork, run_ranks
+
+from paceline.cli import run
+from paceline.report.losses import communication_share, explain
+from paceline.report.numbers import recommend
+from paceline.report.phrases import at, fill, look_up
+from paceline.report.svg import Series, lines, ticks
+
+TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
+TINY = ["train", "classification", "--preset", "quick", "--set", "width=2", "--set", "log_every=8 steps"]
+TINY += ["--epochs", "2", "--accelerator", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds in one process, one of them in two, and their report."""
+    folder = tmp_path_factory.mktemp("finished")
+    for seed in ("2", "4"):
+        done = run_fork(folder, *TINY, "--seed", seed, "--out", f"single-{seed}")
+        assert done.wait() == 0, done.stderr
+    assert run_ranks(folder, 2, *TINY, "--strategy", "ddp", "--seed", "2", "--out", "ddp-2") == [0, 0]
+    compared = run_fork(folder, "compare", "single-2", "single-4", "ddp-2", "--out", "compared")
+    assert compared.wait() == 0, compared.stderr
+    assert compared.stdout.rstrip().endswith("report: compared/report.html")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(runs: Path) -> dict[str, Any]:
+    return json.loads((runs / "compared/report.json").read_text())
+
+
+class Page(HTMLParser):
+    """Collects the numbers of a page with their places, and everything that would be fetched."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.numbers: list[tuple[str, str, str]] = []  # place, exact value, as shown
+        self.fetched: list[str] = []
+        self.tags: set[str] = set()
+        self._open: tuple[str, str] | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        named = dict(attributes)
+        self.tags.add(tag)
+        self.fetched += [value or "" for name, value in attributes if name in ("src", "href")]
+        if "data-path" in named:
+            self._open = (named["data-path"] or "", named.get("value") or named.get("data-value") or "")
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.numbers.append((*self._open, data))
+            self._open = None
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_number_on_the_page_is_the_one_in_the_json(runs: Path, report: dict[str, Any]) -> None:
+    page = Page((runs / "compared/report.html").read_text())
+    assert len(page.numbers) > 30
+    for place, exact, shown in page.numbers:
+        value = look_up(report, place)
+        assert exact == repr(value), place
+        number = float(shown.replace(",", "").replace("%", "").replace("–", "nan"))
+        assert number == pytest.approx(value * (100 if "%" in shown else 1), abs=0.51, rel=0.06), (place, shown)
+
+
+def test_markdown_shows_the_tables_of_the_page(runs: Path, report: dict[str, Any]) -> None:
+    page = Page((runs / "compared/report.html").read_text())
+    words = (runs / "compared/report.md").read_text()
+    missing = [shown for place, _, shown in page.numbers if shown not in words and not place.startswith("time::")]
+    assert missing == []
+    for sentence in report["summary"]:
+        assert sentence in words and "⟦" not in sentence
+
+
+def test_the_json_has_what_the_runs_wrote(runs: Path, report: dict[str, Any]) -> None:
+    single = report["groups"]["classification-single-1-64"]
+    tested = [next(x for x in lines_of(runs / f"single-{seed}") if "test/top1" in x) for seed in (2, 4)]
+    for name in ("test/top1", "test/top5", "test/loss"):
+        values = [line[name] for line in tested]
+        assert single["quality"][name]["values"] == values
+        assert single["quality"][name]["mean"] == pytest.approx(statistics.mean(values))
+        assert single["quality"][name]["std"] == pytest.approx(statistics.stdev(values))
+    speeds = []
+    for seed in (2, 4):
+        logged = [line for line in lines_of(runs / f"single-{seed}") if "time/step_seconds" in line]
+        images = logged[-1]["images"] - logged[0]["images"]
+        keys = ("time/data_seconds", "time/step_seconds", "time/log_seconds")
+        speeds.append(images / sum(line[key] for line in logged[1:] for key in keys))
+    assert single["images_per_second"]["values"] == pytest.approx(speeds)
+    ddp = report["groups"]["classification-ddp-2-64"]
+    assert ddp["n"] == 1 and ddp["scaling"]["speedup"] == pytest.approx(
+        ddp["images_per_second"]["mean"] / single["images_per_second"]["mean"]
+    )
+    assert ddp["scaling"]["efficiency"] == pytest.approx(ddp["scaling"]["speedup"] / 2)
+
+
+def test_evaluation_is_part_of_an_epoch(runs: Path, report: dict[str, Any]) -> None:
+    evaluated = [line["time/evaluation_seconds"] for line in lines_of(runs / "ddp-2") if "validation/top1" in line]
+    epochs = next(line["epoch"] for line in reversed(lines_of(runs / "ddp-2")) if "epoch" in line)
+    split = report["time"]["classification-ddp-2-64"]
+    assert split["evaluation"] == pytest.approx(sum(evaluated) / epochs)
+    assert split["total"] == pytest.approx(sum(value for name, value in split.items() if name != "total"))
+
+
+def test_the_page_needs_nothing_but_itself(runs: Path) -> None:
+    text = (runs / "compared/report.html").read_text()
+    page = Page(text)
+    assert page.fetched and all(address.startswith("data:") for address in page.fetched)
+    assert "script" not in page.tags and "http" not in re.sub(r"data:[^\"]*", "", text)
+    assert "prefers-color-scheme: dark" in text and "@media print" in text and "svg" in page.tags
+
+
+def test_what_was_not_measured_is_said(report: dict[str, Any]) -> None:
+    told = " ".join(report["not_measured"])
+    assert "GPU utilisation" in told and "ceilings and parity" in told and "communication of ddp × 2" in told
+
+
+def test_other_data_or_another_recipe_or_no_run_is_refused_by_name(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(runs)
+    text = (runs / "single-2/config.toml").read_text()
+    for name, changed in {
+        "other-data": text.replace('data = "1,', 'data = "9,'),
+        "other-recipe": text.replace('recipe = "classification"', 'recipe = "dcgan"'),
+    }.items():
+        (runs / name).mkdir(exist_ok=True)
+        assert changed != text
+        (runs / name / "config.toml").write_text(_as_dcgan(changed) if name == "other-recipe" else changed)
+    (runs / "empty").mkdir(exist_ok=True)
+    for words, told in {
+        ("single-2", "other-data"): "single-2 and other-data are of different data",
+        ("single-2", "other-recipe"): "single-2 and other-recipe are of different recipes (classification, dcgan)",
+        ("single-2", "empty"): "empty: not a run's folder",
+        ("single-2", "nowhere"): "nowhere: not a run's folder",
+    }.items():
+        assert run(["compare", *words, "--out", "refused"]) == 2
+        error = capsys.readouterr().err
+        assert told in error and error.count("\n") == 1
+    assert not (runs / "refused").exists()
+
+
+def _as_dcgan(text: str) -> str:
+    own = ("depth", "stem", "width", "norm", "label_smoothing", "dropout")
+    return "\n".join(line for line in text.splitlines() if line.split(" = ")[0] not in own) + "\n"
+
+
+def test_a_stopped_run_is_shown_and_not_averaged(runs: Path) -> None:
+    stopped = run_fork(runs, *TINY, "--seed", "5", "--images", "640", "--out", "stopped")
+    assert stopped.wait() == 0
+    text = (runs / "stopped/config.toml").read_text()
+    (runs / "stopped/config.toml").write_text(text.replace("images = 640", "images = 6400"))
+    assert run_fork(runs, "compare", "single-2", "stopped", "--out", "with-stopped").wait() == 0
+    report = json.loads((runs / "with-stopped/report.json").read_text())
+    assert [cell["state"] for cell in report["cells"]] == ["done", "unfinished"]
+    assert report["cells"][1]["reason"] == "stopped at 640 images"
+    assert [group["n"] for group in report["groups"].values()] == [1]
+
+
+def test_generators_are_shown_side_by_side_and_must_be_judged_alike(tmp_path: Path) -> None:
+    for seed in ("0", "1"):
+        done = run_fork(
+            tmp_path, "train", TINY_GAN, "--accelerator", "cpu", "--images", "640", "--seed", seed, "--out", seed
+        )
+        assert done.wait() == 0, done.stderr
+    assert run_fork(tmp_path, "compare", "0", "1", "--out", "both").wait() == 0
+    page = Page((tmp_path / "both/report.html").read_text())
+    assert sum(address.startswith("data:image/png;base64,") for address in page.fetched) == 1  # of the first seed
+    report = json.loads((tmp_path / "both/report.json").read_text())
+    (only,) = report["groups"].values()
+    best = [min(x["train/FID[pixels-8x8]"] for x in lines_of(tmp_path / s) if "train/count" in x) for s in ("0", "1")]
+    assert only["quality"]["train/FID[pixels-8x8]"]["values"] == best
+    protocols = tmp_path / "1/protocols.json"
+    protocols.write_text(protocols.read_text().replace('"area to 8"', '"none"'))
+    refused = run_fork(tmp_path, "compare", "0", "1", "--out", "neither")
+    assert refused.wait() == 2
+    assert "0 and 1 were not measured alike and cannot be compared (resize: area to 8 ≠ none)" in refused.stderr
+
+
+def group(name: str, speed: float, top1: list[float], **more: Any) -> dict[str, Any]:
+    spread = statistics.stdev(top1) if len(top1) > 1 else None
+    quality = {"test/top1": {"mean": statistics.mean(top1), "std": spread, "n": len(top1)}}
+    judged = {"chosen_by": quality["test/top1"], "quality": quality, "family": more.pop("family", name)}
+    return {"id": name, "images_per_second": {"mean": speed}, "shares_a_gpu": False} | judged | more
+
+
+def test_the_fastest_that_is_not_worse_is_recommended() -> None:
+    groups = {"slow": group("slow", 100, [70.0, 71.0]), "fast": group("fast", 180, [70.4, 70.2])}
+    advice = recommend(groups, "test/top1", "max")
+    assert advice and advice["group"] == "fast" and advice["best"] == "slow" and advice["by_seeds"]
+    groups["worse"] = group("worse", 500, [60.0, 60.2])
+    groups["on one GPU"] = group("on one GPU", 900, [70.5, 70.6], shares_a_gpu=True)
+    advice = recommend(groups, "test/top1", "max")
+    assert advice and advice["group"] == "fast" and advice["equal"] == ["slow", "fast"]
+
+
+def test_of_one_seed_strategies_are_taken_together_and_recipes_are_not() -> None:
+    groups = {
+        "single": group("single", 400, [91.7], family="a"),
+        "ddp": group("ddp", 100, [95.8], family="a"),
+        "worse": group("worse", 900, [60.0], family="b"),
+    }
+    advice = recommend(groups, "test/top1", "max")
+    assert advice and advice["group"] == "single" and advice["best"] == "ddp"
+    assert advice["equal"] == ["single", "ddp"] and not advice["by_seeds"]
+
+
+def test_the_largest_loss_is_named_with_what_it_would_win_back() -> None:
+    speeds = {"one": 100.0, "part": 190.0, "together": 180.0, "gradients": 120.0, "batchnorm": 100.0, "loading": 95.0}
+    rungs = [{"name": name, "images_per_second": speed} for name, speed in speeds.items()]
+    ladder = explain({"devices": 2, "rungs": rungs})
+    assert ladder["largest"] == "gradients" and ladder["gain"] == pytest.approx(0.5)
+    assert ladder["efficiency"] == pytest.approx(95 / 200)
+    assert sum(rung.get("lost", 0.0) for rung in ladder["rungs"]) == pytest.approx(1 - 95 / 200)
+    assert communication_share({"rungs": rungs}) == pytest.approx(1 - 100 / 180)
+
+
+def test_a_phrase_shows_the_number_at_its_place() -> None:
+    report = {"a": {"b/c": [1.5, None]}}
+    assert fill(f"x {at('.2f', 'a', 'b/c', 0)} y {at('d', 'a', 'b/c', 1)}", report) == "x 1.50 y –"
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.13, 0.97), (3, 3), (-5, 12_000), (0, 1e-6)])
+def test_ticks_are_few_and_cover_the_range(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert found[0] <= low and found[-1] >= high and 2 <= len(found) <= 8
+
+
+def test_a_label_cannot_break_out_of_a_plot() -> None:
+    drawn = lines("<b>", "x", "y", [Series('"<script>', [(0, 1), (1, 2)], 0)])
+    assert "<b>" not in drawn and "<script>" not in drawn
