@@ -8,15 +8,15 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format bench clean
+.PHONY: help install demo test test-all test-cluster lint format bench clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## make the virtual environment (the other targets do it when needed)
 
 # One thread a process: the networks are so small that more only wait for each other.
-demo: $(INSTALLED)  ## train one recipe under three strategies on the CPU and compare the results
+demo: $(INSTALLED)  ## compare strategies and recipes on the CPU, and write a report
 	@OMP_NUM_THREADS=1 $(BIN)/python -m paceline.jobs.demo
 
 test: lint  ## lint, check types and run the tests
@@ -24,6 +24,9 @@ test: lint  ## lint, check types and run the tests
 
 test-all: lint  ## the same with the slow tests
 	@$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST_ARGS)
+
+test-cluster: $(INSTALLED)  ## jobs on a real SLURM and hosts in network namespaces, where this machine has them (root)
+	@$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## check style, format and types
 	@$(BIN)/ruff check .

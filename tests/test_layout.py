@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "paceline"
 
 LAYERS = (  # a module imports from its own unit, from its own layer and from the layers below
-    {"paceline", "__main__", "cli"},
+    {"paceline", "__main__", "cli", "cli_flags", "cli_launch"},
     {"jobs"},
     {"launch", "report", "board", "engine"},
     {"parallel", "recipes", "data", "evaluation", "monitor"},
     {"models"},
-    {"config", "config_file", "errors", "processes", "recipe", "registry", "span"},
+    {"config", "config_file", "errors", "processes", "recipe", "registry", "secrets", "span"},
 )
 DEPTH = {unit: depth for depth, layer in enumerate(LAYERS) for unit in layer}
 CONTRACTS = LAYERS[-1]  # these may import each other

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated
 
 import typer
 
 from paceline import __version__
-from paceline.config import LearnerSettings, RunSettings
+from paceline.cli_flags import (
+    Accelerator,
+    Assignments,
+    Checkpoint,
+    ConfigFile,
+    RecipeName,
+    RunName,
+    Vgg,
+    with_settings,
+    with_vgg,
+)
+from paceline.cli_launch import launch
 from paceline.errors import UserError
 
 app = typer.Typer(
@@ -23,52 +31,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, or the path of your own .py file")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="a run's folder")]
-Checkpoint = Annotated[str, typer.Option(help="best, last or the images seen at one")]
-Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-ConfigFile = Annotated[str, typer.Option("--config", help="settings from a TOML or INI file", metavar="FILE")]
-Assignments = Annotated[list[str], typer.Option("--set", help="any setting; repeat for more", metavar="NAME=VALUE")]
-
-
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command a flag for each setting that has one; they arrive as the dict `flags`."""
-
-    def wrapped(**arguments: Any) -> None:
-        flags = {name: arguments.pop(name) for name in options}
-        command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
-
-    options: dict[str, inspect.Parameter] = {}
-    for group in (RunSettings, LearnerSettings):
-        hints = get_type_hints(group)
-        for f in fields(group):
-            if f.metadata["flag"]:
-                kind = bool if hints[f.name] is bool else str  # config.py converts, with one kind of message
-                default = f"default: {f.default}" if f.default not in ("", 0) else ""
-                text = f.metadata["meaning"] + (f" ({default})" if default else "")
-                names = [f"--{f.name.replace('_', '-')}"] + (
-                    [f"--no-{f.name.replace('_', '-')}"] if kind is bool else []
-                )
-                values = "|".join(get_args(hints[f.name])) if get_origin(hints[f.name]) is Literal else "VALUE"
-                flag = typer.Option(
-                    "/".join(names), help=text, show_default=False, metavar=None if kind is bool else values
-                )
-                annotation = Annotated[kind | None, flag]  # type: ignore[valid-type]
-                options[f.name] = inspect.Parameter(
-                    f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-                )
-    own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "flags"]
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    wrapped.__signature__ = inspect.Signature([*own, *options.values()])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *options.values()]}
-    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-    return wrapped
+app.add_typer(launch, name="launch")
 
 
 @app.command()
 @with_settings
-def train(recipe: RecipeName, flags: dict, config: ConfigFile = "", set_: Assignments = []) -> None:  # noqa: B006
+def train(
+    recipe: RecipeName,
+    flags: dict,
+    config: ConfigFile = "",
+    vgg: Vgg = "",
+    set_: Assignments = [],  # noqa: B006
+) -> None:
     """Train a recipe; the same command again goes on where it stopped.
 
     A recipe or a preset may have defaults of its own. Settings without a flag are given with --set.
@@ -76,7 +50,7 @@ def train(recipe: RecipeName, flags: dict, config: ConfigFile = "", set_: Assign
     from paceline.jobs.configure import configure
     from paceline.jobs.train import train as job
 
-    raise typer.Exit(job(configure(recipe, flags, config_file=config, assignments=set_)))
+    raise typer.Exit(job(configure(recipe, flags, config_file=config, assignments=with_vgg(set_, vgg))))
 
 
 @app.command()
@@ -114,7 +88,7 @@ def sample(
     beside: Annotated[str, typer.Option(help="put another run's pictures next to these", metavar="RUN")] = "",
     accelerator: Accelerator = "",
 ) -> None:
-    """Show what a generator makes of the same random numbers as always."""
+    """Show what a generator makes of the same random numbers, or other networks of the same pictures, as always."""
     from paceline.jobs.sample import Wish
     from paceline.jobs.sample import sample as job
 
@@ -133,15 +107,87 @@ def verify(
     steps: Annotated[int, typer.Option(help="how many steps to train")] = 20,
     tolerance: Annotated[float, typer.Option(help="largest difference, relative to the largest weight")] = 1e-9,
     control: Annotated[str, typer.Option(help="break it on purpose: unsynced-batchnorm or repeated-part")] = "",
+    result: Annotated[str, typer.Option("--json", help="keep the differences in this file too", metavar="FILE")] = "",
     config: ConfigFile = "",
+    vgg: Vgg = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Show that a recipe gives the same weights under every strategy, in float64."""
     from paceline.jobs.configure import configure
     from paceline.jobs.verify import verify as job
 
-    resolved = configure(recipe, {"devices": 2} | flags, config_file=config, assignments=set_, small=True)
-    raise typer.Exit(job(resolved, strategies.split(","), steps, tolerance, control))
+    settings = with_vgg(set_, vgg)
+    resolved = configure(recipe, {"devices": 2} | flags, config_file=config, assignments=settings, small=True)
+    raise typer.Exit(job(resolved, strategies.split(","), steps, tolerance, control, result))
+
+
+@app.command()
+@with_settings
+def compare(
+    what: Annotated[list[str], typer.Argument(metavar="RECIPE|RUN…", help="recipes with commas, or finished runs")],
+    flags: dict,
+    strategies: Annotated[str, typer.Option(help="with commas")] = "single,ddp",
+    seeds: Annotated[str, typer.Option(help="with commas; the table has their mean and spread")] = "0",
+    scaling: Annotated[str, typer.Option(help="strong: --batch-size is global; weak: it is per device")] = "strong",
+    verify: Annotated[bool, typer.Option(help="also show that the strategies give the same weights")] = True,
+    ceilings: Annotated[bool, typer.Option(help="also measure what keeps N devices from N times the speed")] = True,
+    across_recipes: Annotated[
+        bool, typer.Option("--across-recipes", help="finished runs may be of different recipes, judged alike")
+    ] = False,
+    config: ConfigFile = "",
+    vgg: Vgg = "",
+    set_: Assignments = [],  # noqa: B006
+) -> None:
+    """Run a recipe under several strategies, or take finished runs, and report which to use and why.
+
+    --devices and --batch-size take lists with commas. The same command again goes on where it stopped.
+    """
+    from paceline.jobs.compare import Wish, compare_recipes, compare_runs, runs_among
+
+    if runs_among(what):
+        raise typer.Exit(compare_runs(what, flags.get("out", ""), across_recipes))
+    wish = Wish(strategies, seeds, scaling, verify, ceilings, config, tuple(with_vgg(set_, vgg)))
+    raise typer.Exit(compare_recipes([name for word in what for name in word.split(",")], flags, wish))
+
+
+@app.command()
+@with_settings
+def plan(
+    recipe: RecipeName,
+    flags: dict,
+    nodes: Annotated[int, typer.Option(help="how many machines share the devices", min=1)] = 1,
+    bandwidth: Annotated[str, typer.Option(help="between devices, e.g. 25GB/s (default: measured here)")] = "",
+    latency: Annotated[str, typer.Option(help="of one exchange between devices, e.g. 20us")] = "",
+    check: Annotated[bool, typer.Option("--check", help="also measure what was predicted, in turns with it")] = False,
+    config: ConfigFile = "",
+    vgg: Vgg = "",
+    set_: Assignments = [],  # noqa: B006
+) -> None:
+    """Predict how fast a recipe will be on more devices, from a short measurement on this machine's."""
+    from paceline.jobs.plan import Wish
+    from paceline.jobs.plan import plan as job
+
+    wish = Wish(nodes, bandwidth, latency, check)
+    raise typer.Exit(job(recipe, flags, wish, config_file=config, assignments=with_vgg(set_, vgg)))
+
+
+@app.command()
+def pack(
+    origin: Annotated[str, typer.Argument(metavar="SRC", help="a folder, or the name of a source")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="the folder to make")],
+    data: Annotated[str, typer.Option(help="the kind of source that the folder is (default: photos)")] = "",
+    data_root: Annotated[str, typer.Option(help="folder with the files, where SRC is a source's name")] = "",
+    bad_images: Annotated[str, typer.Option(help="fail or skip (default: fail)")] = "",
+    workers: Annotated[str, typer.Option(help="processes that decode (default: 2)")] = "",
+    set_: Assignments = [],  # noqa: B006
+) -> None:
+    """Decode a source once into files that are memory-mapped from then on; the same command again goes on."""
+    from paceline.config_file import parse_assignments
+    from paceline.jobs.pack import pack as job
+
+    flags = {"data": data, "data_root": data_root, "bad_images": bad_images, "workers": workers}
+    said = {name: value for name, value in flags.items() if value}
+    raise typer.Exit(job(origin, destination, said, parse_assignments(set_)))
 
 
 @app.command()
@@ -152,6 +198,18 @@ def doctor(
     from paceline.jobs.doctor import doctor as job
 
     raise typer.Exit(job(self_test))
+
+
+@app.command()
+def board(
+    runs: Annotated[str, typer.Argument(metavar="RUNS", help="a folder of runs, or a URL like s3://…")] = "runs",
+    port: Annotated[int | None, typer.Option(help="where to listen; 0 takes any free one (default: 6116)")] = None,
+    host: Annotated[str, typer.Option(help="the address to listen at")] = "127.0.0.1",
+) -> None:
+    """Show runs on a live page, here or elsewhere."""
+    from paceline.jobs.board import board as job
+
+    raise typer.Exit(job(runs, host, port))
 
 
 @app.command()

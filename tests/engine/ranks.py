@@ -11,6 +11,7 @@ import torch
 from paceline.config import Config
 from paceline.engine.assemble import Parts, assemble
 from paceline.engine.evaluation import Examiner
+from paceline.engine.replicas import check_replicas
 from paceline.jobs.configure import configure
 
 Notes = dict[str, np.ndarray]
@@ -62,5 +63,22 @@ def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> 
     notes |= {f"results/{name}": np.array(value) for name, value in results.items()}
     notes["evaluated"] = np.concatenate([batch["index"].numpy() for _, batch in parts.recipe.seen])
     np.savez(Path(f"{path}-{parts.world.rank}.npz"), **notes)
+    parts.world.wait_for_all()
+    parts.world.leave()
+
+
+def spoil_and_check(recipe: str, spoiled: str, settings: dict[str, Any]) -> None:
+    """Checks the replicas at the start and after two steps, then when the last rank has changed one of its weights."""
+    parts = make_parts(recipe, **settings)
+    check_replicas(parts.recipe, parts.world)
+    run_steps(parts, 2)
+    check_replicas(parts.recipe, parts.world)
+    if parts.world.rank == parts.world.size - 1:
+        with torch.no_grad():
+            next(parts.recipe.get_submodule(spoiled).parameters()).view(-1)[0].add_(1e-12)
+    try:
+        check_replicas(parts.recipe, parts.world)
+    except RuntimeError as error:
+        print(error)
     parts.world.wait_for_all()
     parts.world.leave()

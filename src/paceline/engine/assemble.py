@@ -9,14 +9,17 @@ from typing import Any
 import torch
 
 from paceline.config import Config
+from paceline.data.crop import check_crop, cropped
 from paceline.data.draws import Drawer
 from paceline.data.feed import Cut, TrainingFeed
 from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader
-from paceline.data.source import Source, split_off
+from paceline.data.source import Source, sizes_of, split_off
 from paceline.data.tickets import Stream
 from paceline.data.transforms import Augment
+from paceline.engine.compiling import try_compiled
 from paceline.engine.graph import RunStep, choose_step
+from paceline.engine.initial import start_from
 from paceline.engine.learner import Learner
 from paceline.engine.schedule import schedule_of
 from paceline.engine.step import Step
@@ -69,27 +72,33 @@ def open_sources(config: Config) -> dict[str, Source]:
     return sources
 
 
-def make_loader(source: Source, world: World, config: Config) -> Loader:
-    """The loader that the settings name, or the one that suits the source."""
+def make_loader(source: Source, world: World, config: Config, crop: int = 0) -> Loader:
+    """The loader that the settings name, or the one that suits the source; without a crop, of whole pictures."""
     name, _ = choose_loader(config.run, source, world.device)
-    return load_class("loader", name, Loader)(source, world.device, config.run)
+    return load_class("loader", name, Loader)(source, world.device, config.run, crop)
+
+
+def crop_of(config: Config, split: str) -> int:
+    """The crop of a split's loader: training sees windows; what generators make is compared with windows, too."""
+    generates = load_class("recipe", config.recipe_name, Recipe).generates
+    return config.run.crop if split == "train" or generates else 0
 
 
 def make_recipe(config: Config, sources: dict[str, Source]) -> Recipe:
     """The recipe with its initial weights, which follow from the seed alone."""
     recipe_class = load_class("recipe", config.recipe_name, Recipe)
     torch.manual_seed(config.run.seed)
-    recipe = recipe_class(config.recipe, sources["train"].facts)
+    recipe = recipe_class(config.recipe, cropped(sources["train"].facts, config.run.crop))
     for network in config.networks:
         if network not in recipe.networks:
             raise unknown("network", network, recipe.networks)
     return recipe
 
 
-def assemble(config: Config) -> Parts:
-    """Meets the other processes and builds the run's parts."""
+def assemble(config: Config, world: World | None = None) -> Parts:
+    """Meets the other processes, where no world of them is given, and builds the run's parts."""
     strategy_type = strategy_class(config)
-    world = join(config.run, distributed=strategy_type.distributed)
+    world = world or join(config.run, distributed=strategy_type.distributed)
     try:
         return _build(config, strategy_type, world)
     except BaseException:
@@ -103,8 +112,12 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     sources = open_sources(config)
     notes = [note for source in sources.values() for note in getattr(source, "notes", [])]
     notes.append("loader {}: {}".format(*choose_loader(config.run, sources["train"], world.device)))
-    loaders = {split: make_loader(source, world, config) for split, source in sources.items()}
+    train = sources["train"]
+    check_crop(sizes_of(train), config.run.crop, train.facts.scale, train.name_of)
+    loaders = {split: make_loader(source, world, config, crop_of(config, split)) for split, source in sources.items()}
     recipe = make_recipe(config, sources)
+    if config.run.init_from:
+        notes.append(start_from(recipe, config.run.init_from))
     strategy = strategy_type(config.run, world, precision)
     strategy.place(recipe)
 
@@ -115,7 +128,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
         Stream(config.run.seed, len(sources["train"])),
         Cut(batch_size, config.run.accumulate, world.rank, world.size),
         repeats=max(phase.repeat for phase in recipe.phases),
-        augment=Augment.from_settings(config.run, sources["train"].facts),
+        augment=Augment.from_settings(config.run, cropped(train.facts, config.run.crop)),
         drawer=Drawer(recipe.draws, config.run.seed, world.device, precision.weights),
         dtype=precision.weights,
     )
@@ -124,6 +137,8 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     total = math.ceil(wanted / feed.images_per_step) * feed.images_per_step
     learners = make_learners(config, recipe, precision, epoch=epoch, step=feed.images_per_step, total=total)
     step = Step(recipe, learners, strategy, feed)
+    if config.run.compile:
+        notes.append(try_compiled(step, next(feed.steps(0, feed.images_per_step))))
     run_step, why = choose_step(step, config.run)
     notes += [why] if why else []
     notes += strategy.notes + _describe(config, strategy, sources, batch_size)

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.engine.tensors import pack, unpack
-from paceline.errors import UserError
+from paceline.errors import UserError, unknown
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -165,6 +165,21 @@ def load(path: Path) -> Snapshot:
     numbers = json.loads(files[NUMBERS])
     weights, state = (unpack(files.pop(name), notes[name]) for name in TENSORS)
     return Snapshot(numbers.pop("images"), weights, state, numbers)
+
+
+def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
+    """The checkpoint that `best`, `last` or a number of images means."""
+    last = checkpoints.latest(print)
+    if last is None:
+        raise UserError(f"{checkpoints.folder}: has no checkpoint yet")
+    if which == "last":
+        return last
+    if which == "best":
+        best = last.numbers.get("best", {}).get("images", last.images)
+        return last if best == last.images else load(checkpoints.path(best))
+    if not which.isdigit() or int(which) not in checkpoints.all():
+        raise unknown("checkpoint", which, ["best", "last", *map(str, checkpoints.all())])
+    return load(checkpoints.path(int(which)))
 
 
 def _read(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:

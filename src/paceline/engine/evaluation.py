@@ -11,11 +11,13 @@ from paceline.config import RunSettings
 from paceline.data.draws import Drawer
 from paceline.data.feed import drawn_batches, evaluation_batches
 from paceline.data.loader import Loader
+from paceline.engine.compiling import eager
 from paceline.engine.finished_run import open_run
 from paceline.engine.learner import Learner
 from paceline.evaluation._judge import Case, Judge
 from paceline.parallel.environment import World
 from paceline.parallel.precision import Precision
+from paceline.processes import beat
 from paceline.recipe import Batch, Recipe
 from paceline.registry import load_class
 
@@ -36,7 +38,7 @@ class Examiner:
         judge: Judge = load_class("judge", self.recipe.judge, Judge)(
             self.loader.source.facts, self.world.device, self.settings
         )
-        judge.begin(Case(self.loader.source, self.split, self.count, open_run))
+        judge.begin(Case(self.loader.source, self.split, self.count, open_run, self.recipe.enlarges))
         return judge
 
     @torch.no_grad()
@@ -46,11 +48,13 @@ class Examiner:
         missing = torch.tensor([float(judge.needs_samples)], device=world.device)
         if world.sum(missing).item():  # on any rank: what one host has kept, another may not have
             for batch in self._sample_batches():
+                beat()
                 judge.update_samples(batch)
             judge.end_samples(world.sum(judge.sample_sums()))
         self.recipe.eval()
         for batch in self._batches():
-            with self.precision.autocast():
+            beat()
+            with eager(), self.precision.autocast():
                 prediction = self.recipe.predict(batch)
             judge.update(prediction, batch)
         self.recipe.train()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 from paceline.data.draws import number_from
 from paceline.data.feed import StepData
@@ -14,9 +16,11 @@ from paceline.engine.evaluation import Examiner, judged_weights
 from paceline.engine.ledger import Ledger
 from paceline.engine.replicas import check_replicas
 from paceline.engine.run_folder import RunFolder
+from paceline.engine.saving import Saver
 from paceline.engine.sampling import fixed_draws, make_pictures
 from paceline.engine.signals import StopRequest, StopVote
 from paceline.engine.snapshot import restore_snapshot, take_snapshot
+from paceline.engine.strips import has_strips, make_strips, strip_samples
 from paceline.engine.timing import Stopwatch
 from paceline.errors import UserError
 from paceline.evaluation._judge import Judge
@@ -24,6 +28,8 @@ from paceline.monitor.display import Display
 from paceline.monitor.gpu import GpuReadings
 from paceline.monitor.metrics import MetricsWriter
 from paceline.monitor.pictures import grid
+from paceline.processes import beat
+from paceline.recipe import Batch
 from paceline.span import Span
 
 NUM_SAMPLES = 64  # pictures on a grid
@@ -37,9 +43,12 @@ class Loop:
         self.world, self.step, self.recipe = parts.world, parts.step, parts.recipe
         self.asked_to_stop = StopVote(parts.world, stop)
         self.ledger = Ledger(parts.world)
+        self.saver = Saver(folder.checkpoints)
+        self.on_saved: Callable[[], None] = lambda: None  # called beside the loop when a checkpoint is there
         self.images = 0
         self.best: dict[str, Any] = {}  # the value and images of the best checkpoint
         self.stopped = False
+        self.strip_samples: list[Batch] = []
         self.stopwatch = Stopwatch()
         lengths = {"epoch": parts.epoch_images, "step": parts.feed.images_per_step, "total": parts.total_images}
         run = parts.config.run
@@ -55,6 +64,7 @@ class Loop:
         self.examiner, self.judge = self._appoint_judge()
         self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
         self._images_before_log = 0
+        self._saving_seconds = 0.0
         self.check_every = run.check_replicas if self.world.size > 1 else 0
 
     def _appoint_judge(self) -> tuple[Examiner | None, Judge | None]:
@@ -77,24 +87,28 @@ class Loop:
         self._images_before_log = self.images
 
     def attach(self, writer: MetricsWriter | None, display: Display) -> None:
-        """Where the numbers go; only the first rank has a writer."""
+        """Where the numbers go; only a process that writes a run's folder has a writer."""
         self.writer, self.display = writer, display
         if writer and self.judge and self.judge.protocol():
             split, label, protocol = self.recipe.judged_on, self.judge.label, self.judge.protocol()
             self.folder.keep_protocol(split, label, protocol, afresh=self.images == 0)
+        if writer and has_strips(self.recipe):
+            judged_on = self.parts.loaders.get(self.recipe.judged_on, self.parts.loaders["train"])
+            self.strip_samples = strip_samples(judged_on.source, self.world.device, self.parts.precision)
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
 
     def run(self) -> None:
         """Trains to the end, or until a stop is asked for."""
         self.recipe.train()
-        if self.images == 0:
-            self._sample()
-        self.parts.strategy.drive(self._steps(), self.advance)
-        if not self.stopped:
-            self._log()
-            self._evaluate()
-            self._sample()
-            self._save()
+        with self.saver:
+            if self.images == 0:
+                self._sample()
+            self.parts.strategy.drive(self._steps(), self.advance)
+            if not self.stopped:
+                self._log()
+                self._evaluate()
+                self._sample()
+                self._save()
 
     def _steps(self) -> Iterator[StepData]:
         steps = self.parts.feed.steps(self.images, self.parts.total_images)
@@ -109,6 +123,8 @@ class Loop:
         """One step and what is due after it."""
         if self.stopped:  # a driver that reads ahead may bring one step more
             return
+        beat()
+        self.saver.check()
         self._seed_dropout(data.images)
         with self.stopwatch("step"):
             self.ledger.enter(data.images, self.parts.run_step(data))
@@ -152,6 +168,7 @@ class Loop:
 
     def _refuse(self, what: str, at: int) -> None:
         number = at // self.parts.feed.images_per_step
+        self.saver.wait()  # what is left is known then
         raise UserError(
             f"{what} at step {number} ({at:,} images seen); {self.folder.checkpoints.what_is_left()}. "
             "A lower --lr, --precision fp32 or --set clip=1 may help"
@@ -178,7 +195,7 @@ class Loop:
         with self.stopwatch("evaluate"), judged_weights(self.recipe, self.step.learners):
             results = self.examiner.measure()
         values = {f"{self.examiner.split}/{name}": value for name, value in results.items()}
-        self._write(values)
+        self._write(values | {"time/evaluation_seconds": self.stopwatch("evaluate").seconds})
         self.display.line(f"{self.images:>12,} images  " + describe(values))
         wanted, end = self.recipe.best
         name = next((name for name in values if name.partition("[")[0] == wanted), "")
@@ -194,30 +211,49 @@ class Loop:
         return value > before if end == "max" else value < before
 
     def _sample(self) -> None:
-        """Keeps what a generator makes of the same random numbers as always."""
-        if not self.recipe.generates or not self.writer or self._sampled_at == self.images:
+        """Keeps what the recipe makes of the same random numbers, or of the same samples, as always."""
+        if not self.writer or self._sampled_at == self.images:
             return
-        with self.stopwatch("sample"), judged_weights(self.recipe, self.step.learners):
-            draws = fixed_draws(self.recipe, self.parts.feed.drawer, NUM_SAMPLES)
-            self.writer.picture("samples", self.images, grid(make_pictures(self.recipe, draws, self.parts.precision)))
+        if self.recipe.generates or self.strip_samples:
+            with self.stopwatch("sample"), judged_weights(self.recipe, self.step.learners):
+                self.writer.picture("samples", self.images, self._picture())
         self._sampled_at = self.images
+
+    def _picture(self) -> np.ndarray:
+        precision = self.parts.precision
+        if not self.recipe.generates:
+            return np.asarray(make_strips(self.recipe, self.strip_samples, precision))
+        draws = fixed_draws(self.recipe, self.parts.feed.drawer, NUM_SAMPLES)
+        return grid(make_pictures(self.recipe, draws, precision))
 
     def _save(self) -> None:
         if self._saved_at == self.images:
             return
         self._log()  # refuses to go on where a loss is not finite
-        with self.stopwatch("save"):
+        section = self.stopwatch("save")
+        before = section.seconds
+        with section:
             for name, learner in self.step.learners.items():
                 if not learner.is_finite():  # a finite loss can have a gradient that is not
                     self._refuse(f"network {name!r} has weights that are not finite", self.images)
-            if self.writer:
-                self.writer.flush()  # a checkpoint never outruns its metrics
-            if self.world.is_first:
-                self.folder.checkpoints.save(
-                    take_snapshot(self.images, self.step, {"best": self.best, "evaluated_at": self._evaluated_at})
+            if self.folder.is_mine:
+                assert self.writer
+                self.saver.wait()
+                numbers = {"best": self.best, "evaluated_at": self._evaluated_at}
+                self.saver.save(
+                    take_snapshot(self.images, self.step, numbers),
+                    self.parts.config.run.keep,
+                    self.best.get("images"),
+                    before=self.writer.flush,  # a checkpoint never outruns its metrics
+                    after=self.on_saved,
                 )
-                self.folder.checkpoints.prune(self.parts.config.run.keep, self.best.get("images"))
+        self._saving_seconds += section.seconds - before
         self._saved_at = self.images
+
+    def cost_of_saving(self) -> str:
+        """What checkpoints cost, for a person: the loop's time, and that of the thread beside it."""
+        number, beside = self.saver.num_saves, self.saver.seconds
+        return f"saved {number} checkpoint{'s' * (number != 1)}: {self._saving_seconds:.2f} s of the loop, {beside:.2f} s beside it"
 
     def _write(self, values: dict[str, float]) -> None:
         if self.writer:

@@ -11,7 +11,7 @@ from paceline.recipe import Recipe
 
 def check_replicas(recipe: Recipe, world: World) -> None:
     """Raises an error that names the first network that is not the same on every rank."""
-    networks = recipe.networks
+    networks = recipe.single_networks
     rows = world.gather(torch.stack([_checksum(network) for network in networks.values()]))
     for name, column in zip(networks, rows.unbind(1), strict=True):
         if (column != column[0]).any():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,10 @@ from paceline.config_file import MADE_WITH, changed_settings, to_toml
 from paceline.engine.checkpoint import Checkpoints
 from paceline.errors import UserError
 from paceline.evaluation._protocol import differences
+from paceline.monitor.status import LOCK, Status
+from paceline.secrets import redact
+
+READERS_LOOK_SECONDS = 1.0  # who only looks whether a run is in use has a share of its lock for a moment
 
 
 class RunFolder:
@@ -24,6 +30,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = Checkpoints(path / "checkpoints")
         self._lock: int | None = None
+        self._total_images: int | None = None  # known once the run has begun
 
     @property
     def config_file(self) -> Path:
@@ -39,22 +46,38 @@ class RunFolder:
         """Makes this process the folder's one writer; the claim dies with the process."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise UserError(f"--out {self.path}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(self._lock):
             owner = (os.read(self._lock, 32) or b"?").decode().strip()
-            raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out") from None
+            raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out")
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process is the folder's one writer."""
+        return self._lock is not None
 
     def release(self) -> None:
         """Gives up the claim."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def begin(self, total_images: int) -> None:
+        """Says in the folder that its run goes on now."""
+        assert self._lock is not None
+        self._total_images = total_images
+        Status.now("running", total_images).write(self.path)
+
+    def end(self, state: str, why: str = "") -> None:
+        """Says how a run ended that had begun; before that, and in other ranks, there is nothing to say."""
+        if self._total_images is not None:
+            with suppress(OSError):  # a full disk may be why it ended
+                Status.now(state, self._total_images, redact(" ".join(why.split()))).write(self.path)
+            self._total_images = None
 
     def check_settings(self, config: Config, data: str) -> None:
         """Refuses to go on with a run that was made with other settings or from other data."""
@@ -111,3 +134,16 @@ class RunFolder:
         beside = self.config_file.with_suffix(".writing")
         beside.write_text(to_toml(config, {**made_with, "data": data}))
         beside.rename(self.config_file)
+
+
+def _lock(file: int) -> bool:
+    """Takes a file's lock; false where another process holds it and keeps it."""
+    until = time.monotonic() + READERS_LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)

@@ -7,6 +7,7 @@ import torch
 
 from paceline.data.draws import Drawer
 from paceline.data.transforms import to_eight_bits
+from paceline.engine.compiling import eager
 from paceline.errors import UserError
 from paceline.parallel.precision import Precision
 from paceline.recipe import Batch, Recipe
@@ -20,7 +21,7 @@ def make_pictures(recipe: Recipe, draws: Batch, precision: Precision) -> np.ndar
     recipe.eval()
     pictures = []
     for start in range(0, len(next(iter(draws.values()))), PICTURES_AT_ONCE):
-        with precision.autocast():
+        with eager(), precision.autocast():
             rows = {name: values[start : start + PICTURES_AT_ONCE] for name, values in draws.items()}
             pictures.append(to_eight_bits(recipe.predict(rows)["image"]))
     recipe.train()

@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.engine.checkpoint import Snapshot
 from paceline.engine.learner import Learner
 from paceline.engine.step import Step
+from paceline.engine.tensors import copy_to_host
 from paceline.errors import UserError
 from paceline.recipe import Recipe
 
@@ -17,7 +18,7 @@ AVERAGED = "averaged/"
 
 
 def take_snapshot(images: int, step: Step, numbers: dict[str, Any]) -> Snapshot:
-    """Everything that the run needs to go on from here."""
+    """Everything that the run needs to go on from here, as copies that training does not touch."""
     weights: dict[str, Tensor] = dict(step.recipe.state_dict())
     state: dict[str, Tensor] = {}
     scalers: dict[str, Any] = {}
@@ -27,7 +28,7 @@ def take_snapshot(images: int, step: Step, numbers: dict[str, Any]) -> Snapshot:
         state |= _optimizer_tensors(learner)
         scalers[name] = learner.scaler.state_dict()
     state |= {f"facts/{name}": value for name, value in step.facts.items()}
-    return Snapshot(images, weights, state, {**numbers, "scalers": scalers})
+    return Snapshot(images, copy_to_host(weights), copy_to_host(state), {**numbers, "scalers": scalers})
 
 
 def restore_snapshot(snapshot: Snapshot, step: Step) -> None:

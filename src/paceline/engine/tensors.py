@@ -20,7 +20,7 @@ def pack(tensors: dict[str, Tensor]) -> tuple[bytes, dict[str, Any]]:
     kept: dict[str, Tensor] = {}
     seen: dict[tuple, str] = {}
     for name, tensor in tensors.items():
-        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        key = _memory_of(tensor)
         if tensor.numel() and key in seen:
             aliases[name] = seen[key]
             continue
@@ -29,6 +29,26 @@ def pack(tensors: dict[str, Tensor]) -> tuple[bytes, dict[str, Any]]:
             formats[name] = "channels_last"
         kept[name] = tensor.detach().cpu().contiguous()
     return safetensors.torch.save(kept), {"aliases": aliases, "formats": formats}
+
+
+def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU that nobody else changes; what was aliased is aliased again. Waits for GPUs once, at the end."""
+    copies: dict[tuple, Tensor] = {}
+    named = {}
+    for name, tensor in tensors.items():
+        key = (*_memory_of(tensor), name if not tensor.numel() else "")
+        if key not in copies:
+            # Page-locked memory, which torch keeps for the next time: the copies of many tensors need not wait.
+            copy = torch.empty_like(tensor.detach(), device="cpu", pin_memory=tensor.is_cuda)
+            copies[key] = copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        named[name] = copies[key]
+    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return named
+
+
+def _memory_of(tensor: Tensor) -> tuple:
+    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
 def unpack(content: bytes, notes: dict[str, Any]) -> dict[str, Tensor]:

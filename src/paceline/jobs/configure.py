@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paceline.config import Config, RunSettings, resolve
 from paceline.config_file import parse_assignments, read_file
 from paceline.errors import UserError, unknown
-from paceline.parallel.environment import check_devices, gpu_ids, place_from
+from paceline.parallel.environment import check_devices, gpu_ids, place_of
 from paceline.recipe import Recipe
 from paceline.registry import load, load_class
+from paceline.secrets import refuse_credentials
 
 
 def configure(
@@ -21,6 +21,7 @@ def configure(
     config_file: str = "",
     assignments: Iterable[str] = (),
     small: bool = False,
+    elsewhere: bool = False,
 ) -> Config:
     """The settings of a run: recipe's defaults (with `small`, its cheap ones) < preset < file < flags < `--set`."""
     recipe_class: type[Recipe] = load_class("recipe", recipe, Recipe)
@@ -38,7 +39,7 @@ def configure(
         ("--set", from_sets),
     ]
     config = resolve(recipe, recipe_class.Settings, layers)
-    return checked(config)
+    return checked(config, elsewhere=elsewhere)
 
 
 def _renamed(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
@@ -48,12 +49,15 @@ def _renamed(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[st
     return named
 
 
-def checked(config: Config) -> Config:
-    """The config with its names and devices checked against what is here."""
+def checked(config: Config, *, elsewhere: bool = False) -> Config:
+    """The config with its names and, unless it is for other machines, its devices checked against what is here."""
     run = config.run
     for kind, name in (("source", run.data), ("strategy", run.strategy), ("loader", run.loader)):
         if name != "auto":
             load(kind, name)
+    refuse_credentials(config.values())
+    if elsewhere:
+        return config
     devices, why = _num_devices(run)
     if run.devices not in (1, devices):
         raise UserError(f"--devices {run.devices}: {why}")
@@ -64,7 +68,7 @@ def checked(config: Config) -> Config:
 
 def _num_devices(run: RunSettings) -> tuple[int, str]:
     """How many devices share the run: one for each process that was started, or for each id of `--gpus`."""
-    place = place_from(os.environ)
+    place = place_of(run)
     if place:
         return place.size, f"{place.size} processes were started"
     if run.gpus:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import Config
+from paceline.data.sources._picture_files import split_folder
+from paceline.data.sources.photos import SPLIT_NAMES
 from paceline.engine.assemble import make_loader, make_recipe, open_sources
 from paceline.engine.evaluation import Examiner
 from paceline.engine.finished_run import choose_checkpoint, config_of
@@ -24,7 +26,10 @@ from paceline.registry import load_class
 def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str, str], checkpoint: str) -> int:
     """Prints the metrics of a run's checkpoint on a split of its own data or of another source."""
     given = {name: value for name, value in flags.items() if value}
-    config = checked(config_of(run, [("flag", {"gpus": "", **given}), ("--set", assignments)]))
+    # Folders that belong to the run's own data do not belong to another.
+    own = dict.fromkeys(("low_root", "test_root", "test_low_root"), "") if "data_root" in given else {}
+    config = checked(config_of(run, [("flag", {"gpus": "", **own, **given}), ("--set", assignments)]))
+    config = _judged_whole(config) if own else config
     recipe_class: type[Recipe] = load_class("recipe", config.recipe_name, Recipe)
     if not recipe_class.judge:
         raise UserError(f"{run}: recipe {config.recipe_name!r} names no judge, so it cannot be evaluated")
@@ -34,6 +39,14 @@ def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str,
         return run_in_processes("evaluate", config, run, split, str(images))
     evaluate_here(config, run, split, str(images))
     return 0
+
+
+def _judged_whole(config: Config) -> Config:
+    """A folder of photographs that has no part for testing is judged as a whole, rather than a fifth of it."""
+    root, run = Path(config.run.data_root).expanduser(), config.run
+    if run.data != "photos" or run.test_root or split_folder(root, "test", SPLIT_NAMES) is not None:
+        return config
+    return config.with_run(test_root=run.data_root, test_low_root=run.low_root, validation=0.0)
 
 
 def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
@@ -47,7 +60,8 @@ def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
     recipe = make_recipe(config, sources)
     load_weights(recipe, choose_checkpoint(RunFolder(Path(run)).checkpoints, images).weights, averaged=True)
     recipe.to(device=world.device, dtype=precision.weights)
-    examiner = Examiner(recipe, make_loader(sources[split], world, config), split, world, precision, config.run)
+    loader = make_loader(sources[split], world, config, config.run.crop if recipe.generates else 0)
+    examiner = Examiner(recipe, loader, split, world, precision, config.run)
     judge = examiner.prepare()
     results = examiner.measure()
     if world.is_first:

@@ -1,4 +1,4 @@
-"""`paceline sample`: grids, interpolations and animations of what a generator makes."""
+"""`paceline sample`: grids, strips, interpolations and animations of what a recipe makes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from paceline.engine.finished_run import choose_checkpoint, config_of
 from paceline.engine.run_folder import RunFolder
 from paceline.engine.sampling import fixed_draws, make_pictures
 from paceline.engine.snapshot import load_weights
+from paceline.engine.strips import has_strips, make_strips, strip_samples
 from paceline.errors import UserError
 from paceline.jobs.configure import checked
 from paceline.monitor.metrics import SAMPLES
@@ -82,16 +83,23 @@ def _show(run: str, wish: Wish) -> tuple[Image.Image, str]:
     world = join(config.run, distributed=False)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
-    recipe = make_recipe(config, open_sources(config))
-    drawer = Drawer(recipe.draws, config.run.seed, world.device, precision.weights)
-    draws = fixed_draws(recipe, drawer, 2 * rows if wish.interpolate else rows * columns)
+    sources = open_sources(config)
+    recipe = make_recipe(config, sources)
     snapshot = choose_checkpoint(RunFolder(Path(run)).checkpoints, wish.checkpoint)
     load_weights(recipe, snapshot.weights, averaged=True)
     recipe.to(device=world.device, dtype=precision.weights)
+    text = f"{Path(run).name} at {snapshot.images:,} images"
+    if has_strips(recipe):
+        if wish.interpolate:
+            raise UserError(f"--interpolate: {type(recipe).__name__} makes its pictures of others, not of noise")
+        samples = strip_samples(sources.get(recipe.judged_on, sources["train"]), world.device, precision)
+        return make_strips(recipe, samples, precision), text
+    drawer = Drawer(recipe.draws, config.run.seed, world.device, precision.weights)
+    draws = fixed_draws(recipe, drawer, 2 * rows if wish.interpolate else rows * columns)
     if wish.interpolate:
         draws = _between(recipe, draws, columns)
     pictures = make_pictures(recipe, draws, precision)
-    return to_image(grid(pictures, columns)), f"{Path(run).name} at {snapshot.images:,} images"
+    return to_image(grid(pictures, columns)), text
 
 
 def _parse_grid(text: str) -> tuple[int, int]:
@@ -145,5 +153,5 @@ def _kept_grids(run: str) -> dict[int, Path]:
         if images.isdigit():
             found[int(images)] = path
     if not found:
-        raise UserError(f"{run}: keeps no grids in {SAMPLES}/ to animate; a run with a generator writes them")
+        raise UserError(f"{run}: keeps no grids in {SAMPLES}/ to animate; a run that makes pictures writes them")
     return found

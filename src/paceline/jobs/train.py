@@ -10,21 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config import Config
+from paceline.data.crop import cropped
 from paceline.data.source import fingerprint
+from paceline.engine.agreement import claim_folder, newest_snapshot, weights_at
 from paceline.engine.assemble import Parts, assemble, strategy_class
-from paceline.engine.checkpoint import Snapshot, load
+from paceline.engine.checkpoint import Snapshot
 from paceline.engine.evaluation import Examiner
+from paceline.engine.facts_file import keep_facts
 from paceline.engine.loop import Loop, describe
 from paceline.engine.run_folder import RunFolder
 from paceline.engine.signals import StopRequest
 from paceline.engine.snapshot import load_weights
 from paceline.errors import UserError
+from paceline.jobs.stages import stages_of
 from paceline.jobs.worker import run_in_processes
+from paceline.launch.meeting import Meeting
 from paceline.monitor.console import keep_output
 from paceline.monitor.display import Display
 from paceline.monitor.made_with import versions_and_hardware
 from paceline.monitor.metrics import MetricsWriter, read_metrics
-from paceline.parallel.environment import place_from
+from paceline.parallel.environment import place_from, place_of
 
 LOOKED_AT = 16  # samples that tell one data set from another, where reading costs
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -41,11 +46,23 @@ class Result:
 
 
 def train(config: Config) -> int:
-    """Trains a recipe, in as many processes as the settings ask for; gives the exit code."""
+    """Trains a recipe, stage by stage where it has stages; gives the exit code."""
     config = config.with_run(out=config.run.out or default_folder(config))
+    stages = stages_of(config)
+    for number, stage in enumerate(stages):
+        code = _train_one(stage)
+        if code or number == len(stages) - 1:
+            return code
+    raise AssertionError("a config means one run at least")
+
+
+def _train_one(config: Config) -> int:
+    """One run, in as many processes as the settings ask for."""
     several = strategy_class(config).distributed and config.run.devices > 1
-    if several and place_from(os.environ) is None:
-        return run_in_processes("train", config)
+    watched = config.run.max_restarts or config.run.nnodes != "1" or config.run.rdzv
+    if (several or watched) and place_of(config.run) is None:
+        meeting = Meeting.of(config.run)
+        return run_in_processes("train", config.with_run(nnodes="1", rdzv=""), meeting=meeting)
     return train_here(config).exit_code
 
 
@@ -53,7 +70,7 @@ def train_and_report(config: Config) -> Result:
     """Trains like the command does, and gives the folder and the metrics; the exit code is in it."""
     config = config.with_run(out=config.run.out or default_folder(config))
     code = train(config)
-    folder = RunFolder(Path(config.run.out))
+    folder = RunFolder(Path(stages_of(config)[0].run.out))  # of several stages, the last one that has begun
     lines, _ = read_metrics(folder.path)
     metrics = {name: value for line in lines for name, value in line.items() if "/" in name}
     return Result(folder.path, max(folder.checkpoints.all(), default=0), code, metrics)
@@ -67,16 +84,20 @@ def default_folder(config: Config) -> str:
 
 def train_here(config: Config) -> Result:
     """This process's part of a run."""
+    place = place_from(os.environ)
+    if place and (config.run.strategy == "auto" or strategy_class(config).distributed):
+        config = config.with_run(devices=place.size)  # of all hosts
     parts = assemble(config)
     folder, stop = RunFolder(Path(config.run.out)), StopRequest()
     with _ending(folder, parts):
         loop = Loop(parts, folder, stop)
-        data = _describe_data(parts) if parts.world.is_first else ""
-        _claim(folder, parts, data)
+        claim_folder(folder, parts.world, lambda: folder.check_settings(parts.config, _describe_data(parts)))
         output = keep_output(folder.path, parts.world.rank)
-        loop.resume(_find_snapshot(folder, parts, data))
+        loop.resume(_find_snapshot(folder, parts))
         first = parts.world.is_first
-        writer = MetricsWriter(folder.path, loop.images) if first else None
+        if folder.is_mine:
+            folder.begin(parts.total_images)
+        writer = MetricsWriter(folder.path, loop.images) if folder.is_mine else None
         title = f"{Path(config.recipe_name).stem} → {folder.path}"
         with stop.listening():
             with Display(parts.total_images, loop.images, title, enabled=first) as display:
@@ -85,6 +106,9 @@ def train_here(config: Config) -> Result:
             metrics = {} if loop.stopped else _judge_best(parts, folder, loop, writer)
             if writer:
                 writer.close()
+            folder.end("stopped" if loop.stopped else "finished")
+            if loop.saver.num_saves and first:
+                print(loop.cost_of_saving())
             if loop.stopped:
                 print(f"stopped at {loop.images:,} images and saved; the same command goes on from here")
             else:
@@ -99,10 +123,17 @@ def _ending(folder: RunFolder, parts: Parts) -> Iterator[None]:
     """Gives back what a run holds at its end; a full disk is said in one line."""
     try:
         yield
+    except KeyboardInterrupt:
+        folder.end("stopped", "at once, by a second Ctrl-C")
+        raise
     except OSError as error:
+        folder.end("failed", str(error))
         if error.errno in NO_ROOM:
             left = folder.checkpoints.what_is_left()
             raise UserError(f"--out {folder.path}: {error.strerror}; {left}") from error
+        raise
+    except BaseException as error:
+        folder.end("failed", str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
         raise
     else:
         parts.world.leave()
@@ -111,33 +142,24 @@ def _ending(folder: RunFolder, parts: Parts) -> Iterator[None]:
         parts.world.abandon()
 
 
-def _claim(folder: RunFolder, parts: Parts, data: str) -> None:
-    """Makes this run the folder's one writer, if its settings are those that the folder was made with."""
-    if parts.world.is_first:
-        folder.claim()
-        folder.check_settings(parts.config, data)
-    parts.world.wait_for_all()
-
-
 def _describe_data(parts: Parts) -> str:
     """The training samples in short: how many, and a hash of some of them."""
     source = parts.feed.loader.source
     return f"{len(source):,} samples, {fingerprint(source, LOOKED_AT)}"
 
 
-def _find_snapshot(folder: RunFolder, parts: Parts, data: str) -> Snapshot | None:
-    """Says what was chosen and where the run goes on; every rank gets the first one's snapshot."""
-    snapshot = None
+def _find_snapshot(folder: RunFolder, parts: Parts) -> Snapshot | None:
+    """Says what was chosen and where the run goes on; every rank gets the newest snapshot that one of them has."""
     for note in parts.notes:
         print(note)
-    if parts.world.is_first:
-        snapshot = folder.checkpoints.latest(print)
-        folder.checkpoints.drop_after(snapshot.images if snapshot else -1)
-        folder.keep_settings(parts.config, data, versions_and_hardware())
-        if snapshot:
-            done = snapshot.images >= parts.total_images
-            print(f"{'finished already, at' if done else 'going on from'} {snapshot.images:,} images")
-    return parts.world.share(snapshot)  # type: ignore[return-value]
+    snapshot = newest_snapshot(folder, parts.world, print)
+    if folder.is_mine:
+        folder.keep_settings(parts.config, _describe_data(parts), versions_and_hardware())
+        keep_facts(folder.path, cropped(parts.feed.loader.source.facts, parts.config.run.crop))
+    if snapshot and parts.world.is_first:
+        done = snapshot.images >= parts.total_images
+        print(f"{'finished already, at' if done else 'going on from'} {snapshot.images:,} images")
+    return snapshot
 
 
 def _judge_best(parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWriter | None) -> dict[str, float]:
@@ -149,8 +171,12 @@ def _judge_best(parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWrit
             print("best: {name} {value:.4g} at {images:,} images".format(**loop.best))
         return {}
     images = loop.best.get("images", loop.images)
-    weights = load(folder.checkpoints.path(images)).weights if parts.world.is_first else None
-    load_weights(parts.recipe, parts.world.share(weights), averaged=True)  # type: ignore[arg-type]
+    weights = weights_at(folder, parts.world, images)
+    if weights is None:  # with a host that was lost
+        images = loop.images
+        weights = weights_at(folder, parts.world, images)
+    assert weights is not None
+    load_weights(parts.recipe, weights, averaged=True)
     examiner = Examiner(parts.recipe, parts.loaders["test"], "test", parts.world, parts.precision, parts.config.run)
     results = examiner.measure()
     metrics = {f"test/{name}": value for name, value in results.items()}
@@ -158,5 +184,6 @@ def _judge_best(parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWrit
         lines, _ = read_metrics(folder.path)
         if not any(line["images"] == loop.images and line.get("test/of_images") == images for line in lines):
             writer.write(loop.images, metrics | {"test/of_images": float(images)})
+    if parts.world.is_first:
         print(f"test, of the checkpoint at {images:,} images: {describe(metrics)}")
     return metrics

@@ -24,7 +24,7 @@ SAMPLES = "samples"
 TENSORBOARD = "tensorboard"
 _OWN_NAMES = {"images", "seconds", "time"}
 _PARTIAL = ".partial"  # ends the name of a file that is still being written
-_SAMPLE_NAME = re.compile(r".+-(\d{12})\.png")
+SAMPLE_NAME = re.compile(r"(.+)-(\d{12})\.png")
 
 
 class MetricsWriter:
@@ -89,20 +89,22 @@ def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], int]:
         content = (folder / METRICS).read_bytes()
     except FileNotFoundError:
         return [], 0
-    rows = [_parse(line) for line in content.splitlines()]
+    rows = [parse_line(line) for line in content.splitlines()]
     whole = [row for row in rows if row is not None]
     return whole, len(rows) - len(whole)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """One line's names and values, or None where it is broken."""
     try:
-        row = json.loads(line, parse_constant=_refuse)
-    except ValueError:
+        row = json.loads(line, parse_constant=refuse_constant)
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and type(row.get("images")) is int else None
 
 
-def _refuse(constant: str) -> None:
+def refuse_constant(constant: str) -> None:
+    """For `json`: NaN and infinity are no JSON."""
     raise ValueError(f"{constant} is not JSON")
 
 
@@ -135,8 +137,8 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _cut_samples(folder: Path, images: int) -> None:
     for path in folder.glob("*"):
-        sample = _SAMPLE_NAME.fullmatch(path.name)
-        if path.name.endswith(_PARTIAL) or (sample and (int(sample[1]) > images or images == 0)):
+        sample = SAMPLE_NAME.fullmatch(path.name)
+        if path.name.endswith(_PARTIAL) or (sample and (int(sample[2]) > images or images == 0)):
             path.unlink()
 
 

@@ -61,6 +61,17 @@ def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
     return whole
 
 
+def one_above_the_other(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Pictures in one column, on white."""
+    height = sum(picture.height for picture in pictures) + 2 * GAP_PX * (len(pictures) - 1)
+    whole = Image.new("RGB", (max(picture.width for picture in pictures), height), "white")
+    top = 0
+    for picture in pictures:
+        whole.paste(picture, (0, top))
+        top += picture.height + 2 * GAP_PX
+    return whole
+
+
 def save_animation(frames: Sequence[Image.Image], path: Path) -> None:
     """Frames one after the other, for ever, the last one longer, as .gif or .webp."""
     assert path.suffix in MOVING, path

@@ -1,0 +1,134 @@
+"""Pictures of any size in tiles: each with a halo, so that together they are what the whole picture gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.models.receptive_field import ReceptiveField
+from paceline.recipe import Recipe
+
+SHARE_OF_FREE = 0.5  # of the memory that is free; others need some, too
+TILE_BYTES_ON_HOST = 1.25e9  # larger tiles gain little speed there
+WORKSPACE = 1.5  # times the intermediate results: what convolutions need besides
+INEXACT_HALO_PX = 64  # where no halo is exact, or the exact one does not fit
+SMALLEST_TILE_PX = 32
+
+Paste = Callable[[str, int, int, np.ndarray], None]  # name, top, left, pixels in -1…1 [h, w, c]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a picture is cut."""
+
+    side_px: int  # of a tile, in the input, without its halo
+    halo_px: int
+    note: str = ""  # what a person should know about the result
+
+    def halved(self, multiple: int) -> Tiling | None:
+        """The same with smaller tiles; None where they are as small as can be."""
+        side = self.side_px // 2 // multiple * multiple
+        return replace(self, side_px=side) if side >= max(multiple, SMALLEST_TILE_PX // 2) else None
+
+    def windows(self, length: int) -> list[tuple[int, int, int, int]]:
+        """Along one side: where each tile begins and ends, and where it does with its halo."""
+        found = []
+        for begin in range(0, length, self.side_px):
+            end = min(begin + self.side_px, length)
+            found.append((begin, end, max(0, begin - self.halo_px), min(length, end + self.halo_px)))
+        return found
+
+
+def choose_tiling(field: ReceptiveField, size: tuple[int, int], device: torch.device, share: int, side: int) -> Tiling:
+    """Tiles of the asked side, or as large as the memory allows that `share` processes have to share."""
+    free = free_bytes(device) * SHARE_OF_FREE / share
+    usual = min(free, TILE_BYTES_ON_HOST / share) if device.type == "cpu" else free
+    whole = math.ceil(max(size) / field.multiple_px) * field.multiple_px
+    exact = not field.obstacles
+    why = f"{field.obstacles[0]}: tiles may show" if field.obstacles else ""
+    if side:
+        tiling = Tiling(_rounded_up(side, field.multiple_px), _inexact_halo(field) if why else field.tiled_halo_px)
+        return replace(tiling, note=why if tiling.side_px < max(size) else "")
+    if _bytes(field, size[0] * size[1]) <= (usual if exact else free):
+        return Tiling(whole, 0)
+    for budget in (usual, free) if exact else ():
+        fitting = _largest_side(field, budget, field.tiled_halo_px)
+        if fitting >= max(field.multiple_px, SMALLEST_TILE_PX):
+            return Tiling(fitting, field.tiled_halo_px)
+    halo = _inexact_halo(field)
+    fitting = max(_largest_side(field, free, halo), _rounded_up(SMALLEST_TILE_PX, field.multiple_px))
+    note = why or f"its reach of {field.halo_px} pixels does not fit in memory with a tile: tiles may show"
+    return Tiling(fitting, halo, note)
+
+
+def restore_in_tiles(
+    recipe: Recipe, pixels: np.ndarray, tiling: Tiling, device: torch.device, paste: Paste, done: Callable[[int], None]
+) -> None:
+    """Applies a recipe to a picture [h, w, c] of whole numbers, tile by tile; `done` gets each tile's pixels."""
+    height, width = pixels.shape[:2]
+    for top, bottom, high, low in tiling.windows(height):
+        for left, right, first, last in tiling.windows(width):
+            part = in_range(pixels[high:low, first:last]).to(device)
+            for name, result in restored(recipe, part).items():
+                scale = recipe.enlarges
+                rows = slice((top - high) * scale, (bottom - high) * scale)
+                columns = slice((left - first) * scale, (right - first) * scale)
+                paste(name, top * scale, left * scale, result[rows, columns].cpu().numpy())
+            done((bottom - top) * (right - left))
+
+
+def in_range(pixels: np.ndarray) -> Tensor:
+    """Whole numbers [h, w, c] of 8 or 16 bits as one picture in -1…1."""
+    half = np.iinfo(pixels.dtype).max / 2
+    values = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1).unsqueeze(0)
+    return values / half - 1
+
+
+@torch.no_grad()
+def restored(recipe: Recipe, picture: Tensor) -> dict[str, Tensor]:
+    """What a recipe makes of one picture [1, c, h, w], by name, each [h, w, c]."""
+    return {name: made[0].clamp(-1, 1).permute(1, 2, 0).float() for name, made in recipe.restore(picture).items()}
+
+
+def free_bytes(device: torch.device) -> int:
+    """The memory of a device, or of this machine, that nobody uses."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_limits())
+
+
+def _limits() -> Iterator[int]:
+    """What the machine has available, and what a container has left where it has a limit."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        yield int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        yield 4 * 2**30
+    try:
+        group = Path("/sys/fs/cgroup")
+        yield int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return
+
+
+def _bytes(field: ReceptiveField, pixels: float) -> float:
+    return pixels * field.bytes_per_px * WORKSPACE
+
+
+def _largest_side(field: ReceptiveField, budget: float, halo: int) -> int:
+    side = math.isqrt(int(budget / max(_bytes(field, 1), 1))) - 2 * halo
+    return side // field.multiple_px * field.multiple_px
+
+
+def _inexact_halo(field: ReceptiveField) -> int:
+    return min(_rounded_up(INEXACT_HALO_PX, field.multiple_px), field.tiled_halo_px)
+
+
+def _rounded_up(side: int, multiple: int) -> int:
+    return math.ceil(side / multiple) * multiple
