@@ -43,6 +43,12 @@ def normalised(pictures: torch.Tensor) -> torch.Tensor:
     return ((pictures + 1) / 2 - mean) / std
 
 
+def test_pictures_of_which_the_poolings_leave_nothing_are_refused():
+    assert Features("random", "conv5_4")(torch.zeros(1, 3, 16, 17)).shape[-2:] == (1, 1)
+    with pytest.raises(UserError, match="vgg_layer=conv5_4: needs pictures of 16 pixels, and these have 20×15"):
+        Features("random", "conv5_4")(torch.zeros(1, 3, 15, 20))
+
+
 @pytest.mark.parametrize("file", ["vgg.pth", "vgg.safetensors"])
 @pytest.mark.parametrize(("layer", "modules"), [("conv5_4", 35), ("relu5_4", 36), ("relu1_2", 4), ("conv3_1", 11)])
 def test_features_are_those_of_torchvisions_layers(tmp_path, file, layer, modules):

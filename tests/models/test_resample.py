@@ -63,3 +63,12 @@ def test_what_a_multiple_leaves_over_is_cut_at_the_end():
     picture = torch.arange(7 * 9.0).view(1, 1, 7, 9)
     assert torch.equal(cut_to_multiple(picture, 4), picture[..., :4, :8])
     assert cut_to_multiple(picture, 1) is not None and cut_to_multiple(picture, 1).shape == picture.shape
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (9, 14)])
+def test_what_is_exported_enlarges_in_the_same_way_to_the_border(factor, size, monkeypatch):
+    pictures = torch.rand(2, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    enlarged = bicubic(pictures, size[0] * factor, size[1] * factor)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert (bicubic(pictures, size[0] * factor, size[1] * factor) - enlarged).abs().max() < 1e-6

@@ -38,6 +38,11 @@ class Restorer:
         """How many times as high and wide the results are."""
         return self.recipe.enlarges
 
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of what is made of one picture."""
+        return self.field.results
+
     @cached_property
     def field(self) -> ReceptiveField:
         """What tiles must keep to."""
@@ -73,7 +78,7 @@ def build(config: Config, facts: Facts) -> Recipe:
 
 
 def fill(restorer: Restorer, weights: dict[str, Tensor], name: str) -> None:
-    """Gives the recipe its weights, averages where there are any; those of networks that take no part may be missing."""
+    """Gives the recipe its weights, averages where there are any; networks that take no part may have none."""
     plain = {key: value for key, value in weights.items() if not key.startswith(AVERAGED)}
     plain |= {key.removeprefix(AVERAGED): value for key, value in weights.items() if key.startswith(AVERAGED)}
     own = restorer.recipe.state_dict(keep_vars=True)

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.engine.restorer import Restorer
 from paceline.models.receptive_field import ReceptiveField
-from paceline.recipe import Recipe
 
 SHARE_OF_FREE = 0.5  # of the memory that is free; others need some, too
-TILE_BYTES_ON_HOST = 1.25e9  # larger tiles gain little speed there
+HOST_BYTES = 2.2e9  # of the result and of a tile together, where the host computes
+TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # at least, whatever the result needs, and at most: more gains little speed
 WORKSPACE = 1.5  # times the intermediate results: what convolutions need besides
 INEXACT_HALO_PX = 64  # where no halo is exact, or the exact one does not fit
 SMALLEST_TILE_PX = 32
+LUMA = (0.299, 0.587, 0.114)  # of ITU-R 601, as Pillow computes grey
 
 Paste = Callable[[str, int, int, np.ndarray], None]  # name, top, left, pixels in -1…1 [h, w, c]
 
@@ -45,10 +47,18 @@ class Tiling:
         return found
 
 
-def choose_tiling(field: ReceptiveField, size: tuple[int, int], device: torch.device, share: int, side: int) -> Tiling:
-    """Tiles of the asked side, or as large as the memory allows that `share` processes have to share."""
+def choose_tiling(
+    field: ReceptiveField, size: tuple[int, int], device: torch.device, *, share: int = 1, side: int = 0, held: int = 0
+) -> Tiling:
+    """Tiles of the asked side, or as large as the memory allows that `share` processes have to share.
+
+    `held` are the bytes that the result takes on the host.
+    """
     free = free_bytes(device) * SHARE_OF_FREE / share
-    usual = min(free, TILE_BYTES_ON_HOST / share) if device.type == "cpu" else free
+    usual = free
+    if device.type == "cpu":
+        least, most = TILE_BYTES_ON_HOST
+        usual = min(free, max(least, min(most, HOST_BYTES - held)) / share)
     whole = math.ceil(max(size) / field.multiple_px) * field.multiple_px
     exact = not field.obstacles
     why = f"{field.obstacles[0]}: tiles may show" if field.obstacles else ""
@@ -68,32 +78,48 @@ def choose_tiling(field: ReceptiveField, size: tuple[int, int], device: torch.de
 
 
 def restore_in_tiles(
-    recipe: Recipe, pixels: np.ndarray, tiling: Tiling, device: torch.device, paste: Paste, done: Callable[[int], None]
+    restorer: Restorer, pixels: np.ndarray, tiling: Tiling, paste: Paste, done: Callable[[int], None]
 ) -> None:
-    """Applies a recipe to a picture [h, w, c] of whole numbers, tile by tile; `done` gets each tile's pixels."""
+    """Applies networks to a picture [h, w, c] of whole numbers, tile by tile; `done` gets each tile's pixels."""
     height, width = pixels.shape[:2]
+    scale = restorer.enlarges
     for top, bottom, high, low in tiling.windows(height):
         for left, right, first, last in tiling.windows(width):
-            part = in_range(pixels[high:low, first:last]).to(device)
-            for name, result in restored(recipe, part).items():
-                scale = recipe.enlarges
-                rows = slice((top - high) * scale, (bottom - high) * scale)
-                columns = slice((left - first) * scale, (right - first) * scale)
-                paste(name, top * scale, left * scale, result[rows, columns].cpu().numpy())
+            rows = slice((top - high) * scale, (bottom - high) * scale)
+            columns = slice((left - first) * scale, (right - first) * scale)
+            for name, made in restored(restorer, in_range(pixels[high:low, first:last])).items():
+                paste(name, top * scale, left * scale, made[rows, columns].cpu().numpy())
             done((bottom - top) * (right - left))
 
 
 def in_range(pixels: np.ndarray) -> Tensor:
-    """Whole numbers [h, w, c] of 8 or 16 bits as one picture in -1…1."""
+    """Whole numbers [h, w, c] of 8 or 16 bits as one picture in -1…1, [1, c, h, w]."""
     half = np.iinfo(pixels.dtype).max / 2
-    values = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1).unsqueeze(0)
-    return values / half - 1
+    return torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1).unsqueeze(0) / half - 1
 
 
 @torch.no_grad()
-def restored(recipe: Recipe, picture: Tensor) -> dict[str, Tensor]:
-    """What a recipe makes of one picture [1, c, h, w], by name, each [h, w, c]."""
-    return {name: made[0].clamp(-1, 1).permute(1, 2, 0).float() for name, made in recipe.restore(picture).items()}
+def restored(restorer: Restorer, picture: Tensor) -> dict[str, Tensor]:
+    """What networks make of one picture, by name, each [h, w, c].
+
+    Where picture and networks differ in their channels, results of the same kind keep those of the picture: a grey one
+    is shown in three channels and averaged again, and networks for grey pictures see one colour after the other. Other
+    modalities have the channels of the networks, which see a colour picture's luma if they see one channel.
+    """
+    own, wanted = picture.shape[1], restorer.facts.channels
+    same_kind = not restorer.facts.panels
+    picture = picture.to(next(restorer.recipe.parameters()).device)
+    if own < wanted:
+        picture = picture.expand(-1, wanted, -1, -1)
+    elif own > wanted:
+        luma = picture.new_tensor(LUMA).view(1, 3, 1, 1)
+        picture = picture.transpose(0, 1) if same_kind else (picture * luma).sum(1, keepdim=True)
+    found = {}
+    for name, made in restorer.recipe.restore(picture).items():
+        made = made.transpose(0, 1) if len(made) > 1 else made
+        made = made.mean(1, keepdim=True) if own < made.shape[1] and same_kind else made
+        found[name] = made[0].permute(1, 2, 0).float().clamp(-1, 1)
+    return found
 
 
 def free_bytes(device: torch.device) -> int:

@@ -45,9 +45,15 @@ class Features:
             raise unknown("layer of VGG19", layer, LAYERS)
         self.weights, self.layer = weights, layer
         self.num_convolutions = LAYERS.index(layer) // 2 + 1
+        self.smallest_px = 2 ** sum(number < self.num_convolutions for number in _POOLED)
 
     def __call__(self, pictures: Tensor) -> Tensor:
-        device, dtype = pictures.device, pictures.dtype
+        device, dtype, (height, width) = pictures.device, pictures.dtype, pictures.shape[-2:]
+        if min(height, width) < self.smallest_px:
+            raise UserError(
+                f"vgg_layer={self.layer}: needs pictures of {self.smallest_px} pixels, and these have "
+                f"{width}×{height}; use a larger --crop or an earlier layer"
+            )
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         layers = self._copy_on(device, dtype)

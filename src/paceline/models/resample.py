@@ -17,6 +17,8 @@ def bicubic(pictures: Tensor, height: int, width: int) -> Tensor:
     """Pictures [n, c, h, w] at another size, in float32 or wider; values may overshoot the range."""
     with torch.autocast(pictures.device.type, enabled=False):
         wide = pictures.to(torch.promote_types(pictures.dtype, torch.float32))
+        if torch.compiler.is_exporting():
+            return _enlarged_by_convolution(wide, height // wide.shape[-2])
         return F.interpolate(wide, (height, width), mode="bicubic", align_corners=False, antialias=True)
 
 
@@ -27,6 +29,21 @@ def bicubic_as_saved(pictures: Tensor, height: int, width: int) -> Tensor:
         # Halves go up, as in Pillow; a little more decides for sums that miss a half by their rounding.
         levels = (bicubic(levels, *size) + (0.5 + HALF_MISSED_BY)).floor().clamp(0, 255)
     return levels / 127.5 - 1
+
+
+def _enlarged_by_convolution(pictures: Tensor, factor: int) -> Tensor:
+    """The same for a whole factor, of operations that other programs have, too: one filter for each place in a pixel.
+
+    Weights that fall outside of the picture are left out and the others fill up to one, as antialiased filters do it.
+    """
+    distance = (torch.arange(factor)[:, None] + 0.5) / factor - 0.5 - torch.arange(-2, 3)
+    near, far = 1.5 * distance.abs() ** 3 - 2.5 * distance**2 + 1, distance.abs()
+    away = -0.5 * far**3 + 2.5 * far**2 - 4 * far + 2
+    taps = torch.where(far <= 1, near, torch.where(far < 2, away, 0.0)).to(pictures)
+    kernel = (taps[:, None, :, None] * taps[None, :, None, :]).reshape(factor**2, 1, 5, 5)
+    single = pictures.flatten(0, 1).unsqueeze(1)
+    made, share = (F.conv2d(values, kernel, padding=2) for values in (single, torch.ones_like(single)))
+    return F.pixel_shuffle(made / share, factor).squeeze(1).unflatten(0, pictures.shape[:2])
 
 
 def cut_to_multiple(pictures: Tensor, multiple: int) -> Tensor:

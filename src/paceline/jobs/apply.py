@@ -1,0 +1,212 @@
+"""`paceline apply`: pictures of any size through what a run learned; several devices share the files."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from paceline.config import RunSettings, resolve
+from paceline.data.picture_file import result_suffix
+from paceline.data.sources._files import SUFFIXES, pictures_under
+from paceline.data.sources._pictures import BadPicture, upright_size
+from paceline.engine.restorer import Restorer, open_restorer
+from paceline.errors import UserError
+from paceline.jobs.applier import Applier, How, Outcome, Task
+from paceline.jobs.applier_processes import share_out
+from paceline.parallel.environment import check_devices, gpu_ids, uses_cuda
+from paceline.recipe import NoSettings
+
+SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal to draw a bar on
+DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # what `--downsample` writes of each picture
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """How a person wants it done."""
+
+    checkpoint: str = "best"
+    accelerator: str = ""
+    devices: int = 1
+    gpus: str = ""
+    tile: int = 0
+    downsample: str = ""
+
+
+def apply(path: str, words: list[str], out: str, wish: Wish) -> int:
+    """Writes what a run or a weights file makes of each picture into a folder; 1 if some could not be used."""
+    settings = _settings(wish)
+    restorer = open_restorer(path, wish.checkpoint)
+    if wish.downsample and restorer.enlarges == 1:
+        raise UserError(f"--downsample {wish.downsample}: {path} keeps the size of pictures; it is for enlarging ones")
+    tasks = plan(words, Path(out).expanduser(), restorer, wish)
+    devices = [f"cuda:{number}" for number in gpu_ids(settings)] if uses_cuda(settings) else ["cpu"] * settings.devices
+    how = How(path, wish.checkpoint, wish.tile, wish.downsample)
+    print(_describe(restorer, len(tasks), devices), flush=True)
+    usable, problems = _look(tasks)
+    done: list[Outcome] = []
+    with _progress(sum(usable.values())) as shown:
+        for outcome in _outcomes(how, restorer, list(usable), devices[: max(1, len(usable))], shown):
+            (problems if outcome.problem else done).append(outcome)
+            if outcome.line:
+                shown.line(outcome.line)
+    _say_means(done)
+    for problem in problems:
+        print(f"not used: {problem.path}: {problem.problem}", file=sys.stderr)
+    if problems:
+        print(f"{len(done)} of {len(tasks)} pictures were done, {len(problems)} could not be used", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def plan(words: Iterable[str], out: Path, restorer: Restorer, wish: Wish) -> list[Task]:
+    """Every picture that is meant, and where what is made of it goes; never over a picture that is meant."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; name a folder")
+    found = dict.fromkeys(pair for word in words for pair in _expand(word, out))
+    counts: dict[Path, int] = {}
+    for _, name in found:
+        counts[name.with_suffix("")] = counts.get(name.with_suffix(""), 0) + 1
+    names = DOWNSAMPLED if wish.downsample else _results(restorer)
+    tasks = []
+    taken: dict[Path, Path] = {}
+    inputs = {path.resolve() for path, _ in found}
+    for path, name in found:
+        stem = name.name if counts[name.with_suffix("")] > 1 else name.stem  # a.jpg beside a.png keeps its whole name
+        targets = {one: out / name.parent / _file_name(stem, one, path) for one in names}
+        for target in targets.values():
+            if target.resolve() in inputs:
+                raise UserError(f"--out {out}: {target} is one of the pictures, and would be overwritten; name another")
+            if target in taken:
+                raise UserError(f"--out {out}: {taken[target]} and {path} would both become {target}; one at a time")
+            taken[target] = path
+        tasks.append(Task(str(path), {one: str(target) for one, target in targets.items()}))
+    return tasks
+
+
+def _expand(word: str, out: Path) -> Iterator[tuple[Path, Path]]:
+    """The pictures that a file, a folder or a pattern means, and their names in the folder of results."""
+    path = Path(word).expanduser()
+    if path.is_dir():
+        inside = [file for file in pictures_under(path) if not _is_under(file, out) or out.resolve() == path.resolve()]
+        if not inside:
+            raise UserError(f"{word}: has no pictures ({', '.join(sorted(SUFFIXES))})")
+        yield from ((file, file.relative_to(path)) for file in inside)
+    elif path.is_file():
+        yield path, Path(path.name)
+    else:
+        matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
+        files = [match for match in matches if match.is_file()]
+        if not files:
+            raise UserError(f"{word}: no such picture or folder")
+        yield from ((file, Path(file.name)) for file in files)
+
+
+def _is_under(file: Path, folder: Path) -> bool:
+    return file.resolve().is_relative_to(folder.resolve())
+
+
+def _results(restorer: Restorer) -> tuple[str, ...]:
+    """The names of what is made of one picture; "" where there is one result."""
+    names = tuple(restorer.results)
+    return ("",) if len(names) == 1 else names
+
+
+def _file_name(stem: str, result: str, path: Path) -> str:
+    return f"{stem}-{result}{result_suffix(path)}" if result else f"{stem}{result_suffix(path)}"
+
+
+def _settings(wish: Wish) -> RunSettings:
+    """The devices that are meant, checked against what is here."""
+    flags = {"accelerator": wish.accelerator or "auto", "devices": wish.devices, "gpus": wish.gpus}
+    settings = resolve("apply", NoSettings, [("flag", flags)]).run
+    if wish.tile < 0:
+        raise UserError(f"--tile {wish.tile}: expected the side of a tile in pixels, or 0 for what fits in memory")
+    if wish.downsample not in ("", "bicubic"):
+        raise UserError(f"--downsample {wish.downsample}: expected bicubic")
+    if settings.gpus:
+        number = len(gpu_ids(settings))
+        if settings.devices not in (1, number):
+            raise UserError(f"--devices {settings.devices}: --gpus {settings.gpus} names {number}")
+        settings = dataclasses.replace(settings, devices=number)
+    check_devices(settings)
+    return settings
+
+
+def _describe(restorer: Restorer, count: int, devices: list[str]) -> str:
+    kind = f"enlarges {restorer.enlarges} times" if restorer.enlarges > 1 else ""
+    kind = kind or ("makes " + ", ".join(restorer.results) if len(restorer.results) > 1 else "keeps the size")
+    where = devices[0] if len(devices) == 1 else f"{len(devices)} processes ({', '.join(devices)})"
+    pictures = "1 picture" if count == 1 else f"{count:,} pictures"
+    return f"{restorer.config.recipe_name} from {restorer.origin}: {kind}; {pictures} on {where}"
+
+
+def _look(tasks: list[Task]) -> tuple[dict[Task, int], list[Outcome]]:
+    """The tasks whose files have a usable header, with their pixels; and what is wrong with the others."""
+    usable: dict[Task, int] = {}
+    problems = []
+    for task in tasks:
+        try:
+            height, width = upright_size(Path(task.path))
+            usable[task] = height * width
+        except BadPicture as error:
+            problems.append(Outcome(task.path, problem=str(error)))
+    return usable, problems
+
+
+def _outcomes(how: How, restorer: Restorer, tasks: list[Task], devices: list[str], shown: Shown) -> Iterator[Outcome]:
+    if len(devices) > 1:
+        yield from share_out(how, tasks, devices, shown.advance)
+        return
+    applier = Applier(how, restorer, torch.device(devices[0]))
+    for task in tasks:
+        yield applier.do(task, shown.advance)
+
+
+def _say_means(done: list[Outcome]) -> None:
+    """The means of what was measured, where there are several pictures."""
+    measured = [outcome.numbers for outcome in done if outcome.numbers]
+    if len(measured) > 1:
+        for name in measured[0]:
+            print(f"mean of {len(measured)}: {name} {sum(numbers[name] for numbers in measured) / len(measured):.4f}")
+
+
+class Shown:
+    """Progress for a person: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, total: int, bar: Progress | None) -> None:
+        self._total, self._done, self._bar, self._said = total, 0, bar, time.monotonic()
+        self._task = bar.add_task("applying", total=total) if bar else None
+
+    def advance(self, pixels: int) -> None:
+        """So many more pixels have been done."""
+        self._done += pixels
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=self._done)
+        elif time.monotonic() - self._said > SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            print(f"{self._done / max(self._total, 1):.0%} of {self._total / 1e6:,.1f} megapixels", flush=True)
+
+    def line(self, text: str) -> None:
+        """Prints above the bar."""
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, flush=True)
+            self._said = time.monotonic()
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Shown]:
+    if not sys.stdout.isatty():
+        yield Shown(total, None)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns) as bar:
+        yield Shown(total, bar)

@@ -1,0 +1,131 @@
+"""`paceline import`: networks of other projects as a weights file of ours, without running code of theirs."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.config import Config
+from paceline.data.sources.panels import INPUT, LEFT_OUT, SEGMENTATION
+from paceline.engine.restorer import Restorer, build, fill
+from paceline.engine.weights_file import SUFFIX, write_weights
+from paceline.errors import UserError, unknown
+from paceline.jobs.configure import configure
+from paceline.recipe import Facts
+from paceline.recipes._deepliif_files import networks_of, renamed
+from paceline.recipes._srgan_files import read_generator
+
+RECIPES = ("super_resolution", "translation")
+CROP_PX = {"super_resolution": 96, "translation": 512}  # facts want a size; what is applied may have any
+
+
+def import_weights(words: list[str], recipe: str, out: str, preset: str, assignments: list[str]) -> int:
+    """Writes a weights file that `apply`, `export` and `--init-from` take."""
+    if recipe not in RECIPES:
+        raise unknown("recipe to import for", recipe, RECIPES)
+    target = Path(out).expanduser()
+    if target.suffix != SUFFIX:
+        raise UserError(f"--out {out}: expected a name that ends in {SUFFIX}")
+    flags = {"preset": preset} if preset else {}
+    read = _super_resolution if recipe == "super_resolution" else _translation
+    config, facts, tensors = read(words, flags, assignments)
+    restorer = Restorer(build(config, facts), config, facts, out)
+    fill(restorer, tensors, words[0])
+    write_weights(target, config, facts, tensors)
+    count = sum(tensor.numel() for tensor in tensors.values())
+    networks = sorted({_network(key) for key in tensors})
+    print(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} numbers → {target}")
+    print(f"try: paceline apply {target} PICTURES --out made")
+    return 0
+
+
+def _super_resolution(
+    words: list[str], flags: dict[str, Any], assignments: list[str]
+) -> tuple[Config, Facts, dict[str, Tensor]]:
+    """The generator of an SRGAN; its settings follow from its tensors."""
+    if len(words) != 1:
+        raise UserError(f"import: super_resolution has one network, and {len(words)} files are named")
+    found = read_generator(_read(Path(words[0]).expanduser()), words[0])
+    # What a person says comes last, and must agree with the file where the file knows.
+    config = configure(
+        "super_resolution",
+        flags,
+        assignments=[*(f"{name}={value}" for name, value in found.settings.items()), *assignments],
+        elsewhere=True,
+    )
+    for name, value in found.settings.items():
+        said = getattr(config.recipe, name)
+        if name != "output" and str(said) != str(value):
+            raise UserError(f"{name}={said}: {words[0]} has {name}={value}")
+    side = CROP_PX["super_resolution"]
+    return config, Facts(found.channels, side, side), found.tensors
+
+
+def _translation(
+    words: list[str], flags: dict[str, Any], assignments: list[str]
+) -> tuple[Config, Facts, dict[str, Tensor]]:
+    """Networks of pix2pix or DeepLIIF, one file each; `panels` names what they make."""
+    files = {path.name: path for word in words for path in _files(Path(word).expanduser())}
+    places = networks_of(files)
+    if not places:
+        raise UserError(f"{words[0]}: has no files like latest_net_G.pth or latest_net_G1.pth")
+    config = configure("translation", flags, assignments=assignments, elsewhere=True)
+    panels = tuple(name.strip() for name in config.run.panels.split(",") if name.strip() not in ("", INPUT, LEFT_OUT))
+    if not panels:
+        raise UserError("--set panels: name what the networks make, e.g. --set panels=image,dapi,segmentation")
+    panels = tuple(sorted(panels, key=lambda name: name == SEGMENTATION))
+    side = config.run.crop or CROP_PX["translation"]
+    facts = Facts(config.run.channels or 3, side, side, panels=panels)
+    own = build(config, facts).state_dict()
+    tensors: dict[str, Tensor] = {}
+    for name, network in places.items():
+        for key, tensor in renamed(network, _read(files[name]), own).items():
+            if key not in own or own[key].shape != tensor.shape:
+                has = f"is {tuple(own[key].shape)}" if key in own else "does not exist"
+                raise UserError(
+                    f"{files[name]}: {key.removeprefix(network + '.')} is {tuple(tensor.shape)} and {has} in "
+                    f"{network} here; choose its architecture with --set (generator, norm, dropout, padding, ngf)"
+                )
+            tensors[key] = tensor
+    return config, facts, tensors
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(path.glob("*.pth"))
+    if not path.is_file():
+        raise UserError(f"{path}: no such file or folder")
+    return [path]
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    """The state_dict in a file of torch; nothing in it is executed."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd files, which are refused below in one line
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(f"{path}: holds more than tensors, and is not read: save its state_dict alone") from None
+    except Exception as error:
+        raise UserError(f"{path}: cannot be read ({(str(error).splitlines() or [type(error).__name__])[0]})") from None
+    if isinstance(content, dict) and isinstance(content.get("generator"), dict):
+        content = content["generator"]
+    if not isinstance(content, dict) or not content:
+        raise UserError(f"{path}: holds no state_dict")
+    for key, value in content.items():
+        if not isinstance(value, Tensor):
+            raise UserError(f"{path}: {key!r} is no tensor; expected a state_dict, or one under 'generator'")
+    return content
+
+
+def _network(key: str) -> str:
+    first, second, *_ = key.split(".")
+    return f"{first}.{second}" if first in ("generators", "discriminators") else first

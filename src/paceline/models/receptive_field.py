@@ -1,0 +1,252 @@
+"""How far a network sees: what a tile of a picture needs around it to give what the whole picture gives.
+
+One forward pass without numbers (only shapes are computed) follows each operation from the input on. An axis of a
+tensor is described by an affine rule: its element i is computed from elements `step·i + before` to `step·i + after` of
+the input. Convolutions, pooling, padding, pixel shuffles and enlargements change the rule; operations on single pixels
+do not. Operations that look at the whole picture (instance normalisation, global pooling), or that are not known here,
+are listed: with them no tile gives exactly what the whole picture gives.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+TRACED_SIDE_PX = 512  # a multiple of what networks halve; only shapes are computed, so it costs nothing
+
+# Operations on single pixels, or on the channels of one pixel; those in place have a line after their names.
+POINTWISE = frozenset(
+    (
+        *("abs", "add", "alias", "clamp", "clamp_max", "clamp_min", "clone", "contiguous", "copy", "detach", "device"),
+        *("div", "dropout", "elu", "empty_like", "exp", "expand", "gelu", "hardsigmoid", "hardswish", "hardtanh"),
+        *("leaky_relu", "lerp", "lift_fresh", "log", "maximum", "minimum", "mul", "native_dropout", "neg", "ones_like"),
+        *("pow", "prelu", "reciprocal", "relu", "round", "rsqrt", "rsub", "sigmoid", "silu", "split", "sqrt", "square"),
+        *("stack", "sub", "tanh", "to", "unbind", "unsqueeze", "where", "zeros_like", "_prelu_kernel", "_to_copy"),
+    )
+)
+
+
+class Axis(NamedTuple):
+    """Element i of an axis is computed from the input's elements step·i + before … step·i + after."""
+
+    step: Fraction
+    before: Fraction
+    after: Fraction
+
+    def seen_through(self, stride: Fraction, first: Fraction, last: Fraction) -> Axis:
+        """The axis of what is computed at i from this axis's elements stride·i + first … stride·i + last."""
+        return Axis(self.step * stride, self.before + self.step * first, self.after + self.step * last)
+
+
+Axes = tuple[Axis, Axis]  # rows and columns: the last two dimensions
+IDENTITY = Axis(Fraction(1), Fraction(0), Fraction(0))
+
+
+@dataclass(frozen=True)
+class ReceptiveField:
+    """What a tile must keep to."""
+
+    halo_px: int  # pixels of the input around a tile that its result depends on
+    multiple_px: int  # tiles begin, and inside the picture end, at multiples of this
+    bytes_per_px: float  # of intermediate results that live at one time, for each pixel of the input
+    obstacles: tuple[str, ...]  # why tiles would not be exact; empty if they are
+    results: tuple[str, ...]  # the names of what is made
+    used: frozenset[int] = field(repr=False)  # id() of the tensors of the network that took part
+
+    @property
+    def tiled_halo_px(self) -> int:
+        """The halo as tiles have it: a multiple, too."""
+        return math.ceil(self.halo_px / self.multiple_px) * self.multiple_px
+
+
+def receptive_field(restore: Callable[[Tensor], dict[str, Tensor]], channels: int, enlarges: int = 1) -> ReceptiveField:
+    """The receptive field of a function from pictures to pictures that are `enlarges` times as large."""
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        pictures = torch.empty(1, channels, TRACED_SIDE_PX, TRACED_SIDE_PX)
+        with _Follower(pictures) as follower:
+            results = restore(pictures)
+    halo = Fraction(0)
+    obstacles = dict.fromkeys(follower.obstacles)
+    for result in results.values():
+        for axis in follower.axes_of(result) or ():
+            if axis.step * enlarges != 1:
+                obstacles[f"its result is not {enlarges} times as large as what comes in"] = None
+            halo = max(halo, -axis.before, axis.after)
+    # The pixels of an enlarged picture lie between those of the input: one more covers them all.
+    halo_px = math.ceil(halo) + (1 if enlarges > 1 else 0)
+    bytes_per_px = follower.most_bytes / TRACED_SIDE_PX**2
+    used = frozenset(follower.used)
+    return ReceptiveField(halo_px, follower.multiple, bytes_per_px, tuple(obstacles), tuple(results), used)
+
+
+class _Follower(TorchDispatchMode):
+    """Keeps the rule of every tensor that is computed from the pictures."""
+
+    def __init__(self, pictures: Tensor) -> None:
+        super().__init__()
+        self._axes: dict[int, Axes] = {}
+        self.obstacles: list[str] = []
+        self.used: set[int] = set()
+        self.multiple = 1
+        self.most_bytes = self._bytes = 0
+        self._remember(pictures, (IDENTITY, IDENTITY))
+
+    def axes_of(self, tensor: Any) -> Axes | None:
+        """The rule of a tensor; None where it does not depend on the pictures."""
+        return self._axes.get(id(tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs = list(_tensors(args))
+        self.used |= {id(tensor) for tensor in inputs if isinstance(tensor, nn.Parameter) or not _is_fake(tensor)}
+        known = [axes for axes in map(self.axes_of, inputs) if axes is not None]
+        if known:
+            axes = self._rule(func.overloadpacket.__name__, func, args, _joined(known))
+            if any(len({one[i].step for one in known}) > 1 for i in (0, 1)):
+                self._obstruct("it mixes features of different sizes")
+            for tensor in _tensors((result,)):
+                self._remember(tensor, axes)
+        return result
+
+    def _remember(self, tensor: Tensor, axes: Axes) -> None:
+        if id(tensor) not in self._axes:
+            size = 0 if tensor._is_view() else tensor.numel() * tensor.element_size()
+            self._bytes += size
+            self.most_bytes = max(self.most_bytes, self._bytes)
+            weakref.finalize(tensor, self._forget, id(tensor), size)
+        self._axes[id(tensor)] = axes
+        self.multiple = math.lcm(self.multiple, *(axis.step.numerator for axis in axes))
+
+    def _forget(self, number: int, size: int) -> None:
+        self._axes.pop(number, None)
+        self._bytes -= size
+
+    def _obstruct(self, why: str) -> None:
+        if why not in self.obstacles:
+            self.obstacles.append(why)
+
+    def _rule(self, name: str, func: Any, args: Sequence[Any], axes: Axes) -> Axes:
+        """The rule of an operation's result, given the rule of what goes in."""
+        if name.removesuffix("_") in POINTWISE:
+            return axes
+        if name == "cat":
+            if (args[1] if len(args) > 1 else 0) % args[0][0].dim() >= args[0][0].dim() - 2:
+                self._obstruct("it puts features side by side")
+            return axes
+        if name == "convolution":
+            weight, stride, padding, dilation, transposed = args[1], args[3], args[4], args[5], args[6]
+            kernel = weight.shape[2:]
+            follow = _transposed if transposed else _window
+            return _both(axes, follow, kernel, stride, padding, dilation)
+        if name in ("max_pool2d_with_indices", "avg_pool2d", "max_pool2d"):
+            kernel = args[1]
+            stride = args[2] if len(args) > 2 and args[2] else kernel
+            padding = args[3] if len(args) > 3 else (0, 0)
+            dilation = args[4] if name.startswith("max") and len(args) > 4 else (1, 1)
+            return _both(axes, _window, kernel, stride, padding, dilation)
+        if name in ("reflection_pad2d", "replication_pad2d", "constant_pad_nd"):
+            left, _, *more = args[1]
+            top = more[0] if more else 0
+            return axes[0].seen_through(*_at(-top)), axes[1].seen_through(*_at(-left))
+        if name == "pixel_shuffle":
+            return _both(axes, _spread, (args[1], args[1]), (0, 0))
+        if name.startswith(("upsample_", "_upsample_")):
+            return self._enlarged(name, args, axes)
+        if name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"):
+            if name != "_native_batch_norm_legit_no_training" and args[5]:
+                self._obstruct("it normalises by the statistics of the whole picture")
+            return axes
+        if name in ("slice", "narrow"):
+            return _sliced(args, axes)
+        if name in ("view", "_unsafe_view", "reshape"):
+            if tuple(args[1])[-2:] != tuple(args[0].shape[-2:]):
+                self._obstruct("it rearranges rows and columns")
+            return axes
+        if name in ("mean", "sum", "amax", "amin"):
+            dims = args[1] if len(args) > 1 and args[1] else range(args[0].dim())
+            if any(dim % args[0].dim() >= args[0].dim() - 2 for dim in dims):
+                self._obstruct("it pools over the whole picture")
+            return axes
+        if "pool" in name or "norm" in name:
+            self._obstruct(f"it looks at the whole picture ({name})")
+        else:
+            self._obstruct(f"the operation {name!r} is not one whose reach is known")
+        return axes
+
+    def _enlarged(self, name: str, args: Sequence[Any], axes: Axes) -> Axes:
+        """Taps on both sides of the place in the input that a pixel of the enlargement lies at."""
+        reach = 0 if "nearest" in name else 1 if "bilinear" in name else 2
+        found = []
+        for number, axis in enumerate(axes):
+            before, after = args[0].shape[-2:][number], args[1][number]
+            if after % before:
+                self._obstruct(f"it resizes {before} to {after} pixels, which is no whole factor")
+            found.append(_spread(axis, Fraction(after, before), reach))
+        return found[0], found[1]
+
+
+def _both(axes: Axes, rule: Callable[..., Axis], *pairs: Sequence[int]) -> Axes:
+    """A rule on rows and on columns, from settings that are given for each or for both."""
+    each = [[pair[i] if len(pair) > 1 else pair[0] for pair in pairs] for i in (0, 1)]
+    return rule(axes[0], *each[0]), rule(axes[1], *each[1])
+
+
+def _window(axis: Axis, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
+    """A convolution or pooling: element i sees a window that begins at stride·i - padding."""
+    return axis.seen_through(Fraction(stride), Fraction(-padding), Fraction(dilation * (kernel - 1) - padding))
+
+
+def _transposed(axis: Axis, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
+    """A transposed convolution: element i gets something of each whose window, in the result, covers it."""
+    first, last = Fraction(padding - dilation * (kernel - 1), stride), Fraction(padding, stride)
+    return axis.seen_through(Fraction(1, stride), first, last)
+
+
+def _spread(axis: Axis, factor: int | Fraction, reach: int) -> Axis:
+    """An enlargement whose element i sees the one that it lies in, and `reach` more on either side."""
+    factor = Fraction(factor)
+    return axis.seen_through(1 / factor, -(factor - 1) / factor - reach, Fraction(reach))
+
+
+def _at(shift: int) -> tuple[Fraction, Fraction, Fraction]:
+    return Fraction(1), Fraction(shift), Fraction(shift)
+
+
+def _sliced(args: Sequence[Any], axes: Axes) -> Axes:
+    tensor, dim, start = args[0], args[1] if len(args) > 1 else 0, args[2] if len(args) > 2 else 0
+    place = dim % tensor.dim() - (tensor.dim() - 2)
+    if place < 0 or not start:
+        return axes
+    moved = list(axes)
+    moved[place] = moved[place].seen_through(*_at(start))
+    return moved[0], moved[1]
+
+
+def _joined(known: Sequence[Axes]) -> Axes:
+    """The rule of what is computed from several tensors: all that any of them was computed from."""
+    rows, columns = (
+        Axis(axes[0].step, min(axis.before for axis in axes), max(axis.after for axis in axes))
+        for axes in zip(*known, strict=True)
+    )
+    return rows, columns
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    return type(tensor).__name__ == "FakeTensor"
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
