@@ -77,8 +77,8 @@ def digits() -> Source:
 SETUPS = [("workers", 0), ("workers", 2), ("resident", 0), ("resident", 2)]
 
 
-def test_every_loader_is_compared_below() -> None:
-    assert {name for name, _ in SETUPS} == set(registry.names("loader"))
+def test_every_loader_is_compared_below_or_with_files_in_test_dali() -> None:
+    assert {name for name, _ in SETUPS} | {"dali"} == set(registry.names("loader"))
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
@@ -186,6 +186,28 @@ def test_closing_a_loader_ends_its_workers(digits: Source) -> None:
     loader.close()
     assert wait_until_gone(started)
     assert next(batches, None) is None
+
+
+def test_the_next_evaluation_has_the_same_workers(digits: Source) -> None:
+    before = set(children(os.getpid()))
+    loader = Workers(digits, CPU, RunSettings(workers=2))
+    requests = [in_order(start, start + 50) for start in (0, 50, 100)]
+    seen = []
+    for _ in range(3):
+        batches = list(loader.load(requests))
+        assert torch.equal(torch.cat([batch["index"] for batch in batches]), torch.arange(150))
+        seen.append([pid for pid in children(os.getpid()) if pid not in before])
+    assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 2
+    loader.close()
+    assert wait_until_gone(seen[0])
+
+
+def test_two_rows_of_requests_at_once_do_not_disturb_each_other(digits: Source) -> None:
+    loader = Workers(digits, CPU, RunSettings(workers=1))
+    first, second = (loader.load([in_order(start, start + 9) for start in (at, at + 9)]) for at in (0, 100))
+    found = [int(next(rows)["index"][0]) for rows in (first, second, first, second)]
+    loader.close()
+    assert found == [0, 100, 9, 109]
 
 
 TRAINER = """

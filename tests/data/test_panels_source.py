@@ -136,6 +136,8 @@ def test_without_a_folder_there_are_tiles_of_stained_tissue(tmp_path, monkeypatc
     assert (len(train), len(test)) == (51, 13)
     assert train.facts.panels == ("hematoxylin", "dab", "segmentation") and train.facts.height == 64
     assert "scikit-image" in train.notes[0]
+    write_rows(tmp_path / "data", 2, splits=(".",), rows=5)
+    assert Panels("train", RunSettings()).facts.height == SIDE  # rows that are there are used
     mask = np.stack([train.read(index)["segmentation"] for index in range(len(train))])
     assert set(np.unique(mask)) == {0, 255} and 0.3 < (mask > 0).mean() < 0.7
     dense, empty = mask[..., 0] > 0, mask[..., 0] == 0
@@ -147,6 +149,11 @@ def test_tiles_have_the_size_and_the_panels_that_are_asked_for(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     source = Panels("test", RunSettings(size=128, panels="image,dab"))
     assert source.facts.panels == ("dab",) and source.read(0)["dab"].shape == (128, 128, 3)
+    assert Panels("test", RunSettings(panels="dab,segmentation,hematoxylin,image")).facts.panels == (
+        "dab",
+        "hematoxylin",
+        "segmentation",
+    )
     with pytest.raises(UserError, match=r"panels=image,lap2: without --data-root the panels are .*'lap2'"):
         Panels("train", RunSettings(panels="image,lap2"))
     with pytest.raises(UserError, match="size=300: the embedded tissue has 512 pixels"):

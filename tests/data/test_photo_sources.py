@@ -41,11 +41,11 @@ def test_without_a_root_the_photographs_inside_scikit_image_are_used(
     assert "scikit-image" in training.notes[0]
     assert training.facts.height == training.facts.width == 96
     (tmp_path / "data").mkdir()
-    save(tmp_path / "data" / "own1.png", 9, 9)
-    save(tmp_path / "data" / "own2.png", 9, 9)
+    save(tmp_path / "data" / "own1.tif", 9, 9)
+    save(tmp_path / "data" / "own2.tif", 9, 9)
     assert names(Photos("train", RunSettings())) + names(Photos("test", RunSettings())) in (
-        ["own1.png", "own2.png"],
-        ["own2.png", "own1.png"],
+        ["own1.tif", "own2.tif"],
+        ["own2.tif", "own1.tif"],
     )
 
 
@@ -77,6 +77,9 @@ def test_other_pictures_can_be_tested_on(tmp_path: Path) -> None:
     testing = Photos("test", settings(tmp_path / "own", **roots))
     assert len(training) == len(testing) == 3
     assert (training.facts.scale, testing.facts.scale) == (0, 4)
+    save(tmp_path / "DIV2K" / "DIV2K_train_HR" / "0001.png", 9, 9)
+    save(tmp_path / "DIV2K" / "DIV2K_train_LR_bicubic" / "X4" / "0001x4.png", 9, 9)
+    assert names(Photos("train", settings(tmp_path / "DIV2K", **roots))) == ["0001.png"]
     embedded = Photos("test", RunSettings(crop=8, test_root=str(tmp_path / "own")))
     assert names(embedded) == ["0.png", "1.png", "2.png"] and not embedded.notes
     with pytest.raises(UserError, match="--test-low-root: belongs to --test-root"):
@@ -105,8 +108,27 @@ def test_files_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) 
     assert [source.read(index)["low"].shape[0] for index in range(2)] == [4, 5]
     save(tmp_path / "low" / "X2" / "1x2.png", 8, 8)
     save(tmp_path / "high" / "train" / "c" / "1.png", 16, 16)
-    with pytest.raises(UserError, match=r"--low-root .*: 1\.png could be any of .*a/1\.png, .* and"):
+    with pytest.raises(UserError, match=r"--low-root .*: 1\.png could be any of .*a/1\.png, .*a/1\.png$"):
         Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low,{tmp_path}/low"))
+
+
+def test_a_file_in_low_resolution_is_never_guessed(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        save(tmp_path / "high" / split / "1.png", 16, 16)
+        save(tmp_path / "low" / split / "1.png", 4, 4)
+    with pytest.raises(UserError, match=r"1\.png could be any of .*train/1\.png"):
+        Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low/train,{tmp_path}/low/test"))
+    for split in ("train", "test"):  # where the folders are alike, nothing has to be guessed
+        (files,) = Photos(split, settings(tmp_path / "high", low_root=str(tmp_path / "low"))).files
+        assert files["low"] == tmp_path / "low" / split / "1.png"
+
+
+def test_a_name_that_ends_like_a_scale_is_still_a_name(tmp_path: Path) -> None:
+    for number in (1, 2):
+        save(tmp_path / "high" / "train" / f"matrix{number}.png", 16, 16)
+        save(tmp_path / "low" / f"matrix{number}.png", 4, 4, seed=number)
+    source = Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
+    assert [files["low"].name for files in source.files] == ["matrix1.png", "matrix2.png"]
 
 
 def test_a_file_in_low_resolution_of_another_size_is_refused_by_name(tmp_path: Path) -> None:
@@ -217,6 +239,9 @@ def test_pairs_that_do_not_match_are_listed(tmp_path: Path) -> None:
     assert names(kept) == ["input/same.png"] and "left out 3 of 4" in kept.notes[0]
     with pytest.raises(UserError, match="has no folder test"):
         Pairs("test", settings(tmp_path))
+    save(tmp_path / "train" / "input" / "same.jpg", 10, 10)
+    with pytest.raises(UserError, match=r"input/same\.jpg and same\.png: two files of one name"):
+        Pairs("train", settings(tmp_path))
 
 
 def test_what_degrades_a_picture_follows_from_the_seed_and_its_number(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from paceline import registry
 from paceline.config import RunSettings
@@ -106,3 +107,18 @@ def test_held_out_samples_are_not_trained_on() -> None:
     assert len(validation) == round(0.1 * len(source))
     assert sorted([*training.indices, *validation.indices]) == list(range(len(source)))  # type: ignore[attr-defined]
     assert np.array_equal(validation.read(0)["image"], source.read(int(validation.indices[0]))["image"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_files_of_a_sample_hold_the_pictures_that_reading_gives(name: str, make_data) -> None:
+    source = build(name, "train", make_data(name))
+    encoded = source.encoded(1)
+    if encoded is None:
+        assert name not in ("photos", "pairs"), "these hold their samples as files"
+        return
+    sample = source.read(1)
+    assert encoded.files.keys() | encoded.numbers.keys() == sample.keys()
+    for field, file in encoded.files.items():
+        assert np.array_equal(np.asarray(Image.open(file).convert("RGB")), sample[field])
+    for field, value in encoded.numbers.items():
+        assert np.array_equal(value, sample[field])

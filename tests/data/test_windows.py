@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,19 @@ def test_packed_samples_are_those_of_the_source(kind: str, data: Path) -> None:
         assert one.keys() == other.keys() and all(np.array_equal(one[field], other[field]) for field in one)
 
 
+def test_of_packed_samples_too_those_smaller_than_the_crop_can_be_left_out(data: Path) -> None:
+    names = []
+    for name, folder in (("photos", "photos"), ("packed", "packed photos")):
+        settings = RunSettings(data_root=str(data / folder), crop=20, bad_images="skip", workers=0)
+        source = registry.load_class("source", name, Source)("train", settings)
+        assert [source.read(i)["image"].shape[:2] for i in range(len(source))] == [(31, 29), (20, 20), (24, 24)]
+        assert "left out 5 of 8" in source.notes[0]
+        names.append([source.name_of(index) for index in range(len(source))])
+    assert names[0] == names[1]
+    with pytest.raises(UserError, match="none of its pictures has the 60×60 pixels"):
+        registry.load_class("source", "packed", Source)("train", dataclasses.replace(settings, crop=60))
+
+
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
 def test_steps_of_training_have_windows_and_draws(
     name: str, workers: int, data: Path, monkeypatch: pytest.MonkeyPatch
@@ -214,6 +228,10 @@ def test_other_pictures_have_another_fingerprint(data: Path, tmp_path: Path) -> 
             save(tmp_path / split / f"{number}.png", width, height)
     other = registry.load_class("source", "photos", Source)("train", RunSettings(data_root=str(tmp_path)))
     assert fingerprint(source) == fingerprint(open_source(data, "photos")) != fingerprint(other)
+    image, target = random_pictures(3, 6, 6, 3), random_pictures(3, 6, 6, 3) // 2
+    pairs = [ArraySource({"image": image, "target": one}, Facts(3, 6, 6)) for one in (target, target, target + 1)]
+    first, same, changed = map(fingerprint, pairs)
+    assert first == same != changed, "what should come out is part of the data"
 
 
 def test_quarter_turns_are_those_of_numpy_in_every_field() -> None:

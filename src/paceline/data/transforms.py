@@ -7,17 +7,19 @@ batch and its parts, on any loader, give the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.config import RunSettings
 from paceline.data.loader import are_pictures
-from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, TURN
+from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, NUM_UNIFORMS, TURN
 from paceline.errors import UserError
 from paceline.recipe import Batch, Facts
+
+CROP_THEN_FLIP = (2, 1, NUM_UNIFORMS - 3)  # how a row of random numbers is cut for these two
+assert (CROP_ROW, CROP_COLUMN, FLIP) == (0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -63,17 +65,20 @@ def _prepare_pictures(pictures: Tensor, uniforms: Tensor, augment: Augment, dtyp
 
 def _crop_and_flip(pictures: Tensor, uniforms: Tensor, augment: Augment) -> Tensor:
     """One gather: for each pixel of the result, the row and column of the padded picture that it shows."""
-    num, _, height, width = pictures.shape
+    num, channels, height, width = pictures.shape
     pad = augment.pad_crop
     sample, row, column, mirrored = _grid(num, height, width, pictures.device)
+    place, flip, _ = uniforms.unsqueeze(2).split(CROP_THEN_FLIP, dim=1)
+    pictures = pictures.permute(0, 2, 3, 1)
     if augment.flip:
-        column = torch.where(uniforms[:, FLIP : FLIP + 1] < 0.5, mirrored, column)
+        column = torch.where(flip < 0.5, mirrored, column)
     if pad:
-        pictures = F.pad(pictures, (pad, pad, pad, pad))
-        top_and_left = _pick(uniforms[:, CROP_ROW : CROP_COLUMN + 1], 2 * pad + 1)
-        row, column = row + top_and_left[:, :1], column + top_and_left[:, 1:]
-    moved = pictures.permute(0, 2, 3, 1)[sample, row[:, :, None], column[:, None, :]]
-    return moved.permute(0, 3, 1, 2)
+        framed, inside = _frame(num, height, width, channels, pad, pictures.device)
+        inside.copy_(pictures)
+        pictures = framed
+        top, left = _pick(place, 2 * pad + 1).split(1, dim=1)
+        row, column = row + top, column + left
+    return pictures[sample, row, column].permute(0, 3, 1, 2)
 
 
 def _turn(pictures: Tensor, uniforms: Tensor) -> Tensor:
@@ -81,31 +86,45 @@ def _turn(pictures: Tensor, uniforms: Tensor) -> Tensor:
     num, _, side, _ = pictures.shape
     sample, row, column, _ = _grid(num, side, side, pictures.device)
     quarters = _pick(uniforms[:, TURN], 4)[:, None, None]
-    down, across = row[:, :, None], column[:, None, :]
     sideways = quarters % 2 == 1
-    from_row, from_column = torch.where(sideways, across, down), torch.where(sideways, down, across)
+    from_row, from_column = torch.where(sideways, column, row), torch.where(sideways, row, column)
     from_row = torch.where(quarters >= 2, side - 1 - from_row, from_row)
     from_column = torch.where((quarters == 1) | (quarters == 2), side - 1 - from_column, from_column)
     return pictures.permute(0, 2, 3, 1)[sample, from_row, from_column].permute(0, 3, 1, 2)
 
 
-@lru_cache(maxsize=8)
+# What follows is kept for ever, since launches cost and a captured step goes on to use it.
+@cache
 def _grid(num: int, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The numbers of samples, rows and columns, and the columns from right to left; kept, since launches cost."""
-    columns = torch.arange(width, device=device)[None]
+    """The numbers of samples, rows and columns, and the columns from right to left, each along its own dimension."""
+    columns = torch.arange(width, device=device)[None, None]
     return (
         torch.arange(num, device=device)[:, None, None],
-        torch.arange(height, device=device)[None],
+        torch.arange(height, device=device)[None, :, None],
         columns,
         width - 1 - columns,
     )
 
 
+@cache
+def _frame(num: int, height: int, width: int, channels: int, pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Black pictures [n, h, w, c] with `pad` pixels more on each side, and the part inside, to be overwritten."""
+    shape = (num, height + 2 * pad, width + 2 * pad, channels)
+    framed = torch.zeros(shape, dtype=torch.uint8, device=device)
+    return framed, framed[:, pad : pad + height, pad : pad + width]
+
+
+@cache
+def _middle(dtype: torch.dtype) -> Tensor:
+    """The grey between black and white; its dtype is that of what is computed with it."""
+    return torch.tensor(127.5, dtype=dtype)
+
+
 def _scale(pictures: Tensor, dtype: torch.dtype) -> Tensor:
     """x / 127.5 - 1, written so that only one operation rounds: the same bits on every device, fused or not."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    middle = torch.tensor(127.5, dtype=wide)  # its dtype is the result's: the conversion needs no pass of its own
-    return ((pictures - middle) * (1 / 127.5)).to(dtype)
+    # The conversion from uint8 needs no pass of its own.
+    return ((pictures - _middle(wide)) * (1 / 127.5)).to(dtype)
 
 
 def to_eight_bits(pictures: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from paceline.data.feed import StepData
 from paceline.engine.ledger import Entry
 from paceline.engine.step import Step
 from paceline.errors import UserError
+from paceline.monitor.this_machine import doubt_about_graphs
 from paceline.parallel.strategies.dp import DataParallel
 from paceline.recipe import Batch, Phase
 
@@ -46,9 +47,7 @@ def _obstacle(step: Step) -> str:
         return "DataParallel's threads cannot be captured"
     if step.world.backend == "gloo":
         return "gloo works on the host"
-    if step.world.size > 1:
-        return "not shown to work over several GPUs yet"
-    return ""
+    return doubt_about_graphs(step.world.size, step.world.place.num_nodes) if step.world.size > 1 else ""
 
 
 class _Captured:

@@ -49,7 +49,9 @@ class Entry(NamedTuple):
             raise UserError(
                 f"phase {phase!r} has a term and a fact of one name: {', '.join(loss.terms & loss.facts.keys())}"
             )
-        return cls(phase, tuple(values), torch.stack([value.detach() for value in values.values()]), samples)
+        numbers = [value.detach() for value in values.values()]
+        column = numbers[0].unsqueeze(0) if len(numbers) == 1 else torch.stack(numbers)
+        return cls(phase, tuple(values), column, samples)
 
 
 class _Page:

@@ -127,4 +127,5 @@ def _read_all(source: Source, device: torch.device, settings: RunSettings, offse
             if name not in samples:
                 samples[name] = torch.empty(shape, dtype=field.dtype, device=device)
             samples[name][first : first + len(values)] = values
+    reader.close()
     return samples

@@ -68,10 +68,9 @@ class Resident(Loader):
         requests = iter(requests)
         while together := list(islice(requests, REQUESTS_PER_UPLOAD)):
             tickets = upload(_concatenate(together), self.device)
-            stop = 0
-            for request in together:
-                start, stop = stop, stop + len(request.index)
-                yield {name: column[start:stop] for name, column in tickets.items()}
+            lengths = [len(request.index) for request in together]
+            for columns in zip(*(column.split(lengths) for column in tickets.values()), strict=True):
+                yield dict(zip(tickets, columns, strict=True))
 
     def _whole_pictures(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         """Their shapes differ, so they are cut out here, where the host knows which one is asked for."""

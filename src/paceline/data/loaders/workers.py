@@ -29,6 +29,7 @@ class Workers(Loader):
     def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
         super().__init__(source, device, settings, crop)
         self._open: WeakSet[Iterator[Batch]] = WeakSet()
+        self._idle: list[_Pool] = []  # whose requests are all answered: an evaluation takes up the last one's
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         batches = self._batches(requests)
@@ -38,21 +39,46 @@ class Workers(Loader):
     def close(self) -> None:
         for batches in list(self._open):
             batches.close()  # type: ignore[attr-defined]
+        self._idle.clear()
 
     def _batches(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        num_workers, on_cuda = self.settings.workers, self.device.type == "cuda"
-        read = DataLoader(
-            _Reading(self.source, self.crop),
+        on_cuda = self.device.type == "cuda"
+        pool = self._idle.pop() if self._idle else _Pool(_Reading(self.source, self.crop), self.settings, on_cuda)
+        batches = _unwrap(pool.read(requests))
+        yield from _one_ahead(batches, self.device) if on_cuda else (upload(batch, self.device) for batch in batches)
+        self._idle.append(pool)
+
+
+class _Pool:
+    """Processes that read, for one row of requests after another."""
+
+    def __init__(self, reading: _Reading, settings: RunSettings, pinned: bool) -> None:
+        self.asked = _Asked()
+        self.loader = DataLoader(
+            reading,
             batch_size=None,
-            sampler=requests,
-            num_workers=num_workers,
-            pin_memory=on_cuda,
-            multiprocessing_context="fork" if num_workers else None,
+            sampler=self.asked,
+            num_workers=settings.workers,
+            persistent_workers=settings.workers > 0,
+            pin_memory=pinned,
+            multiprocessing_context="fork" if settings.workers else None,
             worker_init_fn=partial(_begin_worker, os.getpid()),
             generator=torch.Generator(),  # else the global one is advanced, and this loader changes the run
         )
-        batches = _unwrap(read)
-        yield from _one_ahead(batches, self.device) if on_cuda else (upload(batch, self.device) for batch in batches)
+
+    def read(self, requests: Iterable[Tickets]) -> Iterable[Batch | UserError]:
+        """What was read for each request, in order."""
+        self.asked.requests = requests
+        return self.loader
+
+
+class _Asked:
+    """The requests that a pool has now; apart from it, so that no circle keeps the processes alive."""
+
+    requests: Iterable[Tickets] = ()
+
+    def __iter__(self) -> Iterator[Tickets]:
+        return iter(self.requests)
 
 
 class _Reading(Dataset):

@@ -1,0 +1,146 @@
+"""What the scripts share: sides whose blocks of steps take turns, the engine's own step, tables and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.engine.assemble import assemble
+from paceline.engine.loop import Loop
+from paceline.engine.run_folder import RunFolder
+from paceline.engine.signals import StopRequest
+from paceline.jobs.configure import configure
+from paceline.monitor.display import Display
+from paceline.monitor.made_with import versions_and_hardware
+from paceline.monitor.metrics import MetricsWriter
+
+WARMUP_STEPS = 14  # a captured step is captured after 11 eager ones
+MAX_STEPS = 400
+
+
+@dataclass
+class Side:
+    """One way to do the same work."""
+
+    name: str
+    step: Callable[[], None]
+    before: Callable[[], None] = lambda: None  # sets torch's switches as this side has them
+    after: Callable[[], None] = lambda: None  # ends what it started
+    warmup: int = 3
+    rates: list[float] = field(default_factory=list)
+
+
+def torch_defaults() -> None:
+    """The switches of torch as a script finds them."""
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def engine_side(name: str, recipe: str, folder: Path, **settings: Any) -> Side:
+    """The engine's loop as `paceline train` runs it, data and written metrics included, but for judging."""
+    fixed = {"epochs": 100_000, "save_every": "100000 epochs", "sample_every": "100000 epochs", "validation": 0}
+    assignments = [f"{key}={value}" for key, value in (fixed | settings).items()]
+    parts = assemble(configure(recipe, {}, assignments=assignments))
+    parts.recipe.judge = ""
+    run = folder / f"run-{name}"
+    loop = Loop(parts, RunFolder(run), StopRequest())
+    loop.resume(None)
+    loop.attach(MetricsWriter(run), Display(parts.total_images, 0, name, enabled=False))
+    parts.recipe.train()
+    steps = parts.feed.steps(0, parts.total_images)
+    for note in parts.notes:
+        if note.startswith(("loader", "step", "compile")):
+            print(f"    {name}: {note}")
+
+    def close() -> None:
+        for loader in parts.loaders.values():
+            loader.close()
+
+    def apply() -> None:
+        parts.precision.apply(deterministic=False)
+
+    return Side(name, lambda: loop.advance(next(steps)), apply, close, WARMUP_STEPS)
+
+
+def wait_for(device: torch.device) -> None:
+    """Returns when the device has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def block(side: Side, num_steps: int, device: torch.device) -> float:
+    """The seconds of some steps, until the device is done."""
+    side.before()
+    wait_for(device)
+    start = perf_counter()
+    for _ in range(num_steps):
+        side.step()
+    wait_for(device)
+    return perf_counter() - start
+
+
+def take_turns(
+    sides: list[Side], images_per_step: int, seconds: float, repeats: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """A row per side: the median rate over blocks that take turns, and how many times as fast it is as the first.
+
+    Neighbouring blocks are divided by each other before the median is taken, so that a machine whose speed drifts
+    drifts out of the ratio.
+    """
+    lengths = []
+    for side in sides:
+        block(side, side.warmup, device)
+        lengths.append(max(2, min(MAX_STEPS, round(seconds / (block(side, 2, device) / 2)))))
+    for repeat in range(repeats):
+        order = list(zip(sides, lengths, strict=True))
+        for side, length in order if repeat % 2 == 0 else reversed(order):
+            side.rates.append(length * images_per_step / block(side, length, device))
+    for side in sides:
+        side.after()
+    first = np.array(sides[0].rates)
+    return [
+        {
+            "side": side.name,
+            "images_per_second": float(np.median(side.rates)),
+            "low": min(side.rates),
+            "high": max(side.rates),
+            "n": len(side.rates),
+            "steps_per_block": length,
+            "times_the_first": [float(ratio) for ratio in np.percentile(np.array(side.rates) / first, [25, 50, 75])],
+        }
+        for side, length in zip(sides, lengths, strict=True)
+    ]
+
+
+def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    """A table of sides."""
+    print(title)
+    print(f"  {'side':34} {'images/s':>10}  {'low':>9} – {'high':>9}   n  times the first (quartiles)")
+    for row in rows:
+        low, middle, high = row["times_the_first"]
+        spread = f"{row['low']:9,.0f} – {row['high']:9,.0f}"
+        ratio = f"{middle:.2f} ({low:.2f} – {high:.2f})"
+        print(f"  {row['side']:34} {row['images_per_second']:10,.0f}  {spread} {row['n']:3}  {ratio}", flush=True)
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    """Epoch after epoch of a DataLoader, which starts its workers anew for each, as scripts do."""
+    while True:
+        yield from loader
+
+
+def keep_json(path: str, options: argparse.Namespace, **content: Any) -> None:
+    """Writes the numbers with versions and hardware, where a file is named."""
+    if path:
+        chosen = {name: str(value) for name, value in vars(options).items()}
+        kept = {"made_with": versions_and_hardware(), "options": chosen, **content}
+        Path(path).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")

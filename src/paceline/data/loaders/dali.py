@@ -1,0 +1,206 @@
+"""Decodes picture files with NVIDIA DALI, in threads of its own, and cuts the windows that the tickets name.
+
+On CPUs its decoders give the bits of Pillow's. On a GPU, JPEG files are decoded there, within a grey level or two;
+files of other kinds are decoded on the CPU there, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from PIL import Image
+
+from paceline.config import RunSettings
+from paceline.data.crop import windows
+from paceline.data.loader import Loader
+from paceline.data.loaders._transfer import channels_first, upload
+from paceline.data.source import Encoded, Source, sizes_of
+from paceline.data.tickets import Tickets
+from paceline.errors import UserError
+from paceline.recipe import Batch
+
+READ_AHEAD = 2  # batches whose files are read while one is decoded and another one used
+PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # 8 bits and nothing to see through
+FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")
+
+Feed = dict[str, list[np.ndarray]]  # what a pipeline is given for one batch, by the names of its inputs
+
+
+class Dali(Loader):
+    """Serves sources that hold encoded picture files; `workers` is the number of its threads."""
+
+    def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
+        super().__init__(source, device, settings, crop)
+        _import_dali()
+        self.threads = max(1, settings.workers)
+        self.sizes = sizes_of(source)
+        self.samples = [self._encoded(index) for index in range(len(source))]
+        with ThreadPoolExecutor(self.threads) as threads:
+            files = [file for sample in self.samples for file in sample.files.values()]
+            formats = set(threads.map(_checked_format, files))
+        self.on_gpu = device.type == "cuda" and formats == {"JPEG"}
+        self._open: WeakSet[Iterator[Batch]] = WeakSet()
+        self._idle: list[tuple[int, Any]] = []  # pipelines that can be used again, each with its largest batch
+
+    def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+        batches = self._batches(iter(requests))
+        self._open.add(batches)
+        return batches
+
+    def close(self) -> None:
+        for batches in list(self._open):
+            batches.close()  # type: ignore[attr-defined]
+        self._idle.clear()
+
+    def _encoded(self, index: int) -> Encoded:
+        found = self.source.encoded(index)
+        if found is None:
+            raise UserError(
+                f"--loader dali: {self.source.name_of(index)} is not a colour picture file that is used as it is; "
+                "use --loader workers"
+            )
+        return found
+
+    def _batches(self, requests: Iterator[Tickets]) -> Iterator[Batch]:
+        first = next(requests, None)
+        if first is None:
+            return
+        # The parts that a rank gets differ by one sample at most.
+        largest, pipeline = self._borrow(len(first.index) + 1)
+        decoding: Tickets | None = None
+        with ThreadPoolExecutor(1) as thread:
+            for request, feed in _ahead(thread, self._read, chain([first], requests)):
+                ready = self._take(pipeline, decoding) if decoding else None
+                for name, values in feed.items():
+                    pipeline.feed_input(name, values)
+                pipeline.schedule_run()
+                decoding = request
+                if ready:
+                    yield ready
+        if decoding:
+            yield self._take(pipeline, decoding)
+        self._idle.append((largest, pipeline))  # unless it was left in the middle: then it still holds a batch
+
+    def _read(self, request: Tickets) -> Feed:
+        """The bytes of the files, and where in each picture its window is."""
+        feed: Feed = {}
+        for index, places in zip(request.index, self._places(request), strict=True):
+            for name, file in self.samples[int(index)].files.items():
+                feed.setdefault(name, []).append(_bytes_of(file))
+                place = places // self.source.facts.scale if name == "low" else places
+                feed.setdefault(f"{name} start", []).append(place[:2])
+                feed.setdefault(f"{name} shape", []).append(place[2:])
+        return feed
+
+    def _places(self, request: Tickets) -> np.ndarray:
+        """Top, left, height and width of what is cut from each "image"."""
+        sizes = self.sizes[request.index]
+        if self.crop:
+            places = windows(request.uniforms, sizes, self.crop, self.source.facts.scale)
+            return np.array(places, dtype=np.int32)
+        return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
+
+    def _borrow(self, largest_batch: int) -> tuple[int, Any]:
+        for number, (largest, _) in enumerate(self._idle):
+            if largest >= largest_batch:
+                return self._idle.pop(number)
+        return largest_batch, self._pipeline(largest_batch)
+
+    def _pipeline(self, largest_batch: int) -> Any:
+        fn, types, pipeline_class = _import_dali()
+        device_id = (self.device.index or 0) if self.on_gpu else None
+        pipeline = pipeline_class(largest_batch, self.threads, device_id, prefetch_queue_depth=1)
+        with pipeline:
+            pictures = [
+                fn.decoders.image_slice(
+                    fn.external_source(name=name, dtype=types.UINT8, ndim=1),
+                    start=fn.external_source(name=f"{name} start", dtype=types.INT32, ndim=1),
+                    shape=fn.external_source(name=f"{name} shape", dtype=types.INT32, ndim=1),
+                    axes=(0, 1),
+                    device="mixed" if self.on_gpu else "cpu",
+                    output_type=types.RGB,
+                    jpeg_fancy_upsampling=True,  # as libjpeg does, and so Pillow
+                )
+                for name in self.samples[0].files
+            ]
+            pipeline.set_outputs(*pictures)
+        pipeline.build()
+        return pipeline
+
+    def _take(self, pipeline: Any, request: Tickets) -> Batch:
+        try:
+            outputs = pipeline.share_outputs()
+        except RuntimeError as error:
+            raise self._complaint(request) from error
+        found = {}
+        for name, pictures in zip(self.samples[0].files, outputs, strict=True):
+            found[name] = torch.from_dlpack(pictures.as_tensor()).clone()
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)  # the copies are made before the pipeline may write there again
+        pipeline.release_outputs()
+        numbers = [self.samples[int(index)].numbers for index in request.index]
+        columns = request._asdict() | {name: np.stack([one[name] for one in numbers]) for name in numbers[0]}
+        rest = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns.items()}
+        return channels_first((found if self.on_gpu else upload(found, self.device)) | upload(rest, self.device))
+
+    def _complaint(self, request: Tickets) -> UserError:
+        """The one line about the file of a batch that cannot be decoded, as Pillow says it."""
+        for index in request.index:
+            try:
+                self.source.read(int(index))
+            except UserError as error:
+                return error
+        names = ", ".join(self.source.name_of(int(index)) for index in request.index[:3])
+        return UserError(f"--loader dali: cannot decode a batch that begins with {names}; use --loader workers")
+
+
+def _bytes_of(file: Path) -> np.ndarray:
+    try:
+        return np.fromfile(file, dtype=np.uint8)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from error
+
+
+def _ahead(
+    thread: ThreadPoolExecutor, read: Callable[[Tickets], Feed], requests: Iterable[Tickets]
+) -> Iterator[tuple[Tickets, Feed]]:
+    """Each request with the bytes of its files, which a thread reads some batches ahead."""
+    waiting: deque[tuple[Tickets, Future[Feed]]] = deque()
+    for request in requests:
+        waiting.append((request, thread.submit(read, request)))
+        if len(waiting) > READ_AHEAD:
+            request, feed = waiting.popleft()
+            yield request, feed.result()
+    for request, feed in waiting:
+        yield request, feed.result()
+
+
+def _import_dali() -> tuple[Any, Any, Any]:
+    try:
+        from nvidia.dali import Pipeline, fn, types
+    except ImportError as error:
+        raise UserError(
+            "--loader dali: NVIDIA DALI is not installed; pip install 'paceline[dali]', or use --loader workers"
+        ) from error
+    return fn, types, Pipeline
+
+
+def _checked_format(file: Path) -> str:
+    """The kind of a picture file; one that DALI would show differently is refused."""
+    with Image.open(file) as picture:
+        plain = picture.mode in PLAIN_MODES and not picture.has_transparency_data and picture.format in FORMATS
+        if not plain:
+            what = "transparency" if picture.has_transparency_data else f"mode {picture.mode}"
+            raise UserError(
+                f"--loader dali: {file} ({picture.format}, {what}) would look different from what other loaders give; "
+                "use --loader workers"
+            )
+        return str(picture.format)

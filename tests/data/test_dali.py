@@ -1,0 +1,174 @@
+"""The DALI loader: the batches of `workers` from picture files, and one line about all that it cannot serve."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_pictures
+from PIL import Image, ImageFilter
+
+from paceline.config import RunSettings
+from paceline.data.feed import evaluation_batches
+from paceline.data.loader import Loader
+from paceline.data.loaders.dali import Dali
+from paceline.data.loaders.workers import Workers
+from paceline.data.source import ArraySource, Source, Subset
+from paceline.data.sources.degraded import Degraded
+from paceline.data.sources.folder import Folder
+from paceline.data.sources.pairs import Pairs
+from paceline.data.sources.panels import Panels
+from paceline.data.sources.photos import Photos
+from paceline.data.tickets import Stream, Tickets
+from paceline.errors import UserError
+from paceline.recipe import Batch, Facts
+
+CPU = torch.device("cpu")
+BATCH, CROP, SCALE = 5, 12, 4
+SIZES = [(16, 24), (40, 13), (12, 12), (31, 29), (20, 20), (17, 50), (24, 24)]
+DECODERS_DIFFER_BY = 2  # grey levels, where two builds of libjpeg round differently; the same build gives 0
+
+
+@pytest.fixture(autouse=True)
+def needs_dali(request: pytest.FixtureRequest) -> None:
+    if request.node.name != "test_without_dali_one_line_names_the_extra":
+        pytest.importorskip("nvidia.dali")
+
+
+def save(file: Path, height: int, width: int, **options: object) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(height * 1000 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(noise).filter(ImageFilter.GaussianBlur(1)).save(file, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each kind, with pictures of mixed sizes; one photograph lies on its side."""
+    root = tmp_path_factory.mktemp("files")
+    sideways = Image.Exif()
+    sideways[0x0112] = 6
+    for split, (number, (height, width)) in itertools.product(("train", "test"), enumerate(SIZES)):
+        save(root / "png" / split / f"{number}.png", height, width)
+        options = {"exif": sideways} if number == 3 else {}
+        save(root / "jpeg" / split / f"{number}.jpg", height, width, quality=90, **options)
+        save(root / "low" / split / f"{number}x4.png", height // SCALE, width // SCALE)
+        for kind in ("img", "gt"):
+            save(root / "pairs" / split / kind / "a" / f"{number}.png", height, width)
+        for kind in ("cat", "dog"):
+            save(root / "folder" / split / kind / f"{number}.png", 16, 16)
+    return root
+
+
+def open_source(data: Path, kind: str, split: str = "train") -> Source:
+    settings = RunSettings(data_root=str(data / kind), crop=CROP, workers=0)
+    if kind == "png with low":
+        roots = {"data_root": str(data / "png"), "low_root": str(data / "low" / split)}
+        return Photos(split, RunSettings(**roots, crop=CROP, workers=0))  # type: ignore[arg-type]
+    if kind == "part of png":
+        return Subset(open_source(data, "png", split), [5, 1, 2])
+    return {"pairs": Pairs, "folder": Folder}.get(kind, Photos)(split, settings)
+
+
+def endless(source: Source) -> Iterator[Tickets]:
+    stream = Stream(seed=3, length=len(source))
+    for start in itertools.count(0, BATCH):
+        yield stream.take(start, start + BATCH)
+
+
+def take(loader: Loader, count: int = 6) -> list[Batch]:
+    try:
+        return list(itertools.islice(loader.load(endless(loader.source)), count))
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize("kind", ["png", "png with low", "pairs", "folder", "part of png", "jpeg"])
+def test_windows_and_labels_are_those_of_workers(kind: str, data: Path) -> None:
+    source, allowed = open_source(data, kind), DECODERS_DIFFER_BY if kind == "jpeg" else 0
+    settings = RunSettings(workers=2)
+    found, expected = take(Dali(source, CPU, settings, CROP)), take(Workers(source, CPU, RunSettings(workers=0), CROP))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, field in theirs.items():
+            assert ours[name].dtype == field.dtype and ours[name].stride() == field.stride()
+            assert (ours[name].double() - field.double()).abs().max() <= allowed, name
+
+
+@pytest.mark.parametrize("kind", ["png", "png with low", "pairs", "folder"])
+def test_evaluation_gives_every_whole_picture_once_and_the_last_batch_short(kind: str, data: Path) -> None:
+    source = open_source(data, kind, "test")
+    for rank in range(2):
+        ours, theirs = (
+            list(evaluation_batches(loader(source, CPU, RunSettings(workers=0)), rank, 2, torch.float32))
+            for loader in (Dali, Workers)
+        )
+        assert ours
+        for one, other in zip(ours, theirs, strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_requests_of_a_length_that_varies_by_one_are_served(data: Path) -> None:
+    source = open_source(data, "png")
+    stream = Stream(0, len(source))
+    requests = [stream.take(0, 2), stream.take(2, 5), stream.take(5, 6)]
+    batches = list(Dali(source, CPU, RunSettings(), CROP).load(requests))
+    assert [len(batch["image"]) for batch in batches] == [2, 3, 1]
+
+
+def test_nothing_is_asked_for_and_nothing_comes(data: Path) -> None:
+    assert list(Dali(open_source(data, "png"), CPU, RunSettings(), CROP).load([])) == []
+
+
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    for number in range(3):
+        save(tmp_path / "train" / f"{number}.png", 20, 20)
+        save(tmp_path / "test" / f"{number}.png", 20, 20)
+    cut = tmp_path / "train" / "1.png"
+    source = Photos("train", RunSettings(data_root=str(tmp_path), crop=CROP))
+    cut.write_bytes(cut.read_bytes()[:600])
+    with pytest.raises(UserError, match=r"1\.png: unreadable image \(.*--bad-images skip"):
+        take(Dali(source, CPU, RunSettings(), CROP))
+
+
+def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
+    for number, split in itertools.product(range(2), ("train", "test")):
+        save(tmp_path / split / f"{number}.png", 20, 20)
+    source = Photos("train", RunSettings(data_root=str(tmp_path), crop=CROP))
+    loader = Dali(source, CPU, RunSettings(), CROP)
+    (tmp_path / "train" / "1.png").unlink()
+    with pytest.raises(UserError, match=r"1\.png: cannot be read \(No such file"):
+        take(loader)
+
+
+def test_pictures_that_dali_would_show_differently_are_refused_by_name(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        save(tmp_path / split / "plain.png", 20, 20)
+        pixels = random_pictures(20, 20, 4)
+        Image.fromarray(pixels).save(tmp_path / split / "veil.png")
+    source = Photos("train", RunSettings(data_root=str(tmp_path), crop=CROP))
+    with pytest.raises(UserError, match=r"--loader dali: .*veil\.png \(PNG, transparency\).*--loader workers"):
+        Dali(source, CPU, RunSettings(), CROP)
+
+
+def test_sources_that_change_their_files_pictures_are_refused(data: Path, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        save(tmp_path / split / "row.png", 14, 28)
+    worse = Degraded("train", RunSettings(data_root=str(data / "png"), crop=CROP))
+    scaled = Folder("train", RunSettings(data_root=str(data / "folder"), size=8))
+    grey = Photos("train", RunSettings(data_root=str(data / "png"), channels=1, crop=CROP))
+    rows = Panels("train", RunSettings(data_root=str(tmp_path), panels="image,target"))
+    array = ArraySource({"image": random_pictures(4, 8, 8, 3)}, Facts(3, 8, 8))
+    for source in (worse, scaled, grey, rows, array):
+        with pytest.raises(UserError, match=r"--loader dali: .* use --loader workers"):
+            Dali(source, CPU, RunSettings())
+
+
+def test_without_dali_one_line_names_the_extra(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    with pytest.raises(UserError, match=r"not installed; pip install 'paceline\[dali\]'"):
+        Dali(open_source(data, "png"), CPU, RunSettings(), CROP)
