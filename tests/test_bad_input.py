@@ -74,6 +74,7 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "train classification --data folder --data-root nowhere": "--data-root nowhere: no such folder",
     "train classification --data folder --data-root empty": "--data-root empty: has no pictures",
     "train classification --data npz --data-root nowhere.npz": "nowhere.npz",
+    "train restoration --data digits --crop 8": "--data digits: its samples have no 'target'; use another source, e.g.",
     "train classification --out a_file": "--out a_file: ",
     "train classification --bogus": "No such option",
     "train": "Missing argument",

@@ -72,6 +72,7 @@ class Recipe(nn.Module):
     judged_on: ClassVar[str] = "validation"  # the split that it is measured on while training
     # The metric that chooses the best checkpoint, without what its name has in [brackets], and its good end.
     best: tuple[str, str] = ("", "max")
+    needs: ClassVar[tuple[str, ...]] = ()  # fields of a sample without which nothing can be learned
     generates: ClassVar[bool] = False  # `predict` makes its "image", in -1…1, from the draws alone
     # Values of the setting `stage` that mean several runs in a row, each from the best weights of the one before.
     stages: ClassVar[dict[str, tuple[str, ...]]] = {}

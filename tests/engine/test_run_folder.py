@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,15 @@ def test_settings_that_make_another_run_are_refused_by_name(tmp_path: Path, tiny
         assert refused.wait() == 2
         assert len(refused.stderr.splitlines()) == 1 and said in refused.stderr, refused.stderr
     assert (weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()) == before
+
+
+def test_a_run_that_has_not_learned_yet_may_begin_with_other_settings(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--images", "16")
+    assert run_fork(tmp_path, *command).wait() == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    begun = run_fork(tmp_path, *command, "--lr", "0.2")
+    assert begun.wait() == 0, begun.stderr
+    assert "lr = 0.2" in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_another_recipe_is_refused(tmp_path: Path, tiny: str) -> None:

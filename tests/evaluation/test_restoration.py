@@ -120,7 +120,7 @@ def test_the_protocol_says_all_that_numbers_must_share():
 
 
 def test_a_picture_smaller_than_the_window_is_named():
-    with pytest.raises(UserError, match="a picture of 18×40 pixels is too small to compare"):
+    with pytest.raises(UserError, match="pictures of 10×32 pixels are too small to compare"):
         measure([{"image": NOISY[..., :40, :18], "target": PICTURE[..., :40, :18]}])
 
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from paceline.config import RunSettings
+from paceline.errors import UserError
 from paceline.evaluation.translation import CLASSES, Translation, members
 from paceline.recipe import Facts
 
@@ -76,6 +77,12 @@ def test_a_perfect_segmentation_has_an_overlap_of_one_and_one_class_needs_no_nam
     values = judge.results(judge.sums())
     assert (values["iou"], values["dice"]) == (1, 1)
     assert not any(name.startswith("iou_") or name.startswith("stain") for name in values)
+
+
+def test_a_panel_smaller_than_the_window_of_ssim_is_named():
+    small = {"stain": torch.zeros(1, 3, 8, 16)}
+    with pytest.raises(UserError, match="pictures of 16×8 pixels are too small to compare"):
+        Translation(FACTS, CPU, RunSettings()).update(small, small)
 
 
 def test_a_pixel_belongs_to_its_brightest_channel_to_bright_or_to_none():

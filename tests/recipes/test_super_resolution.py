@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
+from paceline.engine.assemble import make_recipe, open_sources
 from paceline.errors import UserError
 from paceline.jobs.configure import configure
 from paceline.models.features import Features
@@ -164,6 +166,29 @@ def test_restoration_can_have_features_and_a_discriminator():
 def test_what_does_not_go_together_is_named(facts, settings, message):
     with pytest.raises(UserError, match=message):
         build(facts, **settings)
+
+
+def test_files_of_another_scale_are_refused_in_every_split(tmp_path):
+    for folder, side in (("own", 32), ("HR", 32), ("LR", 8)):
+        (tmp_path / folder).mkdir()
+        for number in range(2):
+            Image.new("RGB", (side, side)).save(tmp_path / folder / f"{number}.png")
+    roots = {"data_root": "own", "test_root": "HR", "test_low_root": "LR"}
+    flags = {name: str(tmp_path / folder) for name, folder in roots.items()}
+    config = configure("super_resolution", flags, assignments=["validation=0"], small=True)
+    with pytest.raises(UserError, match="scale=2: the files of small pictures for test are smaller by 4"):
+        make_recipe(config, open_sources(config))
+
+
+def test_pictures_too_small_to_train_on_can_still_be_judged(tmp_path):
+    Image.new("RGB", (24, 20)).save(tmp_path / "small.png")
+    roots = {"data_root": str(tmp_path), "test_root": str(tmp_path)}
+    config = configure("super_resolution", roots | {"bad_images": "skip"}, small=True)
+    assert config.run.crop == 32
+    with pytest.raises(UserError, match=r"small\.png: 24×20 pixels, less than the crop"):
+        open_sources(config)
+    sources = open_sources(config, "test")
+    assert list(sources) == ["test"] and make_recipe(config, sources).enlarges == 2
 
 
 def test_the_reference_preset_is_the_distributed_srgan_project():

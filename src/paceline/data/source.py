@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,13 @@ from paceline.recipe import Facts
 FINGERPRINT_SAMPLES = 256  # read for a fingerprint where reading costs
 FINGERPRINT_PIXELS = 16_000_000  # of large pictures fewer are read
 Sample = dict[str, np.ndarray]  # pictures are uint8 [height, width, channels], numbers are int64 []
+
+
+class Encoded(NamedTuple):
+    """A sample as it lies on the disk."""
+
+    files: dict[str, Path]  # of each picture
+    numbers: Sample
 
 
 class Source:
@@ -44,6 +52,13 @@ class Source:
     def read_window(self, index: int, window: Window) -> Sample:
         """A window of one sample; a source that can read less than all of it overrides this."""
         return cut(self.read(index), window, self.facts.scale)
+
+    def encoded(self, index: int) -> Encoded | None:
+        """The sample's files, where `read` gives their pictures as they are in colour, cut at the right and lower edge.
+
+        None where it changes them in any other way, or where there are no such files.
+        """
+        return None
 
     def name_of(self, index: int) -> str:
         """What a person calls a sample, for errors."""
@@ -91,6 +106,9 @@ class Subset(Source):
 
     def read_window(self, index: int, window: Window) -> Sample:
         return self.source.read_window(int(self.indices[index]), window)
+
+    def encoded(self, index: int) -> Encoded | None:
+        return self.source.encoded(int(self.indices[index]))
 
     def name_of(self, index: int) -> str:
         return self.source.name_of(int(self.indices[index]))
@@ -140,8 +158,13 @@ def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
         digest.update(np.ascontiguousarray(source.sizes).tobytes())
         wanted = max(1, min(wanted, int(FINGERPRINT_PIXELS / source.sizes.prod(axis=1).mean())))
         for index in np.linspace(0, len(source) - 1, wanted).round().astype(np.int64):
-            digest.update(np.ascontiguousarray(source.read(int(index))["image"]).tobytes())
+            _add_pictures(digest, source.read(int(index)))
         return digest.hexdigest()[:32]
     for indices in np.array_split(np.linspace(0, len(source) - 1, wanted).round().astype(np.int64), -(-wanted // 1024)):
-        digest.update(source.read_many(indices)["image"].tobytes())
+        _add_pictures(digest, source.read_many(indices))
     return digest.hexdigest()[:32]
+
+
+def _add_pictures(digest: Any, sample: Sample) -> None:
+    for field in (field for field in sample.values() if field.ndim >= 3):
+        digest.update(np.ascontiguousarray(field).tobytes())

@@ -58,9 +58,14 @@ def strategy_class(config: Config) -> type[Strategy]:
     return load_class("strategy", name, Strategy)
 
 
-def open_sources(config: Config) -> dict[str, Source]:
-    """The run's data by split: train, validation where some is held out, test where the source has one."""
+def open_sources(config: Config, split: str = "") -> dict[str, Source]:
+    """The run's data by split: train, validation where some is held out, test where the source has one.
+
+    Where a split is named that does not come from the training samples, only that one is opened.
+    """
     source_class = load_class("source", config.run.data, Source)
+    if split != "train" and split in source_class.splits:
+        return {split: source_class(split, config.run)}
     sources = {split: source_class(split, config.run) for split in source_class.splits}
     if config.run.validation:
         whole = sources["train"]
@@ -88,11 +93,26 @@ def make_recipe(config: Config, sources: dict[str, Source]) -> Recipe:
     """The recipe with its initial weights, which follow from the seed alone."""
     recipe_class = load_class("recipe", config.recipe_name, Recipe)
     torch.manual_seed(config.run.seed)
-    recipe = recipe_class(config.recipe, cropped(sources["train"].facts, config.run.crop))
+    facts = sources.get("train", next(iter(sources.values()))).facts
+    recipe = recipe_class(config.recipe, cropped(facts, config.run.crop))
     for network in config.networks:
         if network not in recipe.networks:
             raise unknown("network", network, recipe.networks)
+    for split, source in sources.items():
+        _check_fit(recipe, split, source, config)
     return recipe
+
+
+def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> None:
+    """Refuses a source of which the recipe can make nothing, before hours of training."""
+    missing = sorted(set(recipe.needs) - source.read(0).keys()) if recipe.needs else []
+    if missing:
+        usual = f", e.g. --data {recipe.defaults['data']}" if "data" in recipe.defaults else ""
+        raise UserError(f"--data {config.run.data}: its samples have no {missing[0]!r}; use another source{usual}")
+    if recipe.enlarges > 1 and source.facts.scale not in (0, recipe.enlarges):
+        raise UserError(
+            f"scale={recipe.enlarges}: the files of small pictures for {split} are smaller by {source.facts.scale}"
+        )
 
 
 def assemble(config: Config, world: World | None = None) -> Parts:

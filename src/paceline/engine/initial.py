@@ -8,7 +8,7 @@ import safetensors.torch
 from torch import Tensor
 
 from paceline.engine.checkpoint import Checkpoints, choose_checkpoint
-from paceline.engine.snapshot import AVERAGED
+from paceline.engine.snapshot import judged_values
 from paceline.errors import UserError
 from paceline.recipe import Recipe
 
@@ -50,6 +50,4 @@ def weights_from(path: str) -> tuple[dict[str, Tensor], str]:
             raise UserError(f"--init-from {path}: cannot be read ({str(error).splitlines()[0]})") from None
     else:
         raise UserError(f"--init-from {path}: expected a run's folder or a .safetensors file")
-    plain = {name: value for name, value in weights.items() if not name.startswith(AVERAGED)}
-    averages = {name.removeprefix(AVERAGED): value for name, value in weights.items() if name.startswith(AVERAGED)}
-    return plain | averages, origin
+    return judged_values(weights), origin

@@ -80,8 +80,8 @@ class RunFolder:
             self._total_images = None
 
     def check_settings(self, config: Config, data: str) -> None:
-        """Refuses to go on with a run that was made with other settings or from other data."""
-        if not self.config_file.exists():
+        """Refuses to go on with other settings or other data, once there is a checkpoint to go on from."""
+        if not self.config_file.exists() or not self.checkpoints.all():
             return
         try:
             kept = tomllib.loads(self.config_file.read_text())

@@ -45,9 +45,7 @@ def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
 
 def load_weights(recipe: Recipe, weights: dict[str, Tensor], *, averaged: bool = False) -> None:
     """Puts weights into a recipe; with `averaged`, their moving averages where there are any."""
-    plain = {name: value for name, value in weights.items() if not name.startswith(AVERAGED)}
-    if averaged:
-        plain |= {name.removeprefix(AVERAGED): v for name, v in weights.items() if name.startswith(AVERAGED)}
+    plain = judged_values(weights) if averaged else _without_averages(weights)
     own = recipe.state_dict()
     differing = sorted(plain.keys() ^ own.keys())
     differing += [name for name in plain.keys() & own.keys() if plain[name].shape != own[name].shape]
@@ -56,6 +54,16 @@ def load_weights(recipe: Recipe, weights: dict[str, Tensor], *, averaged: bool =
             f"these weights are of another network: {differing[0]!r} does not fit ({len(differing)} differ)"
         )
     recipe.load_state_dict(plain)
+
+
+def judged_values(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A snapshot's weights by their names in the recipe: moving averages where there are any."""
+    averages = {name.removeprefix(AVERAGED): value for name, value in weights.items() if name.startswith(AVERAGED)}
+    return _without_averages(weights) | averages
+
+
+def _without_averages(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in weights.items() if not name.startswith(AVERAGED)}
 
 
 def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:

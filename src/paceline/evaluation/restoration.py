@@ -71,8 +71,6 @@ class Restoration(Judge):
     def _compared(self, levels: Tensor) -> Tensor:
         """The part and the channels that the protocol compares."""
         border, (height, width) = self.border, levels.shape[-2:]
-        if min(height, width) - 2 * border < WINDOW:
-            raise UserError(f"a picture of {width}×{height} pixels is too small to compare: SSIM's window is {WINDOW}")
         cut = levels[..., border : height - border, border : width - border]
         return luma(cut) if self.settings.protocol == "y" else cut
 
@@ -112,6 +110,9 @@ def psnr(made: Tensor, target: Tensor) -> Tensor:
 
 def ssim(made: Tensor, target: Tensor) -> Tensor:
     """The structural similarity of each picture, over all of its channels."""
+    height, width = made.shape[-2:]
+    if min(height, width) < WINDOW:
+        raise UserError(f"pictures of {width}×{height} pixels are too small to compare: SSIM's window is {WINDOW}")
     mean1, mean2 = blurred(made), blurred(target)
     variance1, variance2 = blurred(made * made) - mean1 * mean1, blurred(target * target) - mean2 * mean2
     covariance = blurred(made * target) - mean1 * mean2

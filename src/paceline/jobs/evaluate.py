@@ -44,7 +44,7 @@ def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str,
 def _judged_whole(config: Config) -> Config:
     """A folder of photographs that has no part for testing is judged as a whole, rather than a fifth of it."""
     root, run = Path(config.run.data_root).expanduser(), config.run
-    if run.data != "photos" or run.test_root or split_folder(root, "test", SPLIT_NAMES) is not None:
+    if run.data not in ("photos", "degraded") or run.test_root or split_folder(root, "test", SPLIT_NAMES) is not None:
         return config
     return config.with_run(test_root=run.data_root, test_low_root=run.low_root, validation=0.0)
 
@@ -54,7 +54,7 @@ def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
     world = join(config.run, distributed=config.run.devices > 1)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
-    sources = open_sources(config)
+    sources = open_sources(config, split)
     if split not in sources:
         raise unknown("split", split, sources)
     recipe = make_recipe(config, sources)
@@ -64,6 +64,7 @@ def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
     examiner = Examiner(recipe, loader, split, world, precision, config.run)
     judge = examiner.prepare()
     results = examiner.measure()
+    loader.close()
     if world.is_first:
         print(f"{config.recipe_name} at {int(images):,} images on {split} of {config.run.data}")
         width = max(map(len, results))

@@ -24,9 +24,19 @@ def stages_of(config: Config) -> list[Config]:
     starts = [config.run.init_from, *map(str, folders)]
     stages = [
         dataclasses.replace(
-            config.with_run(out=str(folder), init_from=start), recipe=dataclasses.replace(config.recipe, stage=name)
+            config.with_run(
+                out=str(folder),
+                init_from=start,
+                mirror=_beneath(config.run.mirror, name),
+                resume_from=_beneath(config.run.resume_from, name),
+            ),
+            recipe=dataclasses.replace(config.recipe, stage=name),
         )
         for name, folder, start in zip(names, folders, starts, strict=False)
     ]
     begun = [number for number, folder in enumerate(folders) if RunFolder(folder).config_file.exists()]
     return stages[max(begun, default=0) :]
+
+
+def _beneath(url: str, name: str) -> str:
+    return f"{url.rstrip('/')}/{name}" if url else ""

@@ -43,6 +43,7 @@ class Restoration(Recipe):
     judge = "restoration"
     best = ("validation/psnr", "max")
     averaged = ("restorer",)
+    needs = ("target",)
     defaults: ClassVar[dict[str, Any]] = {
         "data": "degraded",
         "crop": 96,

@@ -214,8 +214,8 @@ class Translation(Recipe):
     def _perceived(self, panel: Tensor, target: Tensor) -> Tensor:
         assert self.see
         with torch.no_grad():
-            wanted = self.see(_in_colour(target))
-        return F.l1_loss(self.see(_in_colour(panel)), wanted)
+            wanted = self.see(target)
+        return F.l1_loss(self.see(panel), wanted)
 
     def _translate_any_size(self, image: Tensor) -> dict[str, Tensor]:
         """Pads to the sides that the generators can halve, and cuts the panels back."""
@@ -227,9 +227,9 @@ class Translation(Recipe):
 
 def _plan(settings: TranslationSettings, facts: Facts) -> Plan:
     if settings.model == "pix2pix":
-        for name in ("segmentation_weights", "generator_weights", "discriminator_weights"):
+        for name in ("modalities", "segmentation_weights", "generator_weights", "discriminator_weights"):
             if getattr(settings, name):
-                raise UserError(f"{name}={getattr(settings, name)}: pix2pix has no such networks; use model=deepliif")
+                raise UserError(f"{name}={getattr(settings, name)}: is for model=deepliif; pix2pix learns one panel")
         return plan_pix2pix(facts, settings.target)
     if settings.target:
         raise UserError(f"target={settings.target}: is for model=pix2pix; deepliif learns every panel")
@@ -287,7 +287,3 @@ def _num_layers(settings: TranslationSettings, facts: Facts) -> int:
 
 def _make_discriminator(num_layers: int, settings: TranslationSettings, facts: Facts) -> nn.Module:
     return PatchDiscriminator(2 * facts.channels, settings.ndf, num_layers, settings.norm)
-
-
-def _in_colour(pictures: Tensor) -> Tensor:
-    return pictures.expand(-1, 3, -1, -1) if pictures.shape[1] == 1 else pictures

@@ -23,6 +23,17 @@ def pictures_under(root: Path) -> list[Path]:
     return [file for file in found if not any(map(is_hidden, file.relative_to(root).parents[:-1]))]
 
 
+def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
+    """Files by their path under a folder without the suffix, by which those of two folders belong together."""
+    found: dict[str, Path] = {}
+    for file in files:
+        stem = str(file.relative_to(root).with_suffix(""))
+        if stem in found:
+            raise UserError(f"{found[stem]} and {file.name}: two files of one name; which of them is meant?")
+        found[stem] = file
+    return found
+
+
 def is_hidden(path: Path) -> bool:
     """Whether a file or folder is what file managers and archives leave behind."""
     return path.name.startswith((".", "__"))

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from paceline.config import RunSettings
-from paceline.data.source import Sample, Source
+from paceline.data.source import Encoded, Sample, Source
 from paceline.data.sources._files import SUFFIXES, first_few, unreadable
 from paceline.data.sources._pictures import BadPicture, arrange_picture, check_picture_settings, decode, upright_size
 from paceline.errors import UserError
@@ -66,6 +66,9 @@ class PictureFiles(Source):
 
     def read(self, index: int) -> Sample:
         return {name: self._decode(path, self._headers[index][name]) for name, path in self.files[index].items()}
+
+    def encoded(self, index: int) -> Encoded | None:
+        return None if self.size or self.channels != 3 else Encoded(self.files[index], {})
 
     def name_of(self, index: int) -> str:
         return self._name(self.files[index]["image"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -72,30 +74,35 @@ def short_side(path: Path) -> int:
 
 def upright_size(path: Path) -> tuple[int, int]:
     """Height and width of the picture that `decode` gives, read from the file's header."""
-    try:
-        with Image.open(path) as picture:
-            _check_limit(picture)
-            if picture.format in ANIMATED_FORMATS and getattr(picture, "is_animated", False):
-                raise BadPicture("it is animated")
-            # Not the file's own getexif(), which decodes all of a PNG first.
-            turned = Image.Image.getexif(picture).get(ORIENTATION) in SIDEWAYS
-            return (picture.width, picture.height) if turned else (picture.height, picture.width)
-    except BadPicture:
-        raise
-    except Exception as error:
-        raise BadPicture(_reason(error)) from error
+    with opened(path) as picture:
+        _check_still(picture)
+        # Not the file's own getexif(), which decodes all of a PNG first.
+        turned = Image.Image.getexif(picture).get(ORIENTATION) in SIDEWAYS
+        return (picture.width, picture.height) if turned else (picture.height, picture.width)
 
 
 def decode(path: Path) -> Image.Image:
     """The picture in a file: upright, in 8 bits grey or RGB, transparency over white."""
+    with opened(path) as picture:
+        return _to_eight_bits(ImageOps.exif_transpose(picture))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Image.Image]:
+    """A file's picture, not decoded yet and not above the limit; whatever goes wrong with it is a BadPicture."""
     try:
         with Image.open(path) as picture:
             _check_limit(picture)
-            return _to_eight_bits(ImageOps.exif_transpose(picture))
+            yield picture
     except BadPicture:
         raise
     except Exception as error:  # decoders raise errors of many kinds on damaged files
         raise BadPicture(_reason(error)) from error
+
+
+def _check_still(picture: Image.Image) -> None:
+    if picture.format in ANIMATED_FORMATS and getattr(picture, "is_animated", False):
+        raise BadPicture("it is animated")
 
 
 def _check_limit(picture: Image.Image) -> None:

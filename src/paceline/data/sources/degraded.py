@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from paceline.config import RunSettings
-from paceline.data.source import Sample
+from paceline.data.source import Encoded, Sample
 from paceline.data.sources.photos import Photos
 from paceline.errors import UserError
 
@@ -32,6 +32,9 @@ class Degraded(Photos):
     def read(self, index: int) -> Sample:
         photo = super().read(index)["image"]
         return {"image": self._degrade(photo, index), "target": photo}
+
+    def encoded(self, index: int) -> Encoded | None:
+        return None
 
     def _degrade(self, photo: np.ndarray, index: int) -> np.ndarray:
         chance = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self.key, index])))

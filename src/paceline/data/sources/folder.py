@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.config import RunSettings
-from paceline.data.source import Sample, Source
+from paceline.data.source import Encoded, Sample, Source
 from paceline.data.sources._files import SUFFIXES, first_few, is_hidden, pictures_in, unreadable
 from paceline.data.sources._pictures import (
     BadPicture,
@@ -20,6 +20,7 @@ from paceline.data.sources._pictures import (
     check_picture_settings,
     decode,
     short_side,
+    upright_size,
 )
 from paceline.data.sources._split import fixed_split
 from paceline.errors import UserError
@@ -55,6 +56,17 @@ class Folder(Source):
         if self.labels is not None:
             sample["label"] = np.asarray(self.labels[index])
         return sample
+
+    def encoded(self, index: int) -> Encoded | None:
+        """Only of pictures that are square and of the right size already; others are cut and scaled."""
+        side, path = self.facts.height, self.paths[index]
+        try:
+            fits = self.facts.channels == 3 and upright_size(path) == (side, side)
+        except BadPicture as error:
+            raise unreadable(path, error) from error
+        if not fits:
+            return None
+        return Encoded({"image": path}, {} if self.labels is None else {"label": np.asarray(self.labels[index])})
 
     def _leave_out_bad(self, root: Path, num_threads: int) -> None:
         with ThreadPoolExecutor(num_threads) as threads:  # Pillow lets go of the interpreter while it decodes

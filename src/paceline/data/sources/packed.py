@@ -32,13 +32,17 @@ class Packed(Source):
         if settings.size and (settings.size, settings.size) != (facts.height, facts.width):
             raise UserError(f"size={settings.size}: {root} was packed in another size; pack it again")
         self.facts = facts
+        self.rows = np.arange(len(self.packed.index))  # of the samples that are used
         if about["mixed"]:
             first = self.packed.column["image.height"]
-            self.sizes = np.ascontiguousarray(self.packed.index[:, first : first + 2])
+            sizes = self.packed.index[:, first : first + 2]
+            if settings.bad_images == "skip" and split == "train":
+                self._leave_out_small(sizes, settings.crop, root)
+            self.sizes = np.ascontiguousarray(sizes[self.rows])
             self.facts = cropped(facts, settings.crop)
 
     def __len__(self) -> int:
-        return len(self.packed.index)
+        return len(self.rows)
 
     def read(self, index: int) -> Sample:
         return {name: np.array(field) for name, field in self._fields(index).items()}
@@ -47,13 +51,22 @@ class Packed(Source):
         return cut(self._fields(index), window, self.facts.scale)
 
     def name_of(self, index: int) -> str:
-        return self.packed.names[index]
+        return self.packed.names[self.rows[index]]
 
     def _fields(self, index: int) -> Sample:
-        self.packed.check(index)
-        pictures = {name: self.packed.picture(name, index) for name in self.packed.layout.pictures}
+        row = int(self.rows[index])
+        self.packed.check(row)
+        pictures = {name: self.packed.picture(name, row) for name in self.packed.layout.pictures}
         numbers = self.packed.layout.numbers
-        return pictures | {name: self.packed.index[index, self.packed.column[name]] for name in numbers}
+        return pictures | {name: self.packed.index[row, self.packed.column[name]] for name in numbers}
+
+    def _leave_out_small(self, sizes: np.ndarray, crop: int, root: Path) -> None:
+        self.rows = np.flatnonzero((sizes >= crop).all(axis=1))
+        if not self.rows.size:
+            raise UserError(f"{root}: none of its pictures has the {crop}×{crop} pixels of --crop")
+        left_out = len(sizes) - self.rows.size
+        if left_out:
+            self.notes = (f"left out {left_out} of {len(sizes)} in {root}: smaller than the crop",)
 
 
 def _facts(kept: dict[str, Any]) -> Facts:

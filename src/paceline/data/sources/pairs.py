@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.config import RunSettings
-from paceline.data.sources._files import pictures_under
+from paceline.data.sources._files import by_stem, pictures_under
 from paceline.data.sources._picture_files import Files, PictureFiles, Sizes, split_folder
 from paceline.data.sources._split import fixed_split
 from paceline.errors import UserError
@@ -50,12 +50,8 @@ def _two_folders(base: Path) -> tuple[Path, Path]:
 
 def _match(base: Path, images: Path, targets: Path) -> tuple[list[Files], list[str]]:
     """The pairs by their path without the suffix, and what is wrong with the files that make none."""
-    left, right = ({_key(folder, file): file for file in pictures_under(folder)} for folder in (images, targets))
+    left, right = (by_stem(folder, pictures_under(folder)) for folder in (images, targets))
     samples = [{"image": left[key], "target": right[key]} for key in sorted(left.keys() & right.keys())]
     problems = [f"{left[key].relative_to(base)} has no partner" for key in sorted(left.keys() - right.keys())]
     problems += [f"{right[key].relative_to(base)} has no partner" for key in sorted(right.keys() - left.keys())]
     return samples, problems
-
-
-def _key(folder: Path, file: Path) -> str:
-    return str(file.relative_to(folder).with_suffix(""))

@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from paceline.config import RunSettings
-from paceline.data.source import ArraySource, Sample
-from paceline.data.sources._files import pictures_in
+from paceline.data.source import ArraySource, Encoded, Sample
+from paceline.data.sources._files import by_stem, pictures_in
 from paceline.data.sources._picture_files import Files, PictureFiles, Sizes, split_folder
 from paceline.data.sources._pictures import BadPicture, arrange_picture, check_picture_settings, upright_size
 from paceline.data.sources._split import fixed_split
@@ -73,6 +73,9 @@ class Panels(PictureFiles):
             if name != LEFT_OUT
         }
 
+    def encoded(self, index: int) -> Encoded | None:
+        return None  # a file holds several pictures
+
     def image_size(self, sizes: Sizes) -> tuple[int, int]:
         height, width = sizes[INPUT]
         return height, width // len(self.names) if self.in_rows else width
@@ -96,8 +99,8 @@ class Panels(PictureFiles):
 def _is_embedded(settings: RunSettings) -> bool:
     """Whether no rows were named: the folder that every source looks into by default has none."""
     root = Path(settings.data_root)
-    return settings.data_root == RunSettings.data_root and not any(
-        (root / name).is_dir() for name in ("train", "trainA")
+    return settings.data_root == RunSettings.data_root and not (
+        any((root / name).is_dir() for name in ("train", "trainA")) or pictures_in(root.glob("*"))
     )
 
 
@@ -119,7 +122,7 @@ def _tiles(split: str, settings: RunSettings) -> ArraySource:
     chosen = [corners[index] for index in fixed_split(len(corners), split)]
     channels = settings.channels or 3
     arrays = {}
-    for name in (name for name in TISSUE if name in wanted):
+    for name in sorted((name for name in wanted if name != LEFT_OUT), key=lambda name: name == SEGMENTATION):
         cut = (Image.fromarray(tissue[name][top : top + side, left : left + side]) for top, left in chosen)
         arrays[name] = np.stack([arrange_picture(tile, 0, channels) for tile in cut])
     return ArraySource(arrays, Facts(channels, side, side, panels=tuple(name for name in arrays if name != INPUT)))
@@ -143,7 +146,7 @@ def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[str]]:
     """Files of one name in two folders, and those that have no partner."""
     if not folder_b.is_dir():
         raise UserError(f"--data-root {folder_a.parent}: has {folder_a.name} and no {folder_b.name}")
-    first, second = ({file.stem: file for file in pictures_in(folder.iterdir())} for folder in (folder_a, folder_b))
+    first, second = (by_stem(folder, pictures_in(folder.iterdir())) for folder in (folder_a, folder_b))
     alone = [one[stem] for one in (first, second) for stem in sorted(first.keys() ^ second.keys()) if stem in one]
     pairs = [{INPUT: first[stem], TARGET: second[stem]} for stem in sorted(first.keys() & second.keys())]
     return pairs, [f"{file.parent.name}/{file.name} has no partner" for file in alone]

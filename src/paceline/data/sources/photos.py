@@ -87,9 +87,9 @@ def _find(split: str, settings: RunSettings) -> tuple[Path, list[Path], str]:
         return *_embedded(split), ""
     root = Path(settings.data_root).expanduser()
     if settings.test_root:
-        root = root / "train" if (root / "train").is_dir() else root
         if not root.is_dir():
             raise UserError(f"--data-root {root}: no such folder")
+        root = next((root / name for name in SPLIT_NAMES["train"] if (root / name).is_dir()), root)
         return root, pictures_under(root), settings.low_root
     split_root = split_folder(root, split, SPLIT_NAMES)
     if split_root is not None:
@@ -102,8 +102,7 @@ def _find(split: str, settings: RunSettings) -> tuple[Path, list[Path], str]:
 
 def _is_embedded(settings: RunSettings) -> bool:
     """Whether no other pictures were named: the folder that every source looks into by default has none."""
-    default = settings.data_root == RunSettings().data_root
-    return default and not any(Path(settings.data_root).glob("**/*.[jJpP][pPnN]*[gG]"))
+    return settings.data_root == RunSettings.data_root and not pictures_under(Path(settings.data_root))
 
 
 def _embedded(split: str) -> tuple[Path, list[Path]]:
@@ -127,26 +126,32 @@ def _low_files(roots: str) -> list[tuple[Path, Path]]:
 def _with_low(
     root: Path, paths: list[Path], low_files: list[tuple[Path, Path]], low_roots: str
 ) -> tuple[list[Files], list[str]]:
-    """Each picture with its file of low resolution, by the path under the roots or else by name; and what has none."""
-    by_path = {_key(file.relative_to(low_root)): file for low_root, file in low_files}
-    by_name: dict[str, list[Path]] = {}
-    for _, file in low_files:
-        by_name.setdefault(_key(Path(file.name)), []).append(file)
+    """Each picture with its file of low resolution, by name and, where names repeat, by path; and what has none."""
+    by_name: dict[str, list[tuple[Path, Path]]] = {}
+    for low_root, file in low_files:
+        for name in {file.stem, _without_scale(file)}:
+            by_name.setdefault(name, []).append((low_root, file))
     samples, problems = [], []
     for path in paths:
-        named = by_name.get(_key(Path(path.name)), [])
-        low = by_path.get(_key(path.relative_to(root))) if len(named) > 1 else None
-        if len(named) > 1 and (low is None or len({file.parent for file in named}) == 1):
-            raise UserError(f"--low-root {low_roots}: {path.name} could be any of {first_few([str(f) for f in named])}")
-        if low is None and not named:
-            problems.append(f"{path.relative_to(root)} has no file in --low-root {low_roots}")
+        found = by_name.get(path.stem) or by_name.get(_without_scale(path), [])
+        if len(found) > 1:
+            here = path.relative_to(root.parent).parent  # with the folder of the split, or without
+            places = (here, here.relative_to(root.name))
+            found = [(base, file) for base, file in found if file.relative_to(base).parent in places] or found
+        if len(found) > 1:
+            found = [(base, file) for base, file in found if file.stem == path.stem] or found
+        if len(found) > 1:
+            named = first_few([str(file) for _, file in found])
+            raise UserError(f"--low-root {low_roots}: {path.name} could be any of {named}")
+        if found:
+            samples.append({"image": path, "low": found[0][1]})
         else:
-            samples.append({"image": path, "low": low or named[0]})
+            problems.append(f"{path.relative_to(root)} has no file in --low-root {low_roots}")
     return samples, problems
 
 
-def _key(path: Path) -> str:
-    return str(path.with_name(SCALE_SUFFIX.sub("", path.stem)))
+def _without_scale(path: Path) -> str:
+    return SCALE_SUFFIX.sub("", path.stem)
 
 
 def _find_scale(samples: list[Files]) -> int:
