@@ -73,9 +73,11 @@ class Running:
         return self.wait_for_end(0) is not None
 
 
-def start_fork(folder: Path, *arguments: str, largest_file: int | None = None) -> Running:
+def start_fork(
+    folder: Path, *arguments: str, largest_file: int | None = None, environment: dict[str, str] | None = None
+) -> Running:
     """Starts `paceline ARGUMENTS` in a process that is forked from one that has imported everything."""
-    return _fork(folder, {}, largest_file, _run_command, arguments)
+    return _fork(folder, environment or {}, largest_file, _run_command, arguments)
 
 
 def start_ranks(folder: Path, size: int, *arguments: str) -> list[Running]:
@@ -135,9 +137,11 @@ def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -
     return Running(folder, process.pid, wait)
 
 
-def run_fork(folder: Path, *arguments: str, largest_file: int | None = None) -> Running:
+def run_fork(
+    folder: Path, *arguments: str, largest_file: int | None = None, environment: dict[str, str] | None = None
+) -> Running:
     """Runs a forked command to its end."""
-    running = start_fork(folder, *arguments, largest_file=largest_file)
+    running = start_fork(folder, *arguments, largest_file=largest_file, environment=environment)
     running.wait()
     return running
 

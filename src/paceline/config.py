@@ -95,7 +95,7 @@ class RunSettings:
     reference_batch: int = setting(128, "the batch for which the recipe's learning rates were chosen", at_least=1)
 
     loader: str = setting(
-        "auto", "workers or resident; auto is resident when the data fits the device", flag=True, free=True
+        "auto", "workers, resident or dali; auto is resident when the data fits the device", flag=True, free=True
     )
     workers: int = setting(2, "loading processes per device, for loader workers", flag=True, free=True, at_least=0)
     bad_images: Literal["fail", "skip"] = setting("fail", "what to do about unreadable images", flag=True)
@@ -152,6 +152,10 @@ class RunSettings:
     )
 
     out: str = setting("", "the run's folder; default runs/RECIPE-DATA-SEED", flag=True, free=True)
+    mirror: str = setting("", "URL that the run is copied to as it trains, e.g. s3://bucket/name", flag=True, free=True)
+    resume_from: str = setting("", "URL of a mirror to go on from where it is ahead of --out", flag=True, free=True)
+    mirror_every: float = setting(10.0, "seconds between two looks at what is new for the mirror", free=True, above=0)
+    mirror_wait: float = setting(120.0, "seconds that the end of a run waits for its mirror", free=True, at_least=0)
     log_every: str = setting("50 steps", "between two lines of metrics", free=True)
     evaluate_every: str = setting("1 epochs", "between two evaluations", free=True)
     sample_every: str = setting("1 epochs", "between two grids of generated pictures", free=True)

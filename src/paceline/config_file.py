@@ -7,6 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ def read_file(path: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, configparser.Error) as error:
         raise UserError(f"--config {path}: {' '.join(str(error).split())}") from None
     if settings.pop(MADE_WITH, None):  # kept with a run: its settings make another run, in another folder
-        settings.pop("out", None)
+        for place in ("out", "mirror", "resume_from"):
+            settings.pop(place, None)
     return settings
 
 
@@ -63,10 +65,18 @@ def to_toml(config: Config, made_with: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+FREE = {f.name for f in fields(RunSettings) if f.metadata["free"]}  # what a resumed run may change
+
+
+def identity(config: Config, data: str) -> str:
+    """What a run has in common with itself on another machine, in short: all that it may not change, and its data."""
+    fixed = {name: value for name, value in config.values().items() if name not in FREE}
+    return sha256(json.dumps([fixed, data], sort_keys=True).encode()).hexdigest()[:16]
+
+
 def changed_settings(kept: Mapping[str, Any], now: Config) -> list[str]:
     """What a resumed run may not change and does, as `name: was → is`."""
-    free = {f.name for f in fields(RunSettings) if f.metadata["free"]}
     before, after = flatten(kept), now.values()
     del after["recipe"]
-    names = [name for name in dict.fromkeys([*before, *after]) if name not in free]
+    names = [name for name in dict.fromkeys([*before, *after]) if name not in FREE]
     return [f"{name}: {before.get(name)} → {after.get(name)}" for name in names if before.get(name) != after.get(name)]

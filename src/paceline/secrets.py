@@ -9,6 +9,7 @@ from typing import Any
 from paceline.errors import UserError
 
 HIDDEN = "***"
+LONGEST_LINE = 500  # characters
 _NAMES = (
     r"pass(?:word|wd|phrase)?|secret|token|credentials?|signature|sig"
     r"|(?:api|access|account|private)[_-]?key(?:[_-]?id)?"
@@ -31,6 +32,11 @@ def redact(text: str) -> str:
 def has_credentials(text: str) -> bool:
     """Whether `redact` would hide something."""
     return redact(text) != text
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, whoever raised it, in one line that holds no credential."""
+    return redact(f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_LINE])
 
 
 def is_private_name(name: str) -> bool:

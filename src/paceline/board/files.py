@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from paceline.errors import UserError
+from paceline.monitor.destination import open_file_system
 from paceline.secrets import redact
 
 
@@ -200,19 +201,11 @@ def _changed(facts: dict[str, Any]) -> float:
 
 def open_files(where: str) -> Files:
     """The files of a folder or of a URL; says in one line why there are none."""
-    if "::" in where:
-        raise UserError(f"{redact(where)}: give one URL, not a chain of them")
     if "://" not in where:
         return _open_local(Path(where))
-    import fsspec
     from fsspec.implementations.local import LocalFileSystem
 
-    try:
-        file_system, root = fsspec.url_to_fs(where, use_listings_cache=False)
-    except ImportError as error:
-        raise UserError(f"{redact(where)}: {error}") from None
-    except ValueError as error:
-        raise UserError(f"{redact(where)}: {redact(str(error))}") from None
+    file_system, root = open_file_system(where, where)
     if isinstance(file_system, LocalFileSystem):
         return _open_local(Path(root))
     return RemoteFiles(file_system, root, redact(where))

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.board.files import Entry, Files
 from paceline.board.run import SIGNS, Run
-from paceline.secrets import redact
+from paceline.secrets import one_line
 
 DEEPEST = 3  # folders below the root
 MOST_FOLDERS = 5000
@@ -60,7 +60,7 @@ class Gallery:
                 self.refresh()
                 self.trouble = ""
             except Exception as error:  # whatever a storage raises is said on the page, and tried again
-                self.trouble = _one_line(error)
+                self.trouble = one_line(error)
             with self._new_look:
                 self._looked = time.monotonic()
                 self._new_look.notify_all()
@@ -116,7 +116,3 @@ def _read_on(run: Run) -> bool:
         return run.read_on()
     except OSError:  # gone, or cut, since its folder was listed
         return False
-
-
-def _one_line(error: Exception) -> str:
-    return redact(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])

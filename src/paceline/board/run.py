@@ -6,13 +6,14 @@ import re
 import socket
 import time
 import tomllib
+from dataclasses import asdict
 from typing import Any
 
 from paceline.board.files import Entry, Files
 from paceline.board.metrics_reader import MetricsReader, Table
 from paceline.config_file import MADE_WITH
 from paceline.monitor.metrics import METRICS, SAMPLE_NAME, SAMPLES
-from paceline.monitor.status import LOCK, STATES, STATUS, Status
+from paceline.monitor.status import LOCK, MIRROR_STATE, STATES, STATUS, MirrorState, Status
 from paceline.secrets import HIDDEN, is_private_name, redact
 
 CONFIG = "config.toml"
@@ -35,6 +36,7 @@ class Run:
         self.metrics = MetricsReader(files, folder)
         self.revision = 0  # grows with every change
         self.status: Status | None = None
+        self.mirror: MirrorState | None = None
         self.state = "unknown"
         self.why = ""
         self.last_words: list[str] = []
@@ -45,6 +47,7 @@ class Run:
         """Takes in what the folder holds now; the metrics are read apart."""
         self._entries = {entry.last: entry for entry in entries}
         self.status = Status.parse(self._small_file(STATUS)) if STATUS in self._entries else None
+        self.mirror = MirrorState.parse(self._small_file(MIRROR_STATE)) if MIRROR_STATE in self._entries else None
         locked = self.files.is_locked(self._path(LOCK)) if LOCK in self._entries else None
         before, (self.state, self.why) = self.state, self._judge(locked)
         if self.state == "failed" and before != "failed":
@@ -91,6 +94,7 @@ class Run:
             "total_images": total,
             "seconds": table.seconds,
             "last_line": table.time or None,
+            "mirror": self._mirror_facts(),
             "lines": table.lines,
             "broken_lines": self.metrics.broken,
             "read_share": round(read_share, 3),
@@ -100,6 +104,12 @@ class Run:
             "last": {name: series.last for name, series in table.series.items()},
             "time_split": _time_split(table) if read_share == 1 else {},
         }
+
+    def _mirror_facts(self) -> dict[str, Any] | None:
+        """How the run's mirror fares, where it has one; credentials are hidden."""
+        if self.mirror is None:
+            return None
+        return {name: redact(value) if isinstance(value, str) else value for name, value in asdict(self.mirror).items()}
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """The settings and what the run was made with, by full names; credentials are hidden."""

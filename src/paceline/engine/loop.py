@@ -16,8 +16,8 @@ from paceline.engine.evaluation import Examiner, judged_weights
 from paceline.engine.ledger import Ledger
 from paceline.engine.replicas import check_replicas
 from paceline.engine.run_folder import RunFolder
-from paceline.engine.saving import Saver
 from paceline.engine.sampling import fixed_draws, make_pictures
+from paceline.engine.saving import Saver
 from paceline.engine.signals import StopRequest, StopVote
 from paceline.engine.snapshot import restore_snapshot, take_snapshot
 from paceline.engine.strips import has_strips, make_strips, strip_samples
@@ -160,6 +160,8 @@ class Loop:
         self._logged_at = self.images
         if reading.not_finite:
             at, phase, name = reading.not_finite
+            self.saver.wait()
+            self.world.wait_for_all()  # all read the same; whoever tells it first knows then what is left
             self._refuse(f"loss {name!r} of phase {phase!r} is not finite", at)
         values = reading.values | self._timings()
         rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
@@ -253,7 +255,8 @@ class Loop:
     def cost_of_saving(self) -> str:
         """What checkpoints cost, for a person: the loop's time, and that of the thread beside it."""
         number, beside = self.saver.num_saves, self.saver.seconds
-        return f"saved {number} checkpoint{'s' * (number != 1)}: {self._saving_seconds:.2f} s of the loop, {beside:.2f} s beside it"
+        checkpoints = "1 checkpoint" if number == 1 else f"{number} checkpoints"
+        return f"saved {checkpoints}: {self._saving_seconds:.2f} s of the loop, {beside:.2f} s beside it"
 
     def _write(self, values: dict[str, float]) -> None:
         if self.writer:

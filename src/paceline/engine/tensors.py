@@ -32,7 +32,7 @@ def pack(tensors: dict[str, Tensor]) -> tuple[bytes, dict[str, Any]]:
 
 
 def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU that nobody else changes; what was aliased is aliased again. Waits for GPUs once, at the end."""
+    """Copies on the CPU that nobody else changes; what was aliased is aliased again. Waits for GPUs once."""
     copies: dict[tuple, Tensor] = {}
     named = {}
     for name, tensor in tensors.items():

@@ -73,6 +73,9 @@ def compare_runs(folders: Sequence[str], out: str, across_recipes: bool) -> int:
 
 def compare_recipes(recipes: Sequence[str], flags: dict[str, Any], wish: Wish) -> int:
     """Runs what is not done yet of the grid, one process at a time, then writes the report; 1 where a cell failed."""
+    for name in ("mirror", "resume_from"):
+        if flags.get(name):
+            raise UserError(f"--{name.replace('_', '-')}: is for one run, and compare makes many; give it to train")
     flags = dict(flags)
     devices, out = str(flags.pop("devices", "2")), flags.pop("out", "")
     batches, seeds = flags.pop("batch_size", ""), str(flags.pop("seed", wish.seeds))

