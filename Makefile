@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
-BENCH_ARGS ?= --samples 512 --width 4 --batches 8 --steps 3 --repeats 5
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -25,7 +24,7 @@ test: lint  ## lint, check types and run the tests
 test-all: lint  ## the same with the slow tests
 	@$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST_ARGS)
 
-test-cluster: $(INSTALLED)  ## jobs on a real SLURM and hosts in network namespaces, where this machine has them (root)
+test-cluster: $(INSTALLED)  ## jobs on a real SLURM, hosts in network namespaces, a real S3 server, where this machine has them (root)
 	@$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## check style, format and types
@@ -37,9 +36,15 @@ format: $(INSTALLED)  ## bring the code into its format
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## a small benchmark on the CPU
-	@if [ -f benchmarks/overhead.py ]; then $(BIN)/python benchmarks/overhead.py $(BENCH_ARGS); \
-	else echo "there are no benchmarks yet: benchmarks/overhead.py is missing" >&2; exit 1; fi
+# Tiny sizes: they show that every script runs, and how this CPU does. docs/performance.md has the full commands.
+bench: export OMP_NUM_THREADS := 1
+bench: $(INSTALLED)  ## the benchmarks in tiny sizes on the CPU, some minutes
+	@$(BIN)/python benchmarks/overhead.py --samples 512 --width 4 --batches 8 --steps 3 --repeats 5
+	@$(BIN)/python benchmarks/reference_style.py --tiny --seconds 0.2 --repeats 3 --workers 0,1 --samples 600 \
+		--batch 8 --crop 32 --photos 3 --photo-size 480x420
+	@$(BIN)/python benchmarks/lightning_trainer.py --samples 512 --batch 8 --width 4 --workers 0,1 --seconds 0.3 --repeats 3
+	@$(BIN)/python benchmarks/fid_speed.py --images 300 --repeats 3
+	@$(BIN)/python benchmarks/cpu_scaling.py --width 16 --batch 32 --steps 20
 
 clean:  ## remove caches and build products; runs, data and the environment stay
 	@rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -22,6 +22,7 @@ from paceline.cli_flags import (
     with_vgg,
 )
 from paceline.cli_launch import launch
+from paceline.cli_pictures import apply, export, import_weights
 from paceline.errors import UserError
 
 app = typer.Typer(
@@ -193,10 +194,26 @@ def pack(
 @app.command()
 def doctor(
     self_test: Annotated[bool, typer.Option("--self-test", help="run a short verify and a timed all-reduce")] = False,
+    loaders: Annotated[bool, typer.Option("--loaders", help="measure what each loader gives of --data")] = False,
+    data: Annotated[str, typer.Option(help="the source that --loaders measures (default: digits)")] = "",
+    data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
+    crop: Annotated[str, typer.Option(help="side in pixels of the window of a picture; 0 is all of it")] = "",
+    batch_size: Annotated[str, typer.Option(help="images per batch (default: 128)")] = "",
+    workers: Annotated[str, typer.Option(help="loading processes, or DALI's threads (default: 2)")] = "",
+    accelerator: Accelerator = "",
+    set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Show what this machine has, and which strategies and loaders can run here."""
+    """Show what this machine has, and which strategies and loaders can run here; with --loaders, how fast they are."""
     from paceline.jobs.doctor import doctor as job
+    from paceline.jobs.doctor import doctor_of_loaders
 
+    flags = {"data": data, "data_root": data_root, "crop": crop, "batch_size": batch_size, "workers": workers}
+    said = {name: value for name, value in (flags | {"accelerator": accelerator}).items() if value}
+    if loaders:
+        raise typer.Exit(doctor_of_loaders(said, set_))
+    if said or set_:
+        first = next((f"--{name.replace('_', '-')}" for name in said), "--set")
+        raise UserError(f"{first}: says what --loaders is to measure; give that flag, too")
     raise typer.Exit(job(self_test))
 
 
@@ -226,6 +243,11 @@ def new(
     print(
         f"wrote {path.name}; try: paceline train {'./' if kind == 'recipe' else 'classification --data ./'}{path.name}"
     )
+
+
+app.command()(apply)
+app.command("import")(import_weights)
+app.command()(export)
 
 
 @app.callback(invoke_without_command=True)

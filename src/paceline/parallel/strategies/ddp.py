@@ -33,9 +33,7 @@ class DistributedDataParallel(Strategy):
     def place(self, recipe: Recipe) -> None:
         super().place(recipe)
         if self.settings.compress != "none":
-            self.notes.append(
-                f"gradients: sent in {self.settings.compress}, rounded; results differ a little"
-            )
+            self.notes.append(f"gradients: sent in {self.settings.compress}, rounded; results differ a little")
 
     def prepare(self, phase: Phase) -> None:
         self.wrappers = getattr(self, "wrappers", {})
