@@ -19,10 +19,10 @@ demo: $(INSTALLED)  ## compare strategies and recipes on the CPU, and write a re
 	@OMP_NUM_THREADS=1 $(BIN)/python -m paceline.jobs.demo
 
 test: lint  ## lint, check types and run the tests
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-all: lint  ## the same with the slow tests
-	@$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow" $(PYTEST_ARGS)
 
 test-cluster: $(INSTALLED)  ## jobs on a real SLURM, hosts in network namespaces, a real S3 server, where this machine has them (root)
 	@$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_ARGS)

@@ -54,7 +54,8 @@ class Terminal:
     def __init__(self, code: str, *arguments: str, columns: int = 100, **streams: int) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
-        environment = {**os.environ, "TERM": "xterm-256color"}
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        environment["TERM"] = "xterm-256color"
         command = [sys.executable, "-c", code, *arguments]
         channels = {"stdin": slave, "stdout": slave, "stderr": slave} | streams
         self.process = subprocess.Popen(command, **channels, env=environment, start_new_session=True)  # type: ignore[call-overload]
