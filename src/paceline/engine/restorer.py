@@ -16,7 +16,7 @@ from paceline.engine.checkpoint import choose_checkpoint
 from paceline.engine.facts_file import kept_facts
 from paceline.engine.finished_run import config_of
 from paceline.engine.run_folder import RunFolder
-from paceline.engine.snapshot import AVERAGED
+from paceline.engine.snapshot import judged_values
 from paceline.engine.weights_file import SUFFIX, read_weights
 from paceline.errors import UserError
 from paceline.models.receptive_field import ReceptiveField, receptive_field
@@ -79,8 +79,7 @@ def build(config: Config, facts: Facts) -> Recipe:
 
 def fill(restorer: Restorer, weights: dict[str, Tensor], name: str) -> None:
     """Gives the recipe its weights, averages where there are any; networks that take no part may have none."""
-    plain = {key: value for key, value in weights.items() if not key.startswith(AVERAGED)}
-    plain |= {key.removeprefix(AVERAGED): value for key, value in weights.items() if key.startswith(AVERAGED)}
+    plain = judged_values(weights)
     own = restorer.recipe.state_dict(keep_vars=True)
     needed = [key for key, value in own.items() if id(value) in restorer.field.used]
     for key, value in own.items():

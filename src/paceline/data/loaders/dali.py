@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from PIL import Image
 
 from paceline.config import RunSettings
 from paceline.data.crop import windows
-from paceline.data.loader import Loader
+from paceline.data.loaders._reusing import ReusingLoader
 from paceline.data.loaders._transfer import channels_first, upload
 from paceline.data.source import Encoded, Source, sizes_of
 from paceline.data.tickets import Tickets
@@ -34,8 +33,11 @@ FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")
 Feed = dict[str, list[np.ndarray]]  # what a pipeline is given for one batch, by the names of its inputs
 
 
-class Dali(Loader):
-    """Serves sources that hold encoded picture files; `workers` is the number of its threads."""
+class Dali(ReusingLoader):
+    """Serves sources that hold encoded picture files; `workers` is the number of its threads.
+
+    Idle are pipelines, each with its largest batch.
+    """
 
     def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
         super().__init__(source, device, settings, crop)
@@ -47,18 +49,6 @@ class Dali(Loader):
             files = [file for sample in self.samples for file in sample.files.values()]
             formats = set(threads.map(_checked_format, files))
         self.on_gpu = device.type == "cuda" and formats == {"JPEG"}
-        self._open: WeakSet[Iterator[Batch]] = WeakSet()
-        self._idle: list[tuple[int, Any]] = []  # pipelines that can be used again, each with its largest batch
-
-    def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        batches = self._batches(iter(requests))
-        self._open.add(batches)
-        return batches
-
-    def close(self) -> None:
-        for batches in list(self._open):
-            batches.close()  # type: ignore[attr-defined]
-        self._idle.clear()
 
     def _encoded(self, index: int) -> Encoded:
         found = self.source.encoded(index)

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from functools import partial
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from paceline.config import RunSettings
 from paceline.data.crop import windows
-from paceline.data.loader import Loader
+from paceline.data.loaders._reusing import ReusingLoader
 from paceline.data.loaders._transfer import channels_first, upload
 from paceline.data.source import Sample, Source, sizes_of
 from paceline.data.tickets import Tickets
@@ -23,25 +22,10 @@ from paceline.processes import die_with_parent
 from paceline.recipe import Batch
 
 
-class Workers(Loader):
+class Workers(ReusingLoader):
     """Reads ahead in `workers` processes; with 0 of them it reads in this one."""
 
-    def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
-        super().__init__(source, device, settings, crop)
-        self._open: WeakSet[Iterator[Batch]] = WeakSet()
-        self._idle: list[_Pool] = []  # whose requests are all answered: an evaluation takes up the last one's
-
-    def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        batches = self._batches(requests)
-        self._open.add(batches)
-        return batches
-
-    def close(self) -> None:
-        for batches in list(self._open):
-            batches.close()  # type: ignore[attr-defined]
-        self._idle.clear()
-
-    def _batches(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+    def _batches(self, requests: Iterator[Tickets]) -> Iterator[Batch]:
         on_cuda = self.device.type == "cuda"
         pool = self._idle.pop() if self._idle else _Pool(_Reading(self.source, self.crop), self.settings, on_cuda)
         batches = _unwrap(pool.read(requests))
