@@ -35,6 +35,8 @@ class Side:
     before: Callable[[], None] = lambda: None  # sets torch's switches as this side has them
     after: Callable[[], None] = lambda: None  # ends what it started
     warmup: int = 3
+    images: int = 0  # of a step, where it is not the batch of the workload
+    length: int = 0  # steps of a block, where they are not chosen by their duration
     rates: list[float] = field(default_factory=list)
 
 
@@ -99,11 +101,11 @@ def take_turns(
     lengths = []
     for side in sides:
         block(side, side.warmup, device)
-        lengths.append(max(2, min(MAX_STEPS, round(seconds / (block(side, 2, device) / 2)))))
+        lengths.append(side.length or max(2, min(MAX_STEPS, round(seconds / (block(side, 2, device) / 2)))))
     for repeat in range(repeats):
         order = list(zip(sides, lengths, strict=True))
         for side, length in order if repeat % 2 == 0 else reversed(order):
-            side.rates.append(length * images_per_step / block(side, length, device))
+            side.rates.append(length * (side.images or images_per_step) / block(side, length, device))
     for side in sides:
         side.after()
     first = np.array(sides[0].rates)

@@ -38,7 +38,7 @@ def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     assignments = [f"width={options.width}", "validation=0", "size=32", "channels=3"]
     config = configure("classification", settings, assignments=assignments)
     result = folder / "ceilings.json"
-    code = run_in_processes("ceilings", config, str(result))
+    code = run_in_processes("_ceilings", config, str(result))
     if code:
         raise SystemExit(code)
     rungs = json.loads(result.read_text())["rungs"]

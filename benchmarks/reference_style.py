@@ -4,7 +4,9 @@ The plain loops are written here, in the style of the projects whose scripts Pac
 with a scaler), networks as they are, a sigmoid with BCELoss, `.item()` of every loss in every step, torch's DataLoader
 over Pillow with a few workers that start anew in each epoch. The engine trains the same networks on the same pictures
 as it does by default: data resident on the device, bf16 and the whole step as a CUDA graph where there is a GPU; with
-`--compile` compiled, too. Blocks of steps of all sides take turns; a block ends when the device is done.
+`--compile` compiled, too. Blocks of steps of all sides take turns; a block ends when the device is done. What a plain
+loader has ready when its block begins is not taken from it. With photographs, where that would be most of a block, a
+plain loop's block is a whole epoch, its workers' start included.
 
     PYTHONPATH=src python benchmarks/reference_style.py --compile --json reference_style.json
     PYTHONPATH=src python benchmarks/reference_style.py --tiny --seconds 0.2 --repeats 3   # on a CPU
@@ -60,14 +62,14 @@ class Pictures(Dataset):
 class Photographs(Dataset):
     """Windows of photographs, decoded each time, with the small picture made by Pillow."""
 
-    def __init__(self, files: list[Path], crop: int) -> None:
-        self.files = files
+    def __init__(self, files: list[Path], crop: int, length: int) -> None:
+        self.files, self.length = files, length
         self.cut = transforms.RandomCrop(crop)
         self.smaller = transforms.Resize(crop // SCALE, transforms.InterpolationMode.BICUBIC)
         self.finish = transforms.Compose([transforms.ToTensor(), HALF])
 
     def __len__(self) -> int:
-        return len(self.files) * 16  # an epoch of whole batches from few files
+        return self.length
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         high = self.cut(Image.open(self.files[index % len(self.files)]).convert("RGB"))
@@ -168,16 +170,29 @@ def photo_step(batches: Batches, device: torch.device, options: argparse.Namespa
     return step
 
 
-def reference_sides(data: Dataset, batch_size: int, make: MakeStep, device: torch.device, options) -> list[Side]:
-    """The plain loop with each number of workers, and with a batch that is there already."""
+def reference_sides(
+    data: Dataset, batch_size: int, make: MakeStep, device: torch.device, options, epochs: bool = False
+) -> list[Side]:
+    """The plain loop with each number of workers, in steps or whole epochs, and with a batch that is there already."""
     sides = []
     for workers in map(int, options.workers.split(",")):
         loader = DataLoader(data, batch_size, shuffle=True, num_workers=workers, drop_last=True)
         step = make(endless(loader), device, options)
-        sides.append(Side(f"reference style, {workers} workers", step, torch_defaults))
+        side = Side(f"reference style, {workers} workers", step, torch_defaults)
+        sides.append(in_epochs(side, len(loader), batch_size) if epochs else side)
     batch = [part.to(device) for part in next(iter(DataLoader(data, batch_size)))]
     step = make(iter(lambda: batch, None), device, options)
     return [*sides, Side("reference style, no loading", step, torch_defaults)]
+
+
+def in_epochs(side: Side, num_steps: int, batch_size: int) -> Side:
+    """The same side with an epoch as its step and its block: nothing is loaded between two of them."""
+
+    def epoch() -> None:
+        for _ in range(num_steps):
+            side.step()
+
+    return Side(side.name, epoch, side.before, side.after, warmup=0, images=num_steps * batch_size, length=1)
 
 
 def engine_sides(recipe: str, folder: Path, options: argparse.Namespace, **settings: object) -> list[Side]:
@@ -219,7 +234,8 @@ def sides_of(workload: str, folder: Path, device: torch.device, options) -> tupl
         crop = options.crop
         photos = Path(options.photo_folder or folder / "photos")
         files = photo_folder(photos, options)
-        sides = reference_sides(Photographs(files, crop), batch, photo_step, device, options)
+        epoch = Photographs(files, crop, options.photo_epoch)
+        sides = reference_sides(epoch, batch, photo_step, device, options, epochs=True)
         own: dict[str, object] = {"data": "photos", "data_root": photos, "crop": crop, "vgg": "random", "workers": 8}
         own |= {"preset": "reference", "stage": "adversarial"}
         own |= {"num_blocks": 1, "width": 4, "d_width": 4, "workers": 2} if narrow else {}
@@ -253,7 +269,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=50_000, help="small pictures in the data")
     parser.add_argument("--batch", type=int, default=0, help="images per step (default: 128, and 512 for resnet512)")
     parser.add_argument("--crop", type=int, default=128, help="of the photographs")
-    parser.add_argument("--photos", type=int, default=64, help="photographs in the folder")
+    parser.add_argument("--photos", type=int, default=800, help="photographs in the folder")
+    parser.add_argument("--photo-epoch", type=int, default=800, help="windows of them in an epoch")
+    parser.add_argument("--photo-repeats", type=int, default=3, help="blocks of each side with photographs")
     parser.add_argument("--photo-size", default="2040x1356")
     parser.add_argument("--photo-folder", default="", help="where they are made and kept (default: for this run only)")
     parser.add_argument("--tiny", action="store_true", help="narrow networks, to try the script without a GPU")
@@ -267,7 +285,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             torch.manual_seed(0)
             sides, batch = sides_of(workload, Path(folder), device, options)
-            rows = take_turns(sides, batch, options.seconds, options.repeats, device)
+            repeats = options.photo_repeats if workload == "srgan" else options.repeats
+            rows = take_turns(sides, batch, options.seconds, repeats, device)
         print_rows(f"{workload}, batch {batch}, on {device.type}", rows)
         results.append({"workload": workload, "batch": batch, "rows": rows})
         keep_json(options.json, options, workloads=results)

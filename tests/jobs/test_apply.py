@@ -19,8 +19,8 @@ from paceline.cli import run
 from paceline.engine.restorer import build, open_restorer
 from paceline.engine.tiling import Tiling, choose_tiling, restore_in_tiles
 from paceline.engine.weights_file import write_weights
+from paceline.jobs._downsampled import measure
 from paceline.jobs.configure import configure
-from paceline.jobs.downsampled import measure
 from paceline.recipe import Facts
 from paceline.recipes.super_resolution import SuperResolution
 
@@ -340,7 +340,7 @@ def test_a_picture_shrunk_first_is_compared_with_itself(tmp_path, capsys):
 
 
 def test_numbers_from_few_rows_at_a_time_are_those_of_scikit_image(monkeypatch):
-    monkeypatch.setattr("paceline.jobs.downsampled.ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("paceline.jobs._downsampled.ROWS_AT_ONCE", 7)
     noisy = np.clip(PHOTO.astype(int) + np.random.default_rng(0).integers(-9, 10, PHOTO.shape), 0, 255).astype(np.uint8)
     psnr, ssim = measure(Image.fromarray(noisy), Image.fromarray(PHOTO), 2, "rgb")
     one, other = noisy[2:-2, 2:-2], PHOTO[2:-2, 2:-2]

@@ -13,8 +13,8 @@ from commands import PATIENCE_SECONDS, processes_naming, run_fork, start_fork, w
 
 from paceline.cli import run
 from paceline.config import Config
+from paceline.jobs._grid import Grid, why_not_here
 from paceline.jobs.configure import configure
-from paceline.jobs.grid import Grid, why_not_here
 
 TINY = ["compare", "classification", "--preset", "quick", "--set", "width=2", "--accelerator", "cpu"]
 TINY += ["--strategies", "single", "--seeds", "0,1", "--no-verify", "--no-ceilings", "--out", "table"]

@@ -15,9 +15,9 @@ from paceline.data.feed import StepData
 from paceline.engine.graph import RunStep
 from paceline.engine.ledger import Entry
 from paceline.engine.step import Step
-from paceline.jobs import loader_ceilings
+from paceline.jobs import _loader_ceilings as loader_ceilings
+from paceline.jobs._graph_check import check_replay
 from paceline.jobs.configure import configure
-from paceline.jobs.graph_check import check_replay
 from paceline.monitor import this_machine
 from paceline.monitor.this_machine import LOADERS, SELF_TEST, doubt_about_graphs, identity, kept_file, read_kept
 from paceline.parallel.environment import Place, World

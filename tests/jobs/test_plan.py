@@ -10,8 +10,8 @@ from commands import run_fork
 
 from paceline.cli import run
 from paceline.errors import UserError
+from paceline.jobs._prediction import Link, Measurement, predict, stops_paying_at
 from paceline.jobs.plan import parse_bandwidth, parse_seconds
-from paceline.jobs.prediction import Link, Measurement, predict, stops_paying_at
 
 SEEN = Measurement(
     step_seconds={16: 0.010, 32: 0.020, 64: 0.040},

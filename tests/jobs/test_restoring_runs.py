@@ -16,8 +16,8 @@ from skimage import data
 
 from paceline.cli import run
 from paceline.engine.checkpoint import Checkpoints, choose_checkpoint
+from paceline.jobs._stages import stages_of
 from paceline.jobs.configure import configure
-from paceline.jobs.stages import stages_of
 from paceline.monitor.metrics import read_metrics
 
 NETWORKS = ["num_blocks=1", "width=2", "d_width=2", "vgg=random", "vgg_layer=relu2_1", "scale=2"]

@@ -1,0 +1,1 @@
+"""What a person asks for: one file per command; files that start with `_` hold the parts of several."""

@@ -19,8 +19,8 @@ from paceline.data.sources._files import SUFFIXES, pictures_under
 from paceline.data.sources._pictures import BadPicture, upright_size
 from paceline.engine.restorer import Restorer, open_restorer
 from paceline.errors import UserError
-from paceline.jobs.applier import Applier, How, Outcome, Task
-from paceline.jobs.applier_processes import share_out
+from paceline.jobs._applier import Applier, How, Outcome, Task
+from paceline.jobs._applier_processes import share_out
 from paceline.parallel.environment import check_devices, gpu_ids, uses_cuda
 from paceline.recipe import NoSettings
 

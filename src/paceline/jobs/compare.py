@@ -18,11 +18,11 @@ from rich.status import Status
 
 from paceline.config import Config
 from paceline.errors import UserError
-from paceline.jobs.child import Stopped, last_words, run_paceline
+from paceline.jobs._child import Stopped, last_words, run_paceline
+from paceline.jobs._grid import Grid
+from paceline.jobs._kept import keep, kept
+from paceline.jobs._measured import Measured
 from paceline.jobs.configure import configure
-from paceline.jobs.grid import Grid
-from paceline.jobs.kept import keep, kept
-from paceline.jobs.measured import Measured
 from paceline.monitor.metrics import METRICS
 from paceline.recipe import Recipe
 from paceline.registry import load_class

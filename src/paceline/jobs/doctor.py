@@ -21,10 +21,10 @@ from paceline.config_file import parse_assignments
 from paceline.engine.signals import INTERRUPTED
 from paceline.engine.timing import measure
 from paceline.errors import UserError
+from paceline.jobs._graph_check import check_replay
+from paceline.jobs._kept import keep
+from paceline.jobs._loader_ceilings import measure_loaders
 from paceline.jobs.configure import configure
-from paceline.jobs.graph_check import check_replay
-from paceline.jobs.kept import keep
-from paceline.jobs.loader_ceilings import measure_loaders
 from paceline.jobs.verify import verify
 from paceline.jobs.worker import run_in_processes
 from paceline.monitor.made_with import versions_and_hardware

@@ -20,8 +20,8 @@ from rich.table import Table
 from paceline.config import Config
 from paceline.engine.signals import INTERRUPTED
 from paceline.errors import UserError
+from paceline.jobs._prediction import Link, Measurement, predict, stops_paying_at
 from paceline.jobs.configure import configure
-from paceline.jobs.prediction import Link, Measurement, predict, stops_paying_at
 from paceline.jobs.worker import run_in_processes
 from paceline.parallel.environment import uses_cuda
 from paceline.span import split_batch
@@ -95,7 +95,7 @@ def _processes_here(config: Config, per_node: int) -> int:
 def _measure(config: Config, sizes: Sequence[int], check: bool) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="paceline-plan-") as folder:
         path = Path(folder) / "measured.json"
-        code = run_in_processes("measurement", config, str(path), ",".join(map(str, sizes)), str(int(check)))
+        code = run_in_processes("_measurement", config, str(path), ",".join(map(str, sizes)), str(int(check)))
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code or not path.is_file():

@@ -23,8 +23,8 @@ from paceline.engine.run_folder import RunFolder
 from paceline.engine.signals import StopRequest
 from paceline.engine.snapshot import load_weights
 from paceline.errors import UserError
-from paceline.jobs.mirroring import Mirroring
-from paceline.jobs.stages import stages_of
+from paceline.jobs._mirroring import Mirroring
+from paceline.jobs._stages import stages_of
 from paceline.jobs.worker import run_in_processes
 from paceline.launch.meeting import Meeting
 from paceline.monitor.console import keep_output

@@ -38,7 +38,7 @@ def main() -> int:
     try:
         recipe_class: type[Recipe] = load_class("recipe", recipe_name, Recipe)
         config = resolve(recipe_name, recipe_class.Settings, [("config", read_file(path))])
-        result = getattr(module, f"{job}_here")(config, *arguments)
+        result = getattr(module, f"{job.lstrip('_')}_here")(config, *arguments)
         return getattr(result, "exit_code", 0)
     except UserError as mistake:
         if not report_mistake(str(mistake)):

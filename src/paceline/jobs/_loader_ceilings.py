@@ -20,7 +20,7 @@ from paceline.data.source import Source, sizes_of
 from paceline.data.tickets import Stream, Tickets
 from paceline.data.transforms import Augment, prepare
 from paceline.errors import UserError
-from paceline.jobs.kept import keep
+from paceline.jobs._kept import keep
 from paceline.monitor.this_machine import LOADERS, identity, kept_file, read_kept
 from paceline.parallel.environment import join
 from paceline.registry import load_class, names

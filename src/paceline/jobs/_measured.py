@@ -13,10 +13,10 @@ from rich.console import Console
 from paceline.config import Config
 from paceline.engine.signals import INTERRUPTED
 from paceline.errors import UserError
-from paceline.jobs.child import Stopped, last_words, run_paceline
+from paceline.jobs._child import Stopped, last_words, run_paceline
+from paceline.jobs._grid import Grid
+from paceline.jobs._kept import keep, kept
 from paceline.jobs.configure import configure
-from paceline.jobs.grid import Grid
-from paceline.jobs.kept import keep, kept
 from paceline.jobs.worker import run_in_processes
 from paceline.report.numbers import Cell, group_name
 
@@ -100,7 +100,7 @@ class Measured:
         fresh.unlink(missing_ok=True)
         why = ""
         try:
-            code = run_in_processes("ceilings", config, str(fresh.resolve()))
+            code = run_in_processes("_ceilings", config, str(fresh.resolve()))
             why = f"the measurement ended with exit code {code}" if code else ""
         except UserError as mistake:
             code, why = 2, str(mistake)

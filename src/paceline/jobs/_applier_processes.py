@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from paceline.errors import UserError
-from paceline.jobs.applier import Applier, How, Outcome, Task
+from paceline.jobs._applier import Applier, How, Outcome, Task
 from paceline.processes import die_with_parent
 
 
@@ -56,7 +56,7 @@ def share_out(how: How, tasks: list[Task], devices: list[str], advance: Callable
 def _start(how: How, device: str, share: int) -> subprocess.Popen[str]:
     words = [json.dumps(asdict(how)), device, str(share)]
     return subprocess.Popen(
-        [sys.executable, "-m", "paceline.jobs.applier_processes", *words],
+        [sys.executable, "-m", "paceline.jobs._applier_processes", *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from paceline.config import Config
 from paceline.engine.assemble import Parts, assemble
-from paceline.jobs.ceilings import (
+from paceline.jobs._ceilings import (
     Variant,
     from_data,
     gradient_bytes,
@@ -23,7 +23,7 @@ from paceline.jobs.ceilings import (
     time_all_reduce,
     time_block,
 )
-from paceline.jobs.prediction import Link, Measurement, predict
+from paceline.jobs._prediction import Link, Measurement, predict
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.environment import Place, World, join
 

@@ -14,7 +14,7 @@ from paceline.data.sources._pictures import BadPicture
 from paceline.engine.restorer import Restorer, open_restorer
 from paceline.engine.tiling import Tiling, choose_tiling, free_bytes, restore_in_tiles
 from paceline.errors import UserError
-from paceline.jobs.downsampled import compare, shrink
+from paceline.jobs._downsampled import compare, shrink
 from paceline.parallel.precision import choose_precision
 
 BYTES_PER_PX = {False: 4, True: 6}  # of a result in memory, by whether it has 16 bits
