@@ -44,7 +44,7 @@ def torch_defaults() -> None:
     """The switches of torch as a script finds them."""
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
 
 
 def engine_side(name: str, recipe: str, folder: Path, **settings: Any) -> Side:
@@ -91,12 +91,17 @@ def block(side: Side, num_steps: int, device: torch.device) -> float:
 
 
 def take_turns(
-    sides: list[Side], images_per_step: int, seconds: float, repeats: int, device: torch.device
+    sides: list[Side],
+    images_per_step: int,
+    seconds: float,
+    repeats: int,
+    device: torch.device,
+    keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
 ) -> list[dict[str, Any]]:
     """A row per side: the median rate over blocks that take turns, and how many times as fast it is as the first.
 
     Neighbouring blocks are divided by each other before the median is taken, so that a machine whose speed drifts
-    drifts out of the ratio.
+    drifts out of the ratio. `keep` gets the rows after each turn of all sides.
     """
     lengths = []
     for side in sides:
@@ -106,20 +111,26 @@ def take_turns(
         order = list(zip(sides, lengths, strict=True))
         for side, length in order if repeat % 2 == 0 else reversed(order):
             side.rates.append(length * (side.images or images_per_step) / block(side, length, device))
+        keep(rates_as_rows({side.name: side.rates for side in sides}, lengths))
     for side in sides:
         side.after()
-    first = np.array(sides[0].rates)
+    return rates_as_rows({side.name: side.rates for side in sides}, lengths)
+
+
+def rates_as_rows(rates: dict[str, list[float]], lengths: list[int]) -> list[dict[str, Any]]:
+    """A row for each side, from as many rates of each."""
+    first = np.array(next(iter(rates.values())))
     return [
         {
-            "side": side.name,
-            "images_per_second": float(np.median(side.rates)),
-            "low": min(side.rates),
-            "high": max(side.rates),
-            "n": len(side.rates),
+            "side": name,
+            "images_per_second": float(np.median(found)),
+            "low": min(found),
+            "high": max(found),
+            "n": len(found),
             "steps_per_block": length,
-            "times_the_first": [float(ratio) for ratio in np.percentile(np.array(side.rates) / first, [25, 50, 75])],
+            "times_the_first": [float(ratio) for ratio in np.percentile(np.array(found) / first, [25, 50, 75])],
         }
-        for side, length in zip(sides, lengths, strict=True)
+        for (name, found), length in zip(rates.items(), lengths, strict=True)
     ]
 
 

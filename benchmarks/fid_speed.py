@@ -1,8 +1,10 @@
 """How long FID takes on pictures that lie on the device, beside torchmetrics' class with the same feature network.
 
-Each side sees the real and the made pictures, as uint8, and gives the distance. torchmetrics' FrechetInceptionDistance
-runs the same network from the same file, on batches of the same size. Both run in fp32 and, on a GPU, in tf32; ours
-once more with the real pictures' statistics kept from before, as a run has them. The sides take turns.
+Each side sees the real and the made pictures, as uint8, in batches of the same size, and gives the distance.
+torchmetrics' FrechetInceptionDistance runs the TorchScript file as it is; its pictures are enlarged by our function,
+for it has none that fits the file. Both sides run in fp32 and, on a GPU, in tf32; ours in fp16 too, and once more with
+the real pictures' statistics kept from before, as a run has them. Sides that run more than once take turns; what a side
+does only the first time (loading kernels, profiling the script) is done before the clock starts.
 
     PYTHONPATH=src python benchmarks/fid_speed.py --inception default_1.pt --json fid_speed.json
     PYTHONPATH=src python benchmarks/fid_speed.py --images 300 --repeats 2      # an untrained small network, on a CPU
@@ -12,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +24,8 @@ from _sides import keep_json, wait_for
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from paceline.evaluation._feature_network import Arithmetic, FeatureNetwork, Seen
-from paceline.evaluation._inception import load_inception
+from paceline.evaluation._feature_network import Arithmetic, FeatureNetwork, Seen, computing_in
+from paceline.evaluation._inception import NUM_FEATURES, enlarged, load_inception, load_script
 from paceline.evaluation._statistics import frechet_distance
 from paceline.evaluation._sums import FeatureSums, Layout, Statistics, statistics_from, unflatten
 
@@ -39,20 +43,32 @@ class Untrained(FeatureNetwork):
         layers = [nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 64, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
         self.network = nn.Sequential(*layers, nn.Flatten()).to(device)
 
-    def see(self, pictures: Tensor) -> Seen:
+    def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
         return Seen(self.network(pictures.float() / 127.5 - 1))
 
 
 class AsModule(nn.Module):
-    """A feature network as torchmetrics takes one."""
+    """The untrained network as torchmetrics takes one."""
 
-    def __init__(self, network: FeatureNetwork, arithmetic: Arithmetic) -> None:
+    def __init__(self, network: FeatureNetwork) -> None:
         super().__init__()
-        self.num_features = network.num_features
-        self.see, self.arithmetic = network, arithmetic
+        self.num_features, self.see = network.num_features, network.see
 
     def forward(self, pictures: Tensor) -> Tensor:
-        return self.see(pictures, self.arithmetic).features
+        return self.see(pictures).features
+
+
+class File(nn.Module):
+    """The TorchScript file, with nothing but the preparation of pictures before it."""
+
+    num_features = NUM_FEATURES
+
+    def __init__(self, path: str, device: torch.device) -> None:
+        super().__init__()
+        self.network = load_script(path, device)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.network(enlarged(pictures))
 
 
 def statistics(network: FeatureNetwork, pictures: Tensor, arithmetic: Arithmetic) -> Statistics:
@@ -74,13 +90,14 @@ def ours(network: FeatureNetwork, real: Statistics | Tensor, made: Tensor, arith
 
 
 @torch.no_grad()
-def theirs(network: FeatureNetwork, real: Tensor, made: Tensor, arithmetic: Arithmetic) -> float:
+def theirs(network: nn.Module, real: Tensor, made: Tensor, arithmetic: Arithmetic) -> float:
     """torchmetrics' distance."""
-    metric = FrechetInceptionDistance(feature=AsModule(network, arithmetic)).to(real.device)
-    for pictures, is_real in ((real, True), (made, False)):
-        for some in pictures.split(BATCH):
-            metric.update(some, real=is_real)
-    return float(metric.compute())
+    with computing_in(arithmetic):
+        metric = FrechetInceptionDistance(feature=network).to(real.device)
+        for pictures, is_real in ((real, True), (made, False)):
+            for some in pictures.split(BATCH):
+                metric.update(some, real=is_real)
+        return float(metric.compute())
 
 
 def pictures_of(count: int, seed: int, device: torch.device) -> Tensor:
@@ -90,54 +107,99 @@ def pictures_of(count: int, seed: int, device: torch.device) -> Tensor:
     return (small.repeat_interleave(4, 2).repeat_interleave(4, 3).clamp(0, 1) * 255).to(device, torch.uint8)
 
 
+@torch.no_grad()
+def warm_up(network: FeatureNetwork, scripted: nn.Module, pictures: Tensor, arithmetics: list[Arithmetic]) -> None:
+    """What happens only once: kernels are loaded and chosen, the script is profiled, the solvers start."""
+    small = torch.eye(16, dtype=torch.float64, device=pictures.device)
+    for arithmetic in arithmetics:
+        for some in pictures.split(BATCH)[:3]:
+            network(some, arithmetic)
+            if arithmetic != "fp16":
+                with computing_in(arithmetic):
+                    scripted(some)
+    torch.linalg.eigvals(small)
+    frechet_distance(small[0], small, small[0], small)
+
+
+def repeats_from(text: str) -> dict[str, int]:
+    """How often a side is measured, by a part of its name: `1,fp16=3` is once, but three times in fp16."""
+    first, *others = text.split(",")
+    special = {part: int(count) for part, _, count in (other.partition("=") for other in others)}
+    return special | {"": int(first)}
+
+
+def summarise(seconds: dict[str, list[float]], distances: dict[str, float]) -> list[dict[str, Any]]:
+    """A row for each side that was measured, compared with the first."""
+    first = next(iter(seconds))
+    return [
+        {
+            "side": name,
+            "seconds": float(np.median(found)),
+            "low": min(found),
+            "high": max(found),
+            "n": len(found),
+            "fid": distances[name],
+            "difference": distances[name] - distances[first],
+            "times_the_first": float(np.median(seconds[first]) / np.median(found)),
+        }
+        for name, found in seconds.items()
+        if found
+    ]
+
+
 def main() -> None:
     """Measures all sides in turns, prints a table and writes it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inception", default="", help="the TorchScript file (default: a small untrained network)")
     parser.add_argument("--inception-sha256", default="", help="of a file that is not known here")
     parser.add_argument("--images", type=int, default=50_000, help="of each kind")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--repeats",
+        type=repeats_from,
+        default="1,fp16=3",
+        help="how often each side is measured, then other numbers for sides with a word in their name; 0 leaves a "
+        "side out, but for the first (default: %(default)s)",
+    )
     parser.add_argument("--json", default="", help="file for the numbers, with versions and hardware")
     options = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     network: FeatureNetwork = Untrained(device)
+    scripted: nn.Module = AsModule(network)
     if options.inception:
         network = load_inception(options.inception, options.inception_sha256, device)
+        scripted = File(options.inception, device)
+    both: list[Arithmetic] = ["fp32", "tf32"] if device.type == "cuda" else ["fp32"]
+    ours_in = [*both, "fp16"] if device.type == "cuda" and "fp16" in network.arithmetics else both
     real, made = (pictures_of(options.images, seed, device) for seed in (0, 1))
+    warm_up(network, scripted, real, ours_in)
     with torch.no_grad():
-        kept = statistics(network, real, "fp32")
+        kept = statistics(network, real, ours_in[-1])
     sides: dict[str, Callable[[], float]] = {
-        "torchmetrics, fp32": lambda: theirs(network, real, made, "fp32"),
-        "ours, fp32": lambda: ours(network, real, made, "fp32"),
-        "ours, fp32, real ones kept": lambda: ours(network, kept, made, "fp32"),
+        **{f"torchmetrics, {arithmetic}": partial(theirs, scripted, real, made, arithmetic) for arithmetic in both},
+        **{f"ours, {arithmetic}": partial(ours, network, real, made, arithmetic) for arithmetic in ours_in},
+        f"ours, {ours_in[-1]}, real ones kept": partial(ours, network, kept, made, ours_in[-1]),
     }
-    if device.type == "cuda":
-        sides["torchmetrics, tf32"] = lambda: theirs(network, real, made, "tf32")
-        sides["ours, tf32"] = lambda: ours(network, real, made, "tf32")
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    first = next(iter(sides))
+    repeats = {name: next(count for part, count in options.repeats.items() if part in name) for name in sides}
+    turns = repeats | {first: max(1, repeats[first])}
+    seconds: dict[str, list[float]] = {name: [] for name in sides if turns[name]}
     distances: dict[str, float] = {}
-    for turn in range(options.repeats):
-        for name in list(sides) if turn % 2 == 0 else reversed(sides):
+    print(f"FID of {options.images:,} pictures against as many, {SIDE_PX} px, {network.label or 'Inception'}, {device}")
+    for turn in range(max(turns.values())):
+        taking = [name for name in seconds if turn < turns[name]]
+        for name in taking if turn % 2 == 0 else reversed(taking):
             wait_for(device)
             start = perf_counter()
             distances[name] = sides[name]()
             wait_for(device)
             seconds[name].append(perf_counter() - start)
-    first = next(iter(sides))
-    print(f"FID of {options.images:,} pictures against as many, {SIDE_PX} px, {network.label or 'Inception'}, {device}")
+            keep_json(options.json, options, network=network.protocol(), rows=summarise(seconds, distances))
     print(f"  {'side':28} {'seconds':>8}  {'low':>7} – {'high':>7}   n  {'FID':>9}  {'ΔFID':>9}  times the first")
-    rows = []
-    for name, found in seconds.items():
-        ratio = float(np.median(np.array(seconds[first]) / np.array(found)))
-        difference = distances[name] - distances[first]
-        middle = float(np.median(found))
+    for row in summarise(seconds, distances):
         print(
-            f"  {name:28} {middle:8.2f}  {min(found):7.2f} – {max(found):7.2f} {len(found):3}  "
-            f"{distances[name]:9.4f}  {difference:9.1e}  {ratio:.2f}"
+            f"  {row['side']:28} {row['seconds']:8.2f}  {row['low']:7.2f} – {row['high']:7.2f} {row['n']:3}  "
+            f"{row['fid']:9.4f}  {row['difference']:9.1e}  {row['times_the_first']:.2f}"
         )
-        row = {"side": name, "seconds": middle, "low": min(found), "high": max(found), "n": len(found)}
-        rows.append(row | {"fid": distances[name], "difference": difference, "times_the_first": ratio})
-    keep_json(options.json, options, network=network.protocol(), rows=rows)
 
 
 if __name__ == "__main__":

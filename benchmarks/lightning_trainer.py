@@ -29,7 +29,7 @@ import lightning
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _sides import block, engine_side, keep_json, print_rows, torch_defaults, wait_for
+from _sides import block, engine_side, keep_json, print_rows, rates_as_rows, torch_defaults, wait_for
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -197,23 +197,11 @@ def main() -> None:
         for turn in range(options.repeats):
             for name in list(fits) if turn % 2 == 0 else reversed(fits):
                 rates[name].append(lengths[name] * options.batch / fits[name](lengths[name]))
-    first = np.array(next(iter(rates.values())))
-    rows = [
-        {
-            "side": name,
-            "images_per_second": float(np.median(found)),
-            "low": min(found),
-            "high": max(found),
-            "n": len(found),
-            "steps_per_block": lengths[name],
-            "times_the_first": [float(ratio) for ratio in np.percentile(np.array(found) / first, [25, 50, 75])],
-        }
-        for name, found in rates.items()
-    ]
+            rows = rates_as_rows(rates, list(lengths.values()))
+            keep_json(options.json, options, rows=rows)
     print_rows(
         f"DCGAN, {SIDE_PX} pixels, batch {options.batch}, lightning {lightning.__version__}, {device.type}", rows
     )
-    keep_json(options.json, options, rows=rows)
 
 
 if __name__ == "__main__":

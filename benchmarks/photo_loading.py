@@ -34,7 +34,6 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from paceline.config import RunSettings
 from paceline.data.loader import Loader
 from paceline.data.loaders.resident import Resident
 from paceline.data.loaders.workers import Workers
@@ -44,6 +43,7 @@ from paceline.data.tickets import Stream
 from paceline.data.transforms import Augment, prepare
 from paceline.jobs.pack import pack
 from paceline.monitor.made_with import versions_and_hardware
+from paceline.settings import RunSettings
 
 NOISE_LEVELS = 2.0
 SMALLEST_PX = 400  # of the photographs that are enlarged

@@ -278,7 +278,12 @@ def main() -> None:
     parser.add_argument("--json", default="", help="file for the numbers, with versions and hardware")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    results = []
+    results: dict[str, dict[str, object]] = {}
+
+    def keep(workload: str, batch: int, rows: list[dict[str, object]]) -> None:
+        results[workload] = {"workload": workload, "batch": batch, "rows": rows}
+        keep_json(options.json, options, workloads=list(results.values()))
+
     for workload in options.workloads.split(","):
         if workload not in WORKLOADS:
             parser.error(f"--workloads {workload}: there are {', '.join(WORKLOADS)}")
@@ -286,10 +291,8 @@ def main() -> None:
             torch.manual_seed(0)
             sides, batch = sides_of(workload, Path(folder), device, options)
             repeats = options.photo_repeats if workload == "srgan" else options.repeats
-            rows = take_turns(sides, batch, options.seconds, repeats, device)
+            rows = take_turns(sides, batch, options.seconds, repeats, device, partial(keep, workload, batch))
         print_rows(f"{workload}, batch {batch}, on {device.type}", rows)
-        results.append({"workload": workload, "batch": batch, "rows": rows})
-        keep_json(options.json, options, workloads=results)
         del sides
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -10,9 +10,9 @@ import torch
 from commands import Running, run_fork, start_command, start_ranks, weights_of
 from PIL import Image
 
-from paceline.config import RunSettings
 from paceline.errors import UserError
 from paceline.parallel.environment import check_devices
+from paceline.settings import RunSettings
 
 TINY = str(Path(__file__).parent / "engine" / "tiny.py")
 NO_GPU = not torch.cuda.is_available()

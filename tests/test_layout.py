@@ -21,7 +21,7 @@ LAYERS = (  # a module imports from its own unit, from its own layer and from th
     {"launch", "report", "board", "engine"},
     {"parallel", "recipes", "data", "evaluation", "monitor"},
     {"models"},
-    {"config", "config_file", "errors", "processes", "recipe", "registry", "secrets", "span"},
+    {"config", "config_file", "errors", "processes", "recipe", "registry", "secrets", "settings", "span"},
 )
 DEPTH = {unit: depth for depth, layer in enumerate(LAYERS) for unit in layer}
 CONTRACTS = LAYERS[-1]  # these may import each other

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from paceline.config import BOUNDS, LearnerSettings, RunSettings, resolve, setting
+from paceline.config import resolve
 from paceline.errors import UserError
 from paceline.recipe import Recipe
 from paceline.registry import load_class, names
+from paceline.settings import BOUNDS, LearnerSettings, RunSettings, setting
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from paceline.config import LearnerSettings, RunSettings
+from paceline.settings import LearnerSettings, RunSettings
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, or the path of your own .py file")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="a run's folder")]

@@ -11,8 +11,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config, RunSettings, flatten
+from paceline.config import Config, flatten
 from paceline.errors import UserError
+from paceline.settings import RunSettings
 
 
 def read_file(path: str) -> dict[str, Any]:

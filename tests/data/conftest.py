@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from paceline.config import RunSettings
 from paceline.jobs.pack import pack
+from paceline.settings import RunSettings
 
 torch.set_num_threads(1)
 

@@ -13,7 +13,6 @@ import torch
 from conftest import random_pictures
 from PIL import Image, ImageFilter
 
-from paceline.config import RunSettings
 from paceline.data.feed import evaluation_batches
 from paceline.data.loader import Loader
 from paceline.data.loaders.dali import Dali
@@ -27,6 +26,7 @@ from paceline.data.sources.photos import Photos
 from paceline.data.tickets import Stream, Tickets
 from paceline.errors import UserError
 from paceline.recipe import Batch, Facts
+from paceline.settings import RunSettings
 
 CPU = torch.device("cpu")
 BATCH, CROP, SCALE = 5, 12, 4

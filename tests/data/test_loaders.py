@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from paceline import registry
-from paceline.config import RunSettings
 from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader
 from paceline.data.loaders import _pixels, resident
@@ -27,6 +26,7 @@ from paceline.data.tickets import Stream, Tickets, in_order
 from paceline.data.transforms import Augment, prepare
 from paceline.errors import UserError
 from paceline.recipe import Batch, Facts
+from paceline.settings import RunSettings
 
 CPU = torch.device("cpu")
 DEVICES = [CPU, *([torch.device("cuda", 0)] if torch.cuda.is_available() else [])]
@@ -212,7 +212,7 @@ def test_two_rows_of_requests_at_once_do_not_disturb_each_other(digits: Source) 
 
 TRAINER = """
 import signal, sys, torch
-from paceline.config import RunSettings
+from paceline.settings import RunSettings
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource
 from paceline.data.tickets import in_order

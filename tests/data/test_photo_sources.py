@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.config import RunSettings
 from paceline.data.sources.degraded import Degraded
 from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.photos import Photos
 from paceline.errors import UserError
+from paceline.settings import RunSettings
 
 
 def save(file: Path, height: int, width: int, seed: int = 0, **how: object) -> None:

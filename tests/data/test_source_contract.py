@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from paceline import registry
-from paceline.config import RunSettings
 from paceline.data.crop import Window
 from paceline.data.source import Source, sizes_of, split_off
 from paceline.errors import UserError
+from paceline.settings import RunSettings
 
 NAMES = registry.names("source")
 

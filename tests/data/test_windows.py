@@ -14,7 +14,6 @@ from conftest import random_pictures
 from PIL import Image
 
 from paceline import registry
-from paceline.config import RunSettings
 from paceline.data.crop import Window, check_crop, windows
 from paceline.data.draws import Drawer
 from paceline.data.feed import Cut, TrainingFeed, evaluation_batches
@@ -27,6 +26,7 @@ from paceline.data.transforms import Augment, prepare
 from paceline.errors import UserError
 from paceline.jobs.pack import pack
 from paceline.recipe import Draw, Facts
+from paceline.settings import RunSettings
 
 CPU = torch.device("cpu")
 BATCH, CROP, SCALE = 12, 12, 4

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.config import setting
 from paceline.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
+from paceline.settings import setting
 
 
 @dataclass(frozen=True)

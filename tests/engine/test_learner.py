@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.config import LearnerSettings
 from paceline.engine.learner import Learner
 from paceline.errors import UserError
 from paceline.parallel.precision import Precision
+from paceline.settings import LearnerSettings
 
 
 def make(network: nn.Module, precision: str = "fp32", **settings: object) -> Learner:

@@ -14,13 +14,13 @@ from commands import run_fork, start_command, start_function_in_ranks
 from ranks import difference, make_config, make_parts, note_steps, run_steps, weights
 from torch import nn
 
-from paceline.config import LearnerSettings
 from paceline.engine.learner import Learner
 from paceline.engine.ledger import Ledger
 from paceline.engine.schedule import schedule_of
 from paceline.engine.snapshot import restore_snapshot, take_snapshot
 from paceline.errors import UserError
 from paceline.parallel.precision import Precision
+from paceline.settings import LearnerSettings
 
 STEPS = 4
 

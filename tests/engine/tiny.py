@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.config import setting
 from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.settings import setting
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassAccuracy
 
-from paceline.config import RunSettings
 from paceline.evaluation.accuracy import Accuracy
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,6 @@ from commands import run_fork, run_ranks
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from paceline.config import RunSettings
 from paceline.data.source import ArraySource
 from paceline.data.tickets import NUM_UNIFORMS
 from paceline.data.transforms import prepare, to_eight_bits
@@ -24,6 +23,7 @@ from paceline.evaluation._judge import Case
 from paceline.evaluation._protocol import require_same, same_protocol
 from paceline.evaluation.generation import Generation
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 CPU = torch.device("cpu")
 FACTS = Facts(channels=3, height=12, width=12)

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from paceline.config import RunSettings
 from paceline.errors import UserError
 from paceline.evaluation.translation import CLASSES, Translation, members
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 CPU = torch.device("cpu")
 FACTS = Facts(channels=3, height=16, width=16, panels=("stain", "segmentation"))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from commands import processes_naming, run_ranks, start_command, start_fork, wait_until, weights_of, workers_of
 
-from paceline.config import RunSettings
 from paceline.errors import UserError
 from paceline.launch.meeting import Meeting
+from paceline.settings import RunSettings
 
 TINY = str(Path(__file__).resolve().parent.parent / "engine" / "tiny.py")
 SLOWLY = ("--set", "pause=0.03", "--set", "save_every=4 steps")

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from paceline import registry
-from paceline.config import RunSettings, resolve
+from paceline.config import resolve
 from paceline.data.source import ArraySource
 from paceline.errors import UserError
 from paceline.jobs.new import new
 from paceline.recipe import Facts, Recipe
+from paceline.settings import RunSettings
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 
 import pytest
 import torch
@@ -33,6 +34,28 @@ def test_it_gives_what_torch_gives_far_from_zero(mean: float, std: float) -> Non
     assert (ours(pictures).double() - exact).abs().max() <= allowed
     assert torch.allclose(ours.running_mean, theirs.running_mean, rtol=1e-5)
     assert torch.allclose(ours.running_var, theirs.running_var, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["plain", "channels last", "cut from a larger one"])
+@pytest.mark.parametrize("affine", [True, False])
+def test_its_gradients_are_torchs(affine: bool, layout: str) -> None:
+    torch.manual_seed(0)
+    theirs = nn.BatchNorm2d(3, affine=affine).double()
+    if affine:
+        nn.init.normal_(theirs.weight)
+        nn.init.normal_(theirs.bias)
+    ours = synchronize(deepcopy(theirs), ours=True)
+    pictures = 5 + torch.randn(4, 3, 5, 6, dtype=torch.float64)
+    if layout == "channels last":
+        pictures = pictures.to(memory_format=torch.channels_last)
+    pictures = (pictures[..., 1:] if layout == "cut from a larger one" else pictures).requires_grad_()
+    weights = torch.randn(pictures.shape, dtype=torch.float64)
+    for our, their in zip(gradients(ours, pictures, weights), gradients(theirs, pictures, weights), strict=True):
+        torch.testing.assert_close(our, their, rtol=1e-10, atol=1e-12)
+
+
+def gradients(norm: nn.Module, pictures: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad((norm(pictures) * weights).square().sum(), [pictures, *norm.parameters()])
 
 
 def test_its_gradient_can_be_differentiated_again() -> None:

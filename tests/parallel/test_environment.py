@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.config import RunSettings
 from paceline.errors import UserError
 from paceline.parallel import environment
 from paceline.parallel.environment import Place, check_devices, gpu_ids, join, place_from, slurm_meeting_point
+from paceline.settings import RunSettings
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
 SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}

@@ -3,10 +3,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.config import LearnerSettings, resolve
+from paceline.config import resolve
 from paceline.errors import UserError
 from paceline.recipe import Facts
 from paceline.recipes.classification import Classification, ClassificationSettings
+from paceline.settings import LearnerSettings
 
 
 def digits_like(side_px: int = 8, **changes) -> Facts:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from paceline import registry
-from paceline.config import LearnerSettings, RunSettings, resolve
+from paceline.config import resolve
 from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.settings import LearnerSettings, RunSettings
 
 FACTS = Facts(channels=3, height=32, width=32, num_classes=10, panels=("stain", "segmentation"))
 NUM_SAMPLES = 4

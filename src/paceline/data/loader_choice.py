@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from paceline.config import RunSettings
 from paceline.data.loaders import resident
 from paceline.data.source import Source, decodes
+from paceline.settings import RunSettings
 
 
 def choose_loader(settings: RunSettings, source: Source, device: torch.device) -> tuple[str, str]:

@@ -20,13 +20,13 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from paceline.config import RunSettings
 from paceline.data.loaders._pixels import bytes_needed
 from paceline.data.loaders._transfer import channels_last
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import Source, decodes, fingerprint, has_one_size
 from paceline.data.tickets import in_order
 from paceline.errors import UserError
+from paceline.settings import RunSettings
 
 FORMAT, VERSION = "paceline pack", 1
 MANIFEST, UNFINISHED = "pack.json", "packing.json"

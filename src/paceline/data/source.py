@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from paceline.config import RunSettings
 from paceline.data.crop import Window, cut
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 FINGERPRINT_SAMPLES = 256  # read for a fingerprint where reading costs
 FINGERPRINT_PIXELS = 16_000_000  # of large pictures fewer are read

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from paceline.config import RunSettings
 from paceline.data.draws import Drawer
 from paceline.data.feed import drawn_batches, evaluation_batches
 from paceline.data.loader import Loader
@@ -20,6 +19,7 @@ from paceline.parallel.precision import Precision
 from paceline.processes import beat
 from paceline.recipe import Batch, Recipe
 from paceline.registry import load_class
+from paceline.settings import RunSettings
 
 
 class Examiner:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 
-from paceline.config import RunSettings
 from paceline.data.feed import StepData
 from paceline.engine.ledger import Entry
 from paceline.engine.step import Step
@@ -20,6 +19,7 @@ from paceline.errors import UserError
 from paceline.monitor.this_machine import doubt_about_graphs
 from paceline.parallel.strategies.dp import DataParallel
 from paceline.recipe import Batch, Phase
+from paceline.settings import RunSettings
 
 WARMUP_STEPS = 11  # real steps on a side stream before a capture; DistributedDataParallel needs as many
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from paceline.config import LearnerSettings
 from paceline.errors import UserError
 from paceline.parallel.precision import Precision
+from paceline.settings import LearnerSettings
 
 
 class Learner:

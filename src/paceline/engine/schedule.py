@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from paceline.config import LearnerSettings
+from paceline.settings import LearnerSettings
 from paceline.span import Span
 
 

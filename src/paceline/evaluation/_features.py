@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.config import RunSettings
 from paceline.errors import UserError
-from paceline.evaluation._feature_network import FeatureNetwork, Seen, hash_of
+from paceline.evaluation._feature_network import Arithmetic, FeatureNetwork, Seen, hash_of
 from paceline.evaluation._inception import load_inception
 from paceline.evaluation._judge import OpenedRun
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 OpenRun = Callable[[str], OpenedRun]
 
@@ -34,7 +34,7 @@ class Pixels(FeatureNetwork):
     def __init__(self, facts: Facts) -> None:
         self.num_features = facts.channels * self.SIDE_PX**2
 
-    def see(self, pictures: Tensor) -> Seen:
+    def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
         return Seen(F.adaptive_avg_pool2d(pictures.float() / 255, self.SIDE_PX).flatten(1))
 
 
@@ -56,7 +56,7 @@ class Classifier(FeatureNetwork):
         self.label = f"{kind}-{Path(run.config.run.data).stem}"
         self.weights = hash_of(run.recipe)
 
-    def see(self, pictures: Tensor) -> Seen:
+    def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
         caught: list[Tensor] = []
         hook = self.last.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
         try:

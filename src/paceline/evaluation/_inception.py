@@ -6,16 +6,20 @@ A TorchScript file is a program. It is loaded only if its SHA-256 is known here,
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
+from copy import deepcopy
 from functools import lru_cache
 from hashlib import file_digest
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.errors import UserError
-from paceline.evaluation._feature_network import FeatureNetwork, Seen, hash_of
+from paceline.evaluation._feature_network import Arithmetic, FeatureNetwork, Seen, computing_in, hash_of
+from paceline.evaluation._inception_network import inception_network
 
 SIDE_PX = 299
 NUM_FEATURES = 2048
@@ -33,27 +37,36 @@ class ScriptedInception(FeatureNetwork):
     num_features = NUM_FEATURES
     resize = f"bilinear to {SIDE_PX} as TensorFlow 1 does it"
 
-    def __init__(self, path: str, digest: str, device: torch.device) -> None:
-        self.weights = digest
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # TorchScript is to go some day
-                self.network = torch.jit.load(path, map_location=device).eval()
-            answer = self.see(trial_picture(device)).features
-        except Exception as error:  # any file can be behind a hash that a person gave
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"--inception {path}: not a network in TorchScript that takes pictures ({reason})"
-            ) from error
-        if answer.shape != (1, NUM_FEATURES):
-            raise UserError(f"--inception {path}: gives {tuple(answer.shape)} for a picture, not (1, {NUM_FEATURES})")
-        if not torch.allclose(answer[0, : len(ANSWER)].cpu(), torch.tensor(ANSWER), rtol=0.02, atol=0.01):
-            raise UserError(f"--inception {path}: a network, but not the Inception of 2015: it sees other features")
+    def __init__(self, network: nn.Module, digest: str) -> None:
+        self.network, self.weights = network, digest
 
-    def see(self, pictures: Tensor) -> Seen:
-        enlarged = resize_like_tensorflow(pictures.float(), SIDE_PX)
+    def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
         with torch.jit.optimized_execution(False):  # its optimizer would work anew for each size of batch
-            return Seen(self.network((enlarged / 128 - 1).expand(-1, 3, -1, -1)).float())
+            return Seen(self.network(enlarged(pictures)).float())
+
+
+class FoldedInception(FeatureNetwork):
+    """The same weights in our own network, in the layout of memory that suits an arithmetic."""
+
+    num_features = NUM_FEATURES
+    resize = ScriptedInception.resize
+    arithmetics = ("fp32", "tf32", "fp16")
+    # Tensor cores want the channels last; float32's quickest kernels, which do without them, want them first.
+    layouts: ClassVar[dict[Arithmetic, torch.memory_format]] = {
+        "fp32": torch.contiguous_format,
+        "tf32": torch.channels_last,
+        "fp16": torch.channels_last,
+    }
+
+    def __init__(self, network: nn.Module, digest: str) -> None:
+        self.networks: dict[Arithmetic, nn.Module] = {"fp32": network}
+        self.weights = digest
+
+    def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
+        dtype, layout = torch.float16 if arithmetic == "fp16" else torch.float32, self.layouts[arithmetic]
+        if arithmetic not in self.networks:
+            self.networks[arithmetic] = deepcopy(self.networks["fp32"]).to(dtype=dtype).to(memory_format=layout)
+        return Seen(self.networks[arithmetic](enlarged(pictures).to(dtype, memory_format=layout)))
 
 
 class PackagedInception(FeatureNetwork):
@@ -75,7 +88,7 @@ class PackagedInception(FeatureNetwork):
         self.network = network.to(device)
         self.weights = hash_of(network)
 
-    def see(self, pictures: Tensor) -> Seen:
+    def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
         return Seen(*self.network(pictures.expand(-1, 3, -1, -1)))
 
 
@@ -96,7 +109,36 @@ def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetw
             f"--inception {path}: not an Inception file that is known here (SHA-256 {digest}); it is a program: "
             f"if you trust it, add --inception-sha256 {digest}"
         )
-    return ScriptedInception(str(file), digest, device)
+    return _open_file(str(file), digest, device)
+
+
+def _open_file(path: str, digest: str, device: torch.device) -> FeatureNetwork:
+    """The network in a file: our own with its weights where that does what the file does, else the file itself."""
+    trial = trial_picture(device)
+    try:
+        script = load_script(path, device)
+        scripted = ScriptedInception(script, digest)
+        answer = scripted(trial, "fp32").features
+    except Exception as error:  # any file can be behind a hash that a person gave
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--inception {path}: not a network in TorchScript that takes pictures ({reason})") from error
+    if answer.shape != (1, NUM_FEATURES):
+        raise UserError(f"--inception {path}: gives {tuple(answer.shape)} for a picture, not (1, {NUM_FEATURES})")
+    chosen: FeatureNetwork = scripted
+    with suppress(KeyError, RuntimeError):  # other names, other shapes
+        folded = FoldedInception(inception_network(script.state_dict()), digest)
+        if torch.allclose(folded(trial, "fp32").features, answer, rtol=1e-3, atol=1e-4):
+            chosen, answer = folded, folded(trial, "fp32").features
+    if not torch.allclose(answer[0, : len(ANSWER)].cpu(), torch.tensor(ANSWER), rtol=0.02, atol=0.01):
+        raise UserError(f"--inception {path}: a network, but not the Inception of 2015: it sees other features")
+    return chosen
+
+
+def load_script(path: str, device: torch.device) -> nn.Module:
+    """The file as it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is to go some day
+        return torch.jit.load(path, map_location=device).eval()
 
 
 def trial_picture(device: torch.device) -> Tensor:
@@ -106,14 +148,22 @@ def trial_picture(device: torch.device) -> Tensor:
     return picture[None].to(device, torch.uint8)
 
 
+def enlarged(pictures: Tensor) -> Tensor:
+    """Pictures as the network wants them, of uint8 ones: 299 pixels, three colours, -1…1."""
+    return resize_like_tensorflow(pictures.float() / 128 - 1, SIDE_PX).expand(-1, 3, -1, -1)
+
+
 def resize_like_tensorflow(pictures: Tensor, side_px: int) -> Tensor:
     """Bilinear, where pixel i of the result lies at i · old size / new size: TensorFlow 1's, and so FID's, way."""
-    for dimension in (-2, -1):
-        old = pictures.shape[dimension]
-        place = torch.arange(side_px, device=pictures.device) * (old / side_px)
-        low = place.floor().long().clamp_max(old - 1)
-        share = (place - low).to(pictures.dtype)
-        below = pictures.index_select(dimension, low)
-        above = pictures.index_select(dimension, (low + 1).clamp_max(old - 1))
-        pictures = below.lerp(above, share[:, None] if dimension == -2 else share)
-    return pictures
+    rows, columns = (_shares(old, side_px, pictures.device) for old in pictures.shape[-2:])
+    with computing_in("fp32"):  # in TF32 the shares would be rounded
+        return rows @ pictures @ columns.T
+
+
+@lru_cache(maxsize=4)
+def _shares(old: int, new: int, device: torch.device) -> Tensor:
+    """What each old pixel of a row has in each new one, as a matrix [new, old]."""
+    place = torch.arange(new, device=device) * (old / new)
+    low = place.floor().long().clamp_max(old - 1)
+    itself = torch.eye(old, device=device)
+    return itself[low].lerp(itself[(low + 1).clamp_max(old - 1)], (place - low)[:, None])

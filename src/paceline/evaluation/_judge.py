@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.config import Config, RunSettings
+from paceline.config import Config
 from paceline.data.source import Source
 from paceline.recipe import Batch, Facts, Recipe
+from paceline.settings import RunSettings
 
 
 @dataclass(frozen=True)

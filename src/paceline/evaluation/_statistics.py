@@ -15,16 +15,24 @@ _ROWS_AT_ONCE = 2000  # of a table of distances
 def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covariance2: Tensor) -> float:
     """The Fréchet distance of two normal distributions, in float64.
 
-    The trace of (Σ₁Σ₂)^½ is the sum of the roots of the eigenvalues of Σ₁^½ Σ₂ Σ₁^½, which is symmetric: no general
-    matrix square root is needed, and singular matrices (fewer samples than features) do no harm.
+    The trace of (Σ₁Σ₂)^½ is the sum of the roots of the eigenvalues of RᵀΣ₂R with RRᵀ = Σ₁, which is symmetric: no
+    general matrix square root is needed, and singular matrices (fewer samples than features) do no harm.
     """
-    values, vectors = torch.linalg.eigh(covariance1.double())
-    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
-    product = root @ covariance2.double() @ root
+    root = _root(covariance1.double())
+    product = root.T @ covariance2.double() @ root
     trace_of_root = torch.linalg.eigvalsh((product + product.T) / 2).clamp_min(0).sqrt().sum()
     traces = covariance1.double().trace() + covariance2.double().trace()
     distance = (mean1.double() - mean2.double()).square().sum() + traces - 2 * trace_of_root
     return max(0.0, distance.item())
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """A matrix R with RRᵀ = covariance: Cholesky's, which is quick, or by eigenvalues where that is singular."""
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if not failed:
+        return factor
+    values, vectors = torch.linalg.eigh(covariance)
+    return vectors * values.clamp_min(0).sqrt()
 
 
 def kernel_distance(first: Tensor, second: Tensor, subset: int = KERNEL_SUBSET) -> float:

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.config import RunSettings
 from paceline.evaluation._judge import Judge
 from paceline.recipe import Batch, Facts
+from paceline.settings import RunSettings
 
 
 class Accuracy(Judge):

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.config import RunSettings
 from paceline.data.source import fingerprint
 from paceline.data.transforms import to_eight_bits
 from paceline.errors import UserError
@@ -32,6 +31,7 @@ from paceline.evaluation._statistics import (
 )
 from paceline.evaluation._sums import NUM_SPLITS, FeatureSums, Layout, Statistics, statistics_from, unflatten
 from paceline.recipe import Batch, Facts
+from paceline.settings import RunSettings
 
 NUM_ROWS = 10_000  # pictures of each kind whose features are kept, for KID, precision and recall
 
@@ -46,6 +46,7 @@ class Generation(Judge):
     def begin(self, case: Case) -> None:
         self.case, settings = case, self.settings
         self.network = choose_features(settings, self.facts, self.device, case.open_run)
+        self.network.require(settings.judge_precision, self.device)
         self.label = self.network.label
         self.notes = _check_counts(case, self.network.num_features, self.network.warn_below, settings)
         self.real_protocol = {

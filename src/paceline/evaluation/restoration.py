@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.config import RunSettings
 from paceline.errors import UserError
 from paceline.evaluation._judge import Case, Judge
 from paceline.recipe import Batch, Facts
+from paceline.settings import RunSettings
 
 MEASURED = ("image", "bicubic", "input")  # fields of a prediction
 METRICS = ("psnr", "ssim", "lpips")

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.config import RunSettings
 from paceline.evaluation._judge import Judge
 from paceline.evaluation.restoration import in_levels, psnr, ssim
 from paceline.recipe import Batch, Facts
+from paceline.settings import RunSettings
 
 SEGMENTATION = "segmentation"
 CLASSES = ("bright", "red", "green", "blue")

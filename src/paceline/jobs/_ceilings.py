@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from paceline.config import Config
 from paceline.data.feed import StepData
@@ -23,6 +22,7 @@ from paceline.engine.assemble import Parts, assemble, strategy_class
 from paceline.engine.graph import GraphedStep
 from paceline.parallel.batchnorm import has_batchnorm
 from paceline.parallel.environment import Place, World
+from paceline.parallel.exchange import sum_over_processes
 from paceline.span import split_batch
 
 ROUNDS = 7
@@ -144,14 +144,14 @@ def gradient_bytes(parts: Parts) -> dict[str, int]:
     return {phase.name: sizes[phase.network] for phase in parts.recipe.phases}
 
 
-def time_all_reduce(num_bytes: int, world: World, repeats: int = 15) -> float:
+def time_sum(num_bytes: int, world: World, repeats: int = 15) -> float:
     """The median seconds in which all processes add up so many bytes."""
     tensor = torch.zeros(max(1, num_bytes // 4), device=world.device)
     seconds = []
     for _ in range(repeats):
         world.wait_for_all()
         start = time.perf_counter()
-        dist.all_reduce(tensor)
+        sum_over_processes(tensor)
         _await(world)
         seconds.append(time.perf_counter() - start)
     return float(np.median(seconds))

@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paceline.config import RunSettings
 from paceline.data.crop import check_crop, cropped
 from paceline.data.loader import Loader
 from paceline.data.source import Source, sizes_of
@@ -24,6 +23,7 @@ from paceline.jobs._kept import keep
 from paceline.monitor.this_machine import LOADERS, identity, kept_file, read_kept
 from paceline.parallel.environment import join
 from paceline.registry import load_class, names
+from paceline.settings import RunSettings
 from paceline.span import split_batch
 
 BLOCKS = 5

@@ -20,8 +20,8 @@ from paceline.jobs._ceilings import (
     gradient_bytes,
     steps_per_block,
     synthetic,
-    time_all_reduce,
     time_block,
+    time_sum,
 )
 from paceline.jobs._prediction import Link, Measurement, predict
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
@@ -90,17 +90,21 @@ def _without_exchange(config: Config, batch: int, world: World) -> Parts:
 
 @contextmanager
 def _no_exchange() -> Iterator[list[int]]:
-    """Inside, an all-reduce only notes its bytes, as among one process, whose sum is its own."""
-    whole, noted = dist.all_reduce, []
+    """Inside, an exchange only notes its bytes, as among one process, whose sum is its own."""
+    reduce, gather, noted = dist.all_reduce, dist.all_gather_into_tensor, []
 
     def note(tensor: Any, *arguments: Any, **options: Any) -> None:
         noted.append(tensor.numel() * tensor.element_size())
 
-    dist.all_reduce = note  # type: ignore[assignment]
+    def note_gathered(everyones: Any, own: Any, *arguments: Any, **options: Any) -> None:
+        note(own)
+        everyones.zero_()[: own.numel()] = own
+
+    dist.all_reduce, dist.all_gather_into_tensor = note, note_gathered  # type: ignore[assignment]
     try:
         yield noted
     finally:
-        dist.all_reduce = whole
+        dist.all_reduce, dist.all_gather_into_tensor = reduce, gather
 
 
 def _quiet_block(variant: Variant, world: World) -> int:
@@ -132,7 +136,7 @@ def _link(base: Measurement, world: World, added: float) -> Link | None:
     if world.size == 1:
         return None
     large = max(LEAST_BYTES, sum(base.gradient_bytes.values()))
-    short, long = time_all_reduce(SMALL_BYTES, world), time_all_reduce(large, world)
+    short, long = time_sum(SMALL_BYTES, world), time_sum(large, world)
     ring = 2 * (world.size - 1) / world.size
     return Link(max(short, added), ring * (large - SMALL_BYTES) / max(long - short, 1e-9), world.size)
 

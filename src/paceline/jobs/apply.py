@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from paceline.config import RunSettings, resolve
+from paceline.config import resolve
 from paceline.data.picture_file import result_suffix
 from paceline.data.sources._files import SUFFIXES, pictures_under
 from paceline.data.sources._pictures import BadPicture, upright_size
@@ -23,6 +23,7 @@ from paceline.jobs._applier import Applier, How, Outcome, Task
 from paceline.jobs._applier_processes import share_out
 from paceline.parallel.environment import check_devices, gpu_ids, uses_cuda
 from paceline.recipe import NoSettings
+from paceline.settings import RunSettings
 
 SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal to draw a bar on
 DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # what `--downsample` writes of each picture

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paceline.config import Config, RunSettings, resolve
+from paceline.config import Config, resolve
 from paceline.config_file import parse_assignments, read_file
 from paceline.errors import UserError, unknown
 from paceline.parallel.environment import check_devices, gpu_ids, place_of
 from paceline.recipe import Recipe
 from paceline.registry import load, load_class
 from paceline.secrets import refuse_credentials
+from paceline.settings import RunSettings
 
 
 def configure(

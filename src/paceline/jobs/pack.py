@@ -14,13 +14,14 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from paceline.config import RunSettings, resolve
+from paceline.config import resolve
 from paceline.data.loaders._pixels import bytes_needed
 from paceline.data.packing import MANIFEST, PackedSplit, begin, describe, fill, finish, read_manifest
 from paceline.data.source import Source
 from paceline.errors import UserError
 from paceline.recipe import NoSettings
 from paceline.registry import is_path, load_class, names
+from paceline.settings import RunSettings
 
 SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal to draw a bar on
 Shown = Callable[[int], None]

@@ -12,9 +12,9 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, Rendezvou
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
 
-from paceline.config import RunSettings
 from paceline.errors import UserError
 from paceline.parallel.store import LOOPBACK, is_here, is_loopback, join_store, own_address, serve_store
+from paceline.settings import RunSettings
 
 LAST_CALL_SECONDS = (
     3  # for hosts that come late, once the fewest are there; those later still are taken in by a restart

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from paceline.models.layers import in_full_precision, initialise
+from paceline.models.layers import FromOnePixel, ToOnePixel, in_full_precision, initialise
 
 SIZES_PX = (32, 64)
 Activation = Literal["relu", "mish"]
@@ -35,7 +35,7 @@ class Generator(nn.Module):
     ) -> None:
         super().__init__()
         widths = _widths(size_px, smallest_px, ngf)[::-1]
-        layers: list[nn.Module] = [nn.ConvTranspose2d(nz, widths[0], smallest_px, bias=False)]
+        layers: list[nn.Module] = [FromOnePixel(nz, widths[0], smallest_px, bias=False)]
         for wide, narrow in zip(widths, [*widths[1:], channels], strict=True):
             layers += [nn.BatchNorm2d(wide), nn.ReLU(inplace=True) if activation == "relu" else nn.Mish()]
             layers.append(nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1, bias=False))
@@ -67,7 +67,7 @@ class Discriminator(nn.Module):
             if norm == "batch" and number > 0:
                 layers.append(nn.BatchNorm2d(wide))
             layers.append(nn.LeakyReLU(0.2, inplace=True))
-        layers.append(nn.Conv2d(widths[-1], 1, smallest_px, bias=norm == "none"))
+        layers.append(ToOnePixel(widths[-1], 1, smallest_px, bias=norm == "none"))
         self.main = nn.Sequential(*layers)
         initialise(self)
         if spectral:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Norm = Literal["batch", "instance", "none"]
@@ -35,6 +36,26 @@ class ReflectionPad(nn.ReflectionPad2d):
             before, after = pictures.narrow(dim, 1, pad).flip(dim), pictures.narrow(dim, last, pad).flip(dim)
             pictures = torch.cat([before, pictures, after], dim)
         return pictures
+
+
+class FromOnePixel(nn.ConvTranspose2d):
+    """A transposed convolution of a single pixel, computed as the matrix product that it is, channels last."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        rows = F.linear(input.flatten(1), _channels_last(self.weight).t())
+        return rows.unflatten(1, (*self.kernel_size, self.out_channels)).permute(0, 3, 1, 2)
+
+
+class ToOnePixel(nn.Conv2d):
+    """A convolution whose window is all of the picture, computed as the matrix product that it is, channels last."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(_channels_last(input), _channels_last(self.weight), self.bias)[:, :, None, None]
+
+
+def _channels_last(batch: Tensor) -> Tensor:
+    """A row for each sample; no copy where its memory has the channels last already."""
+    return batch.permute(0, 2, 3, 1).flatten(1)
 
 
 def in_full_precision(values: Tensor) -> Tensor:

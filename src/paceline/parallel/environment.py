@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.config import RunSettings
 from paceline.errors import UserError
+from paceline.parallel.exchange import sum_over_processes
 from paceline.parallel.store import is_loopback, join_store, serve_store, talk_only_towards
+from paceline.settings import RunSettings
 
 FIRST_PORT, NUM_PORTS = 10_000, 10_000  # below those that the kernel gives to anyone who asks
 
@@ -92,10 +93,8 @@ class World:
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor over all processes, on each."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
-        return tensor
+        """The sum of a tensor over all processes, on each; the tensor itself may be overwritten."""
+        return sum_over_processes(tensor) if self.size > 1 else tensor
 
     def gather(self, vector: Tensor) -> Tensor:
         """Every process's vector as a row, on each."""

@@ -9,11 +9,11 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from paceline.config import RunSettings
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.environment import World
 from paceline.parallel.precision import Precision
 from paceline.recipe import Batch, Loss, Phase, Recipe
+from paceline.settings import RunSettings
 
 StepData = TypeVar("StepData")
 NOTHING = "nothing"  # a phase that uses every parameter and asks nothing of it

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from paceline.config import setting
 from paceline.errors import UserError, unknown
 from paceline.models import diffaugment
 from paceline.models.dcgan import SIZES_PX, Discriminator, Generator
 from paceline.models.losses import Objective, r1_penalty
 from paceline.recipe import Batch, Draw, Facts, Loss
+from paceline.settings import setting
 
 PENALTY_EVERY = 16  # steps between two R1 penalties; the weight makes up for it
 

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.config import setting
 from paceline.errors import UserError
 from paceline.models.features import Features
 from paceline.models.layers import in_full_precision
@@ -18,6 +17,7 @@ from paceline.models.losses import OBJECTIVES
 from paceline.models.srresnet import Discriminator
 from paceline.recipe import Loss
 from paceline.recipes._adversarial import score
+from paceline.settings import setting
 
 CHARBONNIER_EPSILON = 1e-3  # below this a difference counts squared
 

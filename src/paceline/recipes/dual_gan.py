@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from paceline.config import setting
 from paceline.errors import UserError
 from paceline.models.dcgan import Discriminator
 from paceline.models.losses import OBJECTIVES, Objective, d2gan
 from paceline.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
 from paceline.recipes import _adversarial as adversarial
 from paceline.recipes._adversarial import PENALTY_EVERY, AdversarialSettings, Views
+from paceline.settings import setting
 
 # What a discriminator's claim to the generator is, from its losses of real and of fake pictures; the larger claim wins.
 CLAIMS = {

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.config import RunSettings
 from paceline.data.crop import corners
 from paceline.data.loaders._transfer import channels_first, channels_last
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import Source, decodes, has_one_size, sizes_of
 from paceline.data.tickets import Tickets, in_order
 from paceline.recipe import Batch
+from paceline.settings import RunSettings
 
 BYTES_PER_READ = 64 * 2**20
 

@@ -9,11 +9,11 @@ from weakref import WeakSet
 
 import torch
 
-from paceline.config import RunSettings
 from paceline.data.loader import Loader
 from paceline.data.source import Source
 from paceline.data.tickets import Tickets
 from paceline.recipe import Batch
+from paceline.settings import RunSettings
 
 
 class ReusingLoader(Loader):

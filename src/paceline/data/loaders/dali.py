@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from paceline.config import RunSettings
 from paceline.data.crop import windows
 from paceline.data.loaders._reusing import ReusingLoader
 from paceline.data.loaders._transfer import channels_first, upload
@@ -25,6 +24,7 @@ from paceline.data.source import Encoded, Source, sizes_of
 from paceline.data.tickets import Tickets
 from paceline.errors import UserError
 from paceline.recipe import Batch
+from paceline.settings import RunSettings
 
 READ_AHEAD = 2  # batches whose files are read while one is decoded and another one used
 PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # 8 bits and nothing to see through

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.config import RunSettings
 from paceline.data.loader import Loader
 from paceline.data.loaders._pixels import Pixels, bytes_needed
 from paceline.data.loaders._transfer import upload
 from paceline.data.source import Source
 from paceline.data.tickets import Tickets
 from paceline.recipe import Batch
+from paceline.settings import RunSettings
 
 SHARE_OF_GPU_MEMORY = 0.6  # of what is free; the rest is for the model
 SHARE_OF_HOST_MEMORY = 0.25

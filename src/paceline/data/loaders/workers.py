@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.config import RunSettings
 from paceline.data.crop import windows
 from paceline.data.loaders._reusing import ReusingLoader
 from paceline.data.loaders._transfer import channels_first, upload
@@ -20,6 +19,7 @@ from paceline.data.tickets import Tickets
 from paceline.errors import UserError
 from paceline.processes import die_with_parent
 from paceline.recipe import Batch
+from paceline.settings import RunSettings
 
 
 class Workers(ReusingLoader):

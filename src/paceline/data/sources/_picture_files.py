@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from paceline.config import RunSettings
 from paceline.data.source import Encoded, Sample, Source
 from paceline.data.sources._files import SUFFIXES, first_few, unreadable
 from paceline.data.sources._pictures import BadPicture, arrange_picture, check_picture_settings, decode, upright_size
 from paceline.errors import UserError
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 Files = dict[str, Path]  # of one sample: the file of each field
 Sizes = dict[str, tuple[int, int]]  # height and width of each field, from the files' headers

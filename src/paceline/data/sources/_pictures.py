@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from paceline.config import RunSettings
 from paceline.errors import UserError
+from paceline.settings import RunSettings
 
 PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; Pillow itself only warns, and from here on
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # such files are refused here, by name

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from paceline.config import RunSettings
 from paceline.data.source import ArraySource
 from paceline.data.sources._pictures import arrange_pictures, check_picture_settings
 from paceline.errors import UserError
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 SILENCE_LIMIT_SECONDS = 30.0  # a server that does not answer must not hold up the run for ever
 

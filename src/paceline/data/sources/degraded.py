@@ -11,10 +11,10 @@ from zlib import crc32
 import numpy as np
 from PIL import Image, ImageFilter
 
-from paceline.config import RunSettings
 from paceline.data.source import Encoded, Sample
 from paceline.data.sources.photos import Photos
 from paceline.errors import UserError
+from paceline.settings import RunSettings
 
 
 class Degraded(Photos):

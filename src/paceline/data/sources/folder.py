@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.config import RunSettings
 from paceline.data.source import Encoded, Sample, Source
 from paceline.data.sources._files import SUFFIXES, first_few, is_hidden, pictures_in, unreadable
 from paceline.data.sources._pictures import (
@@ -25,6 +24,7 @@ from paceline.data.sources._pictures import (
 from paceline.data.sources._split import fixed_split
 from paceline.errors import UserError
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 
 class Folder(Source):

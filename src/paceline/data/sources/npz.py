@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.config import RunSettings
 from paceline.data.source import ArraySource
 from paceline.data.sources._pictures import arrange_pictures
 from paceline.errors import UserError
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 
 class Npz(ArraySource):

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.config import RunSettings
 from paceline.data.crop import Window, cropped, cut
 from paceline.data.packing import PackedSplit
 from paceline.data.source import Sample, Source
 from paceline.data.sources._pictures import check_picture_settings
 from paceline.errors import UserError
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 
 class Packed(Source):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.config import RunSettings
 from paceline.data.sources._files import by_stem, pictures_under
 from paceline.data.sources._picture_files import Files, PictureFiles, Sizes, split_folder
 from paceline.data.sources._split import fixed_split
 from paceline.errors import UserError
+from paceline.settings import RunSettings
 
 FOLDERS = (("input", "target"), ("img", "gt"), ("blurry", "sharp"), ("blur", "sharp"))
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "valid", "val")}

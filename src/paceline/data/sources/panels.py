@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from paceline.config import RunSettings
 from paceline.data.source import ArraySource, Encoded, Sample
 from paceline.data.sources._files import by_stem, pictures_in
 from paceline.data.sources._picture_files import Files, PictureFiles, Sizes, split_folder
@@ -24,6 +23,7 @@ from paceline.data.sources._split import fixed_split
 from paceline.data.sources._stained_tissue import stained_tissue
 from paceline.errors import UserError
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 INPUT, TARGET, SEGMENTATION, LEFT_OUT = "image", "target", "segmentation", "-"
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "valid")}

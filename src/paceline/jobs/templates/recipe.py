@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.config import setting
 from paceline.errors import UserError
 from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.settings import setting
 
 
 @dataclass(frozen=True)

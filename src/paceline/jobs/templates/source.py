@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.config import RunSettings
 from paceline.data.source import ArraySource
 from paceline.recipe import Facts
+from paceline.settings import RunSettings
 
 SIZE_PX = 16
 NUM_SAMPLES = {"train": 1000, "test": 200}

@@ -1,0 +1,36 @@
+"""Layers that compute what torch's do in another way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paceline.models.layers import FromOnePixel, ToOnePixel
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("kernel", [2, 4])
+def test_one_pixel_spread_out_is_a_transposed_convolution(kernel: int, layout: torch.memory_format) -> None:
+    layer = FromOnePixel(5, 6, kernel, bias=False).double().to(memory_format=layout)
+    pixel = torch.randn(3, 5, 1, 1, dtype=torch.float64, requires_grad=True)
+    expected = F.conv_transpose2d(pixel, layer.weight)
+    torch.testing.assert_close(layer(pixel), expected, rtol=1e-12, atol=1e-12)
+    assert_same_gradients(layer(pixel), expected, pixel, layer.weight)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("kernel", [2, 4])
+def test_a_picture_as_one_window_is_a_convolution(kernel: int, layout: torch.memory_format) -> None:
+    layer = ToOnePixel(6, 2, kernel).double().to(memory_format=layout)
+    picture = torch.randn(3, 6, kernel, kernel, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+    expected = F.conv2d(picture, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(picture), expected, rtol=1e-12, atol=1e-12)
+    assert_same_gradients(layer(picture), expected, picture, layer.weight)
+
+
+def assert_same_gradients(found: torch.Tensor, expected: torch.Tensor, *of: torch.Tensor) -> None:
+    weights = torch.randn_like(expected)
+    ours = torch.autograd.grad((found * weights).sum(), of)
+    for our, their in zip(ours, torch.autograd.grad((expected * weights).sum(), of), strict=True):
+        torch.testing.assert_close(our, their, rtol=1e-12, atol=1e-12)
