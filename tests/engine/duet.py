@@ -52,8 +52,9 @@ class Duet(Recipe):
         self.watched = False
         pixels = facts.channels * facts.height * facts.width
         norm = (lambda: nn.BatchNorm1d(8)) if settings.norm == "batch" else nn.Identity
-        self.generator = nn.Sequential(nn.Linear(5, 8), norm(), nn.Tanh(), nn.Linear(8, pixels), nn.Tanh())
-        self.critic = nn.Sequential(nn.Linear(pixels, 8), norm(), nn.Tanh(), nn.Linear(8, 1))
+        biased = settings.norm == "none"  # BatchNorm takes a bias away again: its gradient would be rounding alone
+        self.generator = nn.Sequential(nn.Linear(5, 8, biased), norm(), nn.Tanh(), nn.Linear(8, pixels), nn.Tanh())
+        self.critic = nn.Sequential(nn.Linear(pixels, 8, biased), norm(), nn.Tanh(), nn.Linear(8, 1))
 
     def generator_loss(self, batch: Batch) -> Loss:
         self._look("generator", batch)

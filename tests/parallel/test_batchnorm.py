@@ -63,6 +63,48 @@ def test_its_gradient_can_be_differentiated_again() -> None:
     assert torch.autograd.gradgradcheck(norm, torch.randn(5, 2, dtype=torch.float64, requires_grad=True))
 
 
+def test_it_can_have_a_weight_and_no_bias() -> None:
+    theirs = nn.BatchNorm2d(3).double()
+    nn.init.normal_(theirs.weight)
+    theirs.bias = None
+    ours = synchronize(deepcopy(theirs), ours=True)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    pictures = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    for norm in (ours, theirs):
+        (slope,) = torch.autograd.grad(norm(pictures).pow(3).sum(), pictures, create_graph=True)
+        slope.square().sum().backward()
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_its_weights_may_be_frozen_before_its_gradient_is_differentiated() -> None:
+    pictures = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    found = []
+    for norm in (nn.BatchNorm2d(3).double(), synchronize(nn.BatchNorm2d(3).double(), ours=True)):
+        cubes = norm(pictures).pow(3).sum()
+        norm.requires_grad_(False)
+        (slope,) = torch.autograd.grad(cubes, pictures, create_graph=True)
+        found += torch.autograd.grad(slope.square().sum(), pictures)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+
+def test_it_takes_weights_in_half_precision() -> None:
+    norm = synchronize(nn.BatchNorm2d(3).bfloat16(), ours=True)
+    normal = norm(torch.randn(4, 3, 5, 5).bfloat16())
+    normal.float().square().sum().backward()
+    assert normal.dtype == norm.weight.grad.dtype == torch.bfloat16
+
+
+def test_what_comes_after_may_overwrite_its_result_but_not_its_input() -> None:
+    norm = synchronize(nn.BatchNorm2d(3), ours=True)
+    pictures = torch.randn(4, 3, 5, 5, requires_grad=True)
+    norm(pictures).relu_().sum().backward()
+    doubled = 2 * pictures
+    normal = norm(doubled)
+    doubled.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        normal.square().sum().backward()
+
+
 def test_it_keeps_the_names_and_values_of_the_one_that_it_replaces() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).eval()
     before = {name: value.clone() for name, value in network.state_dict().items()}

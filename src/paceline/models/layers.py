@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -42,7 +43,8 @@ class FromOnePixel(nn.ConvTranspose2d):
     """A transposed convolution of a single pixel, computed as the matrix product that it is, channels last."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        rows = F.linear(input.flatten(1), _channels_last(self.weight).t())
+        bias = None if self.bias is None else self.bias.repeat(math.prod(self.kernel_size))
+        rows = F.linear(input.flatten(1), _channels_last(self.weight).t(), bias)
         return rows.unflatten(1, (*self.kernel_size, self.out_channels)).permute(0, 3, 1, 2)
 
 

@@ -42,7 +42,8 @@ class SynchronizedBatchNorm(_BatchNorm):
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         x = x.contiguous(memory_format=_layout(x))
         normalise = _ByKernels.apply if x.device.type == "cpu" else _by_definition
-        normal, mean, variance, count = normalise(x, self.weight, self.bias, self.eps)
+        weight, bias = (None if part is None else part.to(x.dtype) for part in (self.weight, self.bias))
+        normal, mean, variance, count = normalise(x, weight, bias, self.eps)
         self._update_running(mean, variance, count)
         return normal.to(input.dtype)
 
@@ -67,8 +68,10 @@ def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
     centred = x - mean.view(channels)
     variance = _SumOverProcesses.apply((centred * centred).sum(over)) / count
     normal = centred * (variance + eps).rsqrt().view(channels)
-    if weight is not None and bias is not None:
-        normal = normal * weight.view(channels) + bias.view(channels)
+    if weight is not None:
+        normal = normal * weight.view(channels)
+    if bias is not None:
+        normal = normal + bias.view(channels)
     return normal, mean.detach(), variance.detach(), count.detach()
 
 
@@ -98,9 +101,9 @@ class _ByKernels(torch.autograd.Function):
             along_x, along_one = (sums / count).chunk(2)
             root = (variance + ctx.eps).rsqrt()
             scale = root if weight is None else root * weight
-            slope = -scale * root * along_x
-            offset = -scale * along_one - slope * mean
-            of_x.addcmul_(x, slope.view(_shape(x))).add_(offset.view(_shape(x)))
+            # Around the mean: where all of this adds up to nothing, little must be left of the rounding.
+            of_x.addcmul_(x - mean.view(_shape(x)), (-scale * root * along_x).view(_shape(x)))
+            of_x.sub_((scale * along_one).view(_shape(x)))
         return of_x, of_weight if weight is not None else None, of_bias if bias is not None else None, None
 
 
@@ -120,10 +123,16 @@ def _gradients_by_definition(
     ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, gradient: Tensor
 ) -> list[Tensor | None]:
     """The gradients of x, weight and bias, as something that has gradients."""
+    needed = ctx.needs_input_grad[:3]
+    if weight is not None and needed[1] and not weight.requires_grad:  # frozen since the forward
+        weight = weight.detach().requires_grad_()
+    if bias is not None and needed[2] and not bias.requires_grad:
+        bias = bias.detach().requires_grad_()
     normal = _by_definition(x, weight, bias, ctx.eps)[0]
-    asked = [part for part in (x, weight, bias) if part is not None and part.requires_grad]
+    parts = zip((x, weight, bias), needed, strict=True)
+    asked = [part for part, wanted in parts if part is not None and wanted]
     found = iter(torch.autograd.grad(normal, asked, gradient, create_graph=True))
-    return [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]
+    return [next(found) if wanted else None for wanted in needed]
 
 
 def _shape(x: Tensor) -> list[int]:
@@ -155,8 +164,7 @@ def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
 
 def _synchronized_twin(norm: _BatchNorm) -> SynchronizedBatchNorm:
     twin = SynchronizedBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    for name, parameter in norm.named_parameters(recurse=False):
-        setattr(twin, name, parameter)
+    twin.weight, twin.bias = norm.weight, norm.bias  # which may be None, one or both
     for name, buffer in norm.named_buffers(recurse=False):
         setattr(twin, name, buffer)
     return twin.train(norm.training)

@@ -16,6 +16,7 @@ def sum_over_processes(own: Tensor) -> Tensor:
     if own.device.type != "cpu" or own.numel() * own.element_size() > FEW_BYTES:
         dist.all_reduce(own)
         return own
-    parts = own.new_empty(dist.get_world_size() * own.numel())
-    dist.all_gather_into_tensor(parts, own.flatten())
-    return parts.view(-1, *own.shape).sum(0)
+    size = dist.get_world_size()
+    parts = own.new_empty(size * own.numel())
+    dist.all_gather_into_tensor(parts, own.detach().flatten())
+    return parts.view(size, *own.shape).sum(0, dtype=own.dtype)

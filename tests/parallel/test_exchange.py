@@ -1,0 +1,35 @@
+"""Sums over processes keep what a tensor is, by either exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from paceline.parallel import exchange
+from paceline.parallel.exchange import sum_over_processes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("few_bytes", [0, 2**16])
+@pytest.mark.parametrize(
+    "own",
+    [torch.tensor(2), torch.tensor([1, 2], dtype=torch.int32), torch.tensor(1.5), torch.rand(2, 3), torch.zeros(0)],
+    ids=["a number", "32-bit integers", "a fraction", "a table", "nothing"],
+)
+def test_shape_and_dtype_stay(own: torch.Tensor, few_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "FEW_BYTES", few_bytes)
+    found = sum_over_processes(own.clone())
+    assert found.dtype == own.dtype and torch.equal(found, own)
+
+
+def test_a_sum_has_no_gradient_of_its_own() -> None:
+    assert not sum_over_processes(torch.ones(2, requires_grad=True)).requires_grad
