@@ -17,9 +17,8 @@ class _ReplicaCall(PhaseCall):
         loss = super().forward(phase, batch)
         first = next(iter(batch.values()))
         rows = lambda scalars: {name: value.reshape(1) for name, value in scalars.items()}  # noqa: E731
-        return Loss(rows(loss.terms), loss.shared, rows(loss.facts)), first.new_tensor(
-            [len(first)], dtype=torch.float64
-        )
+        count = first.new_full((1,), len(first), dtype=torch.float64)  # filled there: a copy would wait for the device
+        return Loss(rows(loss.terms), loss.shared, rows(loss.facts)), count
 
 
 class DataParallel(Strategy):
