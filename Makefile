@@ -26,7 +26,7 @@ test-all: lint  ## the same with the slow tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow" $(PYTEST_ARGS)
 
 test-cluster: $(INSTALLED) $(S3_SERVER)  ## jobs on a real SLURM, hosts in network namespaces, a real S3 server, where this machine has them (root)
-	@$(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/cluster $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## check style, format and types
 	@$(BIN)/ruff check .
