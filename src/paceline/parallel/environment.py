@@ -232,7 +232,7 @@ def _meet(place: Place, timeout: timedelta) -> dist.Store:
     """What the processes of a run find each other by, as the environment says.
 
     A process that meets the others again, for a run's next stage, keeps the store and takes a part of it that nobody
-    has written to: neither a store that is about to close nor the words of the last meeting are taken for the new one's.
+    has written to: neither a store about to close nor the words of the last meeting are taken for the new one.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     talk_only_towards(host, place.num_nodes)
