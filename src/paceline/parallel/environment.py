@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -229,22 +228,12 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
 
 
 def _meet(place: Place, timeout: timedelta) -> dist.Store:
-    """What the processes of a run find each other by, as the environment says.
-
-    A process that meets the others again, for a run's next stage, keeps the store and takes a part of it that nobody
-    has written to: neither a store about to close nor the words of the last meeting are taken for the new one.
-    """
+    """The store at which the processes of a run find each other, as the environment says."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     talk_only_towards(host, place.num_nodes)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    kept = (host, port, restart)
-    if kept not in _stores:
-        if place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # torchrun's agent serves one
-            _stores[kept] = serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
-        else:
-            _stores[kept] = join_store(host, port, timeout)
-    return dist.PrefixStore(f"paceline-{restart}-{next(_meetings)}", _stores[kept])
-
-
-_stores: dict[tuple[str, int, str], dist.Store] = {}
-_meetings = itertools.count()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun as it comes: its agent serves one
+        store = join_store(host, port, timeout)
+        return dist.PrefixStore(f"paceline-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    if place.rank == 0:
+        return serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
+    return join_store(host, port, timeout)
