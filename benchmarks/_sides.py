@@ -124,14 +124,17 @@ def rates_as_rows(rates: dict[str, list[float]], lengths: list[int]) -> list[dic
         {
             "side": name,
             "images_per_second": float(np.median(found)),
-            "low": min(found),
-            "high": max(found),
-            "n": len(found),
+            **spread(found),
             "steps_per_block": length,
             "times_the_first": [float(ratio) for ratio in np.percentile(np.array(found) / first, [25, 50, 75])],
         }
         for (name, found), length in zip(rates.items(), lengths, strict=True)
     ]
+
+
+def spread(found: list[float]) -> dict[str, float]:
+    """The lowest, the highest and the number of what was found."""
+    return {"low": min(found), "high": max(found), "n": len(found)}
 
 
 def print_rows(title: str, rows: list[dict[str, Any]]) -> None:

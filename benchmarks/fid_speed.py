@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _sides import keep_json, wait_for
+from _sides import keep_json, spread, wait_for
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
@@ -135,9 +135,7 @@ def summarise(seconds: dict[str, list[float]], distances: dict[str, float]) -> l
         {
             "side": name,
             "seconds": float(np.median(found)),
-            "low": min(found),
-            "high": max(found),
-            "n": len(found),
+            **spread(found),
             "fid": distances[name],
             "difference": distances[name] - distances[first],
             "times_the_first": float(np.median(seconds[first]) / np.median(found)),

@@ -127,8 +127,9 @@ def _open_file(path: str, digest: str, device: torch.device) -> FeatureNetwork:
     chosen: FeatureNetwork = scripted
     with suppress(KeyError, RuntimeError):  # other names, other shapes
         folded = FoldedInception(inception_network(script.state_dict()), digest)
-        if torch.allclose(folded(trial, "fp32").features, answer, rtol=1e-3, atol=1e-4):
-            chosen, answer = folded, folded(trial, "fp32").features
+        found = folded(trial, "fp32").features
+        if torch.allclose(found, answer, rtol=1e-3, atol=1e-4):
+            chosen, answer = folded, found
     if not torch.allclose(answer[0, : len(ANSWER)].cpu(), torch.tensor(ANSWER), rtol=0.02, atol=0.01):
         raise UserError(f"--inception {path}: a network, but not the Inception of 2015: it sees other features")
     return chosen
