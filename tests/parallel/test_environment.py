@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,3 +151,23 @@ def test_processes_that_share_the_one_gpu_they_see_are_told_so(gpus: Gpus, monke
     monkeypatch.setattr(dist, "init_process_group", refuse)
     with pytest.raises(UserError, match="--devices 2: processes share a GPU"):
         join(RunSettings(devices=2), distributed=True)
+
+
+def test_processes_meet_again_though_the_first_one_is_slow_to_leave() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    command = [sys.executable, str(Path(__file__).with_name("meet_twice.py"))]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env=os.environ | place | {"RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    said = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0] and all("met twice" in words for words in said), said

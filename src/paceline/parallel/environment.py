@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -228,12 +229,24 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
 
 
 def _meet(place: Place, timeout: timedelta) -> dist.Store:
-    """The store at which the processes of a run find each other, as the environment says."""
+    """What the processes of a run find each other by, as the environment says.
+
+    A process that meets the others again, for a run's next stage, keeps the store and takes a part of it that nobody
+    has written to: neither a store about to close nor the words of the last meeting are taken for the new one's.
+    """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     talk_only_towards(host, place.num_nodes)
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun as it comes: its agent serves one
-        store = join_store(host, port, timeout)
-        return dist.PrefixStore(f"paceline-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-    if place.rank == 0:
-        return serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
-    return join_store(host, port, timeout)
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun as it comes
+    if (host, port) not in _stores:
+        if place.rank == 0 and not by_agent:
+            _stores[host, port] = serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
+        else:
+            _stores[host, port] = join_store(host, port, timeout)
+    # An agent's store outlives the processes. Ours does not, and a host that came back counts its restarts anew.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if by_agent else "0"
+    _meetings[host, port] += 1
+    return dist.PrefixStore(f"paceline-{restart}-{_meetings[host, port]}", _stores[host, port])
+
+
+_stores: dict[tuple[str, int], dist.Store] = {}
+_meetings: Counter[tuple[str, int]] = Counter()

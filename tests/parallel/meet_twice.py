@@ -1,0 +1,20 @@
+"""A rank that meets the others, leaves, and meets them again; the first one is slow to leave."""
+
+import os
+import time
+
+import torch
+
+from paceline.parallel.environment import join
+from paceline.settings import RunSettings
+
+settings = RunSettings(accelerator="cpu", strategy="ddp", devices=2, timeout=30.0)
+for meeting in (1, 2):
+    world = join(settings, distributed=True)
+    total = world.sum(torch.tensor([float(meeting * (world.rank + 1))])).item()
+    assert total == 3 * meeting, total
+    if world.is_first and meeting == 1:
+        time.sleep(1.0)
+    world.leave()
+print("met twice")
+os._exit(0)
