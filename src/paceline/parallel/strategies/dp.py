@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +26,43 @@ class _ReplicaCall(PhaseCall):
         return Loss(rows(loss.terms), loss.shared, rows(loss.facts)), count
 
 
+class ReplicaThreads:
+    """A thread for each replica, the same in every step.
+
+    torch.nn.DataParallel starts new ones at every forward. cuDNN's plans, and which was found fastest, are kept by
+    thread: every step would search again, which takes longer than the step.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.threads = [ThreadPoolExecutor(1, f"replica-{number}") for number in range(count)]
+
+    def run(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """What the calls give, each made on its replica's thread; an error comes when no other is still at work."""
+        running = [thread.submit(call) for thread, call in zip(self.threads, calls, strict=False)]
+        wait(running)
+        return [one.result() for one in running]
+
+
+class _Replicas(nn.DataParallel):
+    """DataParallel on threads that stay."""
+
+    def __init__(self, module: nn.Module, device_ids: list[int]) -> None:
+        super().__init__(module, device_ids=device_ids)
+        self.threads = ReplicaThreads(len(device_ids))
+
+    def parallel_apply(self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        learns = torch.is_grad_enabled()  # which a thread does not know by itself, nor its device and stream
+
+        def call(replica: nn.Module, given: Any, named: Any, device: int, stream: torch.cuda.Stream) -> Any:
+            with torch.set_grad_enabled(learns), torch.cuda.device(device), torch.cuda.stream(stream):
+                return replica(*given, **named)
+
+        # A batch with fewer samples than devices has fewer replicas.
+        devices = self.device_ids[: len(replicas)]
+        parts = zip(replicas, inputs, kwargs, devices, map(torch.cuda.current_stream, devices), strict=True)
+        return self.threads.run([partial(call, *part) for part in parts])
+
+
 class DataParallel(Strategy):
     """Splits each batch over the GPUs of this process; on CPU there is nothing to split over."""
 
@@ -33,7 +75,7 @@ class DataParallel(Strategy):
         if self.world.device.type == "cpu":
             self.notes.append("dp: DataParallel has only one CPU to use, so this is the same as single")
             return
-        self.replicas = nn.DataParallel(_ReplicaCall(recipe, self.precision), device_ids=gpu_ids(self.settings))
+        self.replicas = _Replicas(_ReplicaCall(recipe, self.precision), gpu_ids(self.settings))
 
     def generators(self) -> list[torch.Generator]:
         if self.world.device.type == "cpu":
