@@ -14,6 +14,7 @@ from paceline.errors import UserError
 from paceline.evaluation import _inception
 from paceline.evaluation._feature_network import FeatureNetwork
 from paceline.evaluation._inception import FoldedInception, ScriptedInception
+from paceline.evaluation._inception_network import inception_network
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -155,6 +156,18 @@ def opened(
     return _inception.load_inception(str(path), digest, device), network
 
 
+def folded_beside(scripted: FeatureNetwork, folder: Path, device: torch.device) -> str:
+    """Why our own network was not taken, for a failure's message; raises where it cannot be run at all."""
+    trial = _inception.trial_picture(device)
+    weights = _inception.load_script(str(folder / "narrow.pt"), device).state_dict()
+    answer, found = (
+        network(trial, "fp32").features for network in (scripted, FoldedInception(inception_network(weights), ""))
+    )
+    return (
+        f"differs by {(found - answer).abs().max():.1e} of {answer.max():.1e} at most, {answer.mean():.1e} on average"
+    )
+
+
 def some_pictures() -> Tensor:
     """Smooth ones, and noise."""
     generator = torch.Generator().manual_seed(1)
@@ -167,7 +180,7 @@ def some_pictures() -> Tensor:
 @torch.no_grad()
 def test_our_network_sees_what_the_file_sees_in_every_arithmetic(tmp_path, monkeypatch, device):
     ours, file = opened(tmp_path, monkeypatch, device)
-    assert isinstance(ours, FoldedInception)
+    assert isinstance(ours, FoldedInception), folded_beside(ours, tmp_path, device)
     wanted = file(_inception.enlarged(some_pictures()))
     assert wanted.shape == (4, 2048) and (wanted[0] - wanted[1]).abs().max() > 0.1, "pictures can be told apart"
     tf32 = 1e-5 if device == CPU else 3e-3
