@@ -72,6 +72,16 @@ def assert_whole(destination: Destination, scratch: Path) -> list[int]:
     return [manifest.images for manifest in manifests]
 
 
+def test_a_credential_that_a_library_printed_is_not_mirrored_with_the_log(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", 100)
+    (tmp_path / "run" / "logs").mkdir()
+    printed = "loss 0.5 — über alles\nconnecting to https://ann:hunter2@example.org\n"
+    (tmp_path / "run" / "logs" / "rank-1.txt").write_text(printed, "utf-8")
+    mirror_once(tmp_path / "run", open_destination(f"file://{tmp_path}/away", "--mirror"))
+    assert (tmp_path / "away" / "logs" / "rank-1.txt").read_text("utf-8") == printed.replace("ann:hunter2", "***")
+    assert (tmp_path / "run" / "logs" / "rank-1.txt").read_text("utf-8") == printed, "on this disk it stays as it is"
+
+
 class Watched:
     """A real destination; `before` is called with each operation's number before it is done."""
 

@@ -6,7 +6,6 @@ A TorchScript file is a program. It is loaded only if its SHA-256 is known here,
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from hashlib import file_digest
@@ -124,15 +123,21 @@ def _open_file(path: str, digest: str, device: torch.device) -> FeatureNetwork:
         raise UserError(f"--inception {path}: not a network in TorchScript that takes pictures ({reason})") from error
     if answer.shape != (1, NUM_FEATURES):
         raise UserError(f"--inception {path}: gives {tuple(answer.shape)} for a picture, not (1, {NUM_FEATURES})")
-    chosen: FeatureNetwork = scripted
-    with suppress(KeyError, RuntimeError):  # other names, other shapes
-        folded = FoldedInception(inception_network(script.state_dict()), digest)
-        found = folded(trial, "fp32").features
-        if torch.allclose(found, answer, rtol=1e-3, atol=1e-4):
-            chosen, answer = folded, found
     if not torch.allclose(answer[0, : len(ANSWER)].cpu(), torch.tensor(ANSWER), rtol=0.02, atol=0.01):
         raise UserError(f"--inception {path}: a network, but not the Inception of 2015: it sees other features")
-    return chosen
+    return _folded(script, digest, trial, answer) or scripted
+
+
+def _folded(script: nn.Module, digest: str, trial: Tensor, answer: Tensor) -> FoldedInception | None:
+    """A file's weights in our own network, if that gives the file's answer; None where it does not."""
+    try:
+        folded = FoldedInception(inception_network(script.state_dict()), digest)
+        found = folded(trial, "fp32").features
+    except torch.OutOfMemoryError:  # a RuntimeError too
+        raise
+    except (KeyError, RuntimeError):  # other names, other shapes
+        return None
+    return folded if torch.allclose(found, answer, rtol=1e-3, atol=1e-4) else None
 
 
 def load_script(path: str, device: torch.device) -> nn.Module:

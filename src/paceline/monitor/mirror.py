@@ -261,7 +261,7 @@ class Mirror:
             return
         copy = self._staging.copy(name)
         if copy:
-            self._send(copy, Piece(name, digest(copy), facts.st_size))
+            self._send(copy, Piece(name, digest(copy), copy.stat().st_size))
             self._facts[name] = (facts.st_mtime_ns, facts.st_size)
 
 

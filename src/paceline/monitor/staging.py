@@ -10,8 +10,10 @@ from pathlib import Path
 from paceline.monitor.metrics import SAMPLE_NAME, SAMPLES
 from paceline.monitor.published import CHANGING, CHECKPOINTS, OBJECTS, Piece, digest
 from paceline.monitor.status import STATUS
+from paceline.secrets import redact
 
 STAGING = ".mirror"
+LOGS = "logs"
 
 
 class Staging:
@@ -41,6 +43,8 @@ class Staging:
             shutil.copyfile(self.folder / name, target)
         except FileNotFoundError:
             return None
+        if target.parent.name == LOGS:  # whatever a library printed: no credential leaves with it
+            target.write_text(redact(target.read_text("utf-8", errors="backslashreplace")), "utf-8")
         return target
 
     def describe(self, files: dict[str, Path]) -> dict[str, Piece]:
@@ -64,7 +68,7 @@ class Staging:
     def live_files(self) -> Iterator[Path]:
         """What a person wants to see while the run goes on."""
         yield from (self.folder / name for name in (*CHANGING, STATUS) if (self.folder / name).exists())
-        yield from sorted((self.folder / "logs").glob("rank-*.txt"))
+        yield from sorted((self.folder / LOGS).glob("rank-*.txt"))
         yield from self._samples()
 
     def _samples(self) -> list[Path]:
