@@ -53,7 +53,7 @@ Epoch = Callable[[int], None]
 @lru_cache(maxsize=1)
 def photographs() -> Photos:
     """What the pictures are made of."""
-    return Photos("train", RunSettings(crop=SMALLEST_PX, bad_images="skip"))
+    return Photos("train", Photos.Settings(crop=SMALLEST_PX, bad_images="skip"))
 
 
 def make_picture(number: int, folder: Path, width: int, height: int) -> None:
@@ -139,7 +139,7 @@ def sides(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[s
     for workers in (int(word) for word in options.workers.split(",")):
         epoch = plain_epoch(files, options.crop, options.batch_size, workers, device)
         yield f"decode each time, {workers} workers", epoch, 0.0, ""
-    settings = RunSettings(
+    settings = Photos.Settings(
         data_root=str(folder), test_root=str(folder / "train"), crop=options.crop, workers=options.our_workers
     )
     start = perf_counter()

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from paceline.settings import LearnerSettings, RunSettings
+from paceline.data.sources._photos_settings import PhotosSettings
+from paceline.settings import LearnerSettings
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, or the path of your own .py file")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="a run's folder")]
@@ -28,7 +29,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
 
     options: dict[str, inspect.Parameter] = {}
-    for group in (RunSettings, LearnerSettings):
+    for group in (PhotosSettings, LearnerSettings):  # the run's, and those of the one source that has flags
         hints = get_type_hints(group)
         for f in fields(group):
             if f.metadata["flag"]:

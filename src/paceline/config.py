@@ -2,7 +2,8 @@
 
 A value comes from the last of these that gives it: the settings' defaults, the recipe's defaults, the
 preset, a file (TOML or INI), flags, `--set name=value`. Learner settings can be given for one network
-(`discriminator.lr`). The settings that were resolved are kept with the run.
+(`discriminator.lr`). Which settings a run has depends on its recipe and on its source. Those that were resolved
+are kept with the run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.errors import UserError, unknown
-from paceline.settings import BOUNDS, LearnerSettings, RunSettings
+from paceline.registry import is_path, load_class, names
+from paceline.settings import BOUNDS, HasSettings, LearnerSettings, RunSettings
 from paceline.span import Span
 
 
@@ -46,22 +48,52 @@ class Config:
         return dataclasses.replace(self, run=dataclasses.replace(self.run, **changes))
 
 
-def resolve(recipe_name: str, recipe_settings: type, layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
-    """One config from layers of (where it comes from, {name: value}); the last one wins."""
-    groups = (RunSettings, LearnerSettings, recipe_settings)
+class Inherited(dict[str, Any]):
+    """A layer that was not said for this run, but by its recipe or for a run that kept it.
+
+    What it has for a source that this run does not use is passed over.
+    """
+
+
+def resolve(
+    recipe_name: str,
+    recipe_settings: type,
+    layers: Iterable[tuple[str, Mapping[str, Any]]],
+    *,
+    own_source: bool = True,
+) -> Config:
+    """One config from layers of (where it comes from, {name: value}); the last one wins.
+
+    Without `own_source` a person's own source file is not run, and the settings that it adds are left out.
+    """
+    layers = list(layers)
+    sources = [RunSettings.data, *(str(layer["data"]) for _, layer in layers if "data" in layer)]
+    source, is_left_out = sources[-1], is_path(sources[-1]) and not own_source
+    run_settings = RunSettings if is_left_out else source_settings(source)
+    # What a file that is not run calls its settings cannot be known.
+    has_unknown_source = any(is_path(one) and (one != source or is_left_out) for one in sources)
+    groups = (run_settings, LearnerSettings, recipe_settings)
     owner = {f.name: group for group in groups for f in fields(group)}
-    hints = {name: get_type_hints(group)[name] for name, group in owner.items()}
+    hidden = next((f.name for f in _own_fields(run_settings) if owner[f.name] is not run_settings), "")
+    if hidden:
+        raise UserError(f"source {source!r}: its setting {hidden!r} is one of the recipe or of learners; rename it")
+    hints = {group: get_type_hints(group) for group in groups}
     chosen: dict[type, dict[str, Any]] = {group: {} for group in groups}
     networks: dict[str, dict[str, Any]] = {}
     for origin, layer in layers:
         for full_name, value in flatten(layer).items():
             network, _, name = full_name.rpartition(".")
             name = name.replace("-", "_")
-            if name not in owner:
-                where = "" if origin == "flag" else f"{origin}: "
-                raise UserError(f"{where}{unknown('setting', name, owner)}")
             said = f"--{full_name.replace('_', '-')}" if origin == "flag" else f"{origin} {full_name}"
-            parsed = convert(value, hints[name], said)
+            if name not in owner:
+                others = settings_of_sources()
+                if isinstance(layer, Inherited) and (has_unknown_source or name in others):
+                    continue
+                if name in others:
+                    raise UserError(f"{said} belongs to source {' or '.join(others[name])}; --data is {source!r}")
+                where = "" if origin == "flag" else f"{origin}: "
+                raise UserError(f"{where}{unknown('setting', name, {*owner, *others})}")
+            parsed = convert(value, hints[owner[name]][name], said)
             if not network:
                 chosen[owner[name]][name] = parsed
                 for single in networks.values():  # said later for all, it holds for all
@@ -73,13 +105,36 @@ def resolve(recipe_name: str, recipe_settings: type, layers: Iterable[tuple[str,
     networks = {network: values for network, values in networks.items() if values}
     config = Config(
         recipe_name,
-        RunSettings(**chosen[RunSettings]),
+        run_settings(**chosen[run_settings]),
         LearnerSettings(**chosen[LearnerSettings]),
         networks,
         recipe_settings(**chosen[recipe_settings]),
     )
     _check(config)
     return config
+
+
+def source_settings(source: str) -> type[RunSettings]:
+    """The settings of runs on a source: those of every run, and its own."""
+    found = load_class("source", source, HasSettings).Settings
+    extends = isinstance(found, type) and issubclass(found, RunSettings)
+    if not extends or "__dataclass_fields__" not in vars(found):
+        raise UserError(f"source {source!r}: its Settings must be a frozen @dataclass that extends RunSettings")
+    return found
+
+
+def settings_of_sources() -> dict[str, list[str]]:
+    """Every setting that not all runs have, with the sources of a name that have it, in quotes."""
+    found: dict[str, list[str]] = {}
+    for source in names("source"):
+        for f in _own_fields(source_settings(source)):
+            found.setdefault(f.name, []).append(repr(source))
+    return found
+
+
+def _own_fields(run_settings: type[RunSettings]) -> list[dataclasses.Field[Any]]:
+    """The settings that a source adds."""
+    return [f for f in fields(run_settings) if f.name not in RunSettings.__dataclass_fields__]
 
 
 def flatten(layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config, flatten
+from paceline.config import Config, Inherited, flatten, settings_of_sources
 from paceline.errors import UserError
-from paceline.settings import RunSettings
 
 
 def read_file(path: str) -> dict[str, Any]:
@@ -33,6 +32,7 @@ def read_file(path: str) -> dict[str, Any]:
     if settings.pop(MADE_WITH, None):  # kept with a run: its settings make another run, in another folder
         for place in ("out", "mirror", "resume_from"):
             settings.pop(place, None)
+        return Inherited(settings)
     return settings
 
 
@@ -66,12 +66,10 @@ def to_toml(config: Config, made_with: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-FREE = {f.name for f in fields(RunSettings) if f.metadata["free"]}  # what a resumed run may change
-
-
 def identity(config: Config, data: str) -> str:
     """What a run has in common with itself on another machine, in short: all that it may not change, and its data."""
-    fixed = {name: value for name, value in config.values().items() if name not in FREE}
+    free = _free(config)
+    fixed = {name: value for name, value in config.values().items() if name not in free}
     return sha256(json.dumps([fixed, data], sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -79,5 +77,13 @@ def changed_settings(kept: Mapping[str, Any], now: Config) -> list[str]:
     """What a resumed run may not change and does, as `name: was → is`."""
     before, after = flatten(kept), now.values()
     del after["recipe"]
-    names = [name for name in dict.fromkeys([*before, *after]) if name not in FREE]
+    if before.keys() - after.keys():  # runs once kept the settings of all sources
+        unused = settings_of_sources().keys() - after.keys()
+        before = {name: value for name, value in before.items() if name not in unused}
+    names = [name for name in dict.fromkeys([*before, *after]) if name not in _free(now)]
     return [f"{name}: {before.get(name)} → {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+
+
+def _free(config: Config) -> set[str]:
+    """What a resumed run may change."""
+    return {f.name for f in fields(config.run) if f.metadata.get("free")}

@@ -57,7 +57,7 @@ def load_class(kind: str, name: str, base: type[Base]) -> type[Base]:
         if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
     ]
     if not found:
-        raise UserError(f"{kind} {name!r} defines no subclass of {base.__name__}")
+        raise UserError(f"{kind} {name!r} defines no subclass of {kind.capitalize()}")
     return found[-1]
 
 

@@ -1,10 +1,10 @@
-"""The settings that every run has: typed, each with one line of meaning. A recipe adds its own in the same way."""
+"""The settings that every run has: typed, each with one line of meaning. Recipes and sources add theirs likewise."""
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 Number = int | float
 SEEDS = 2**63  # random number generators take as many
@@ -88,22 +88,8 @@ class RunSettings:
     )
     workers: int = setting(2, "loading processes per device, for loader workers", flag=True, free=True, at_least=0)
     bad_images: Literal["fail", "skip"] = setting("fail", "what to do about unreadable images", flag=True)
-    low_root: str = setting(
-        "", "photos: folder with the same pictures in low resolution; several with commas", flag=True, free=True
-    )
-    test_root: str = setting(
-        "", "photos: folder to test on; all of --data-root is then for training", flag=True, free=True
-    )
-    test_low_root: str = setting("", "photos: the --low-root of --test-root", flag=True, free=True)
-    degrade_blur: float = setting(0.0, "degraded: each picture is blurred by half to all of so many pixels", at_least=0)
-    degrade_noise: float = setting(25.0, "degraded: strength of the noise in grey levels of 255", at_least=0)
-    degrade_jpeg: int = setting(0, "degraded: quality of a JPEG compression; 0 is none", at_least=0, at_most=95)
-    degrade_seed: int = setting(0, "degraded: of blur and noise, apart from the run's seed", at_least=0, below=SEEDS)
     size: int = setting(0, "side of the pictures in pixels; 0 keeps the source's own")
     channels: int = setting(0, "1 makes pictures grey, 3 makes them colour; 0 keeps the source's own")
-    panels: str = setting(
-        "", "names of the panels in a row, with commas: image is the input, - leaves one out, segmentation comes last"
-    )
     validation: float = setting(
         0.1, "share of the training samples that is held out to choose the best model", at_least=0, below=1
     )
@@ -153,6 +139,12 @@ class RunSettings:
     check_replicas: int = setting(
         0, "compare the replicas' weights every so many steps; 0 never", flag=True, free=True, at_least=0
     )
+
+
+class HasSettings:
+    """What is made with a run's settings, and may have some of its own among them."""
+
+    Settings: ClassVar[type[RunSettings]] = RunSettings  # a frozen dataclass that extends it; each field is a setting
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from paceline.config import source_settings
 from paceline.jobs.pack import pack
 from paceline.settings import RunSettings
 
@@ -36,7 +37,7 @@ def make_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeData:
             write_packed(root, asked)
         else:
             writers[name](root, monkeypatch)
-        return RunSettings(data=name, data_root=str(root), workers=0, **asked)  # type: ignore[arg-type]
+        return source_settings(name)(data=name, data_root=str(root), workers=0, **asked)  # type: ignore[arg-type]
 
     return make
 

@@ -65,10 +65,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_source(data: Path, kind: str, split: str = "train") -> Source:
-    settings = RunSettings(data_root=str(data / kind), crop=CROP, workers=0)
+    settings = Photos.Settings(data_root=str(data / kind), crop=CROP, workers=0)
     if kind == "png with low":
         roots = {"data_root": str(data / "png"), "low_root": str(data / "low" / split)}
-        return Photos(split, RunSettings(**roots, crop=CROP, workers=0))  # type: ignore[arg-type]
+        return Photos(split, Photos.Settings(**roots, crop=CROP, workers=0))  # type: ignore[arg-type]
     if kind == "part of png":
         return Subset(open_source(data, "png", split), [5, 1, 2])
     return {"pairs": Pairs, "folder": Folder}.get(kind, Photos)(split, settings)
@@ -129,7 +129,7 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
         save(tmp_path / "train" / f"{number}.png", 20, 20)
         save(tmp_path / "test" / f"{number}.png", 20, 20)
     cut = tmp_path / "train" / "1.png"
-    source = Photos("train", RunSettings(data_root=str(tmp_path), crop=CROP))
+    source = Photos("train", Photos.Settings(data_root=str(tmp_path), crop=CROP))
     cut.write_bytes(cut.read_bytes()[:600])
     with pytest.raises(UserError, match=r"1\.png: unreadable image \(.*--bad-images skip"):
         take(Dali(source, CPU, RunSettings(), CROP))
@@ -138,7 +138,7 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
 def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
     for number, split in itertools.product(range(2), ("train", "test")):
         save(tmp_path / split / f"{number}.png", 20, 20)
-    source = Photos("train", RunSettings(data_root=str(tmp_path), crop=CROP))
+    source = Photos("train", Photos.Settings(data_root=str(tmp_path), crop=CROP))
     loader = Dali(source, CPU, RunSettings(), CROP)
     (tmp_path / "train" / "1.png").unlink()
     with pytest.raises(UserError, match=r"1\.png: cannot be read \(No such file"):
@@ -150,7 +150,7 @@ def test_pictures_that_dali_would_show_differently_are_refused_by_name(tmp_path:
         save(tmp_path / split / "plain.png", 20, 20)
         pixels = random_pictures(20, 20, 4)
         Image.fromarray(pixels).save(tmp_path / split / "veil.png")
-    source = Photos("train", RunSettings(data_root=str(tmp_path), crop=CROP))
+    source = Photos("train", Photos.Settings(data_root=str(tmp_path), crop=CROP))
     with pytest.raises(UserError, match=r"--loader dali: .*veil\.png \(PNG, transparency\).*--loader workers"):
         Dali(source, CPU, RunSettings(), CROP)
 
@@ -158,10 +158,10 @@ def test_pictures_that_dali_would_show_differently_are_refused_by_name(tmp_path:
 def test_sources_that_change_their_files_pictures_are_refused(data: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         save(tmp_path / split / "row.png", 14, 28)
-    worse = Degraded("train", RunSettings(data_root=str(data / "png"), crop=CROP))
+    worse = Degraded("train", Degraded.Settings(data_root=str(data / "png"), crop=CROP))
     scaled = Folder("train", RunSettings(data_root=str(data / "folder"), size=8))
-    grey = Photos("train", RunSettings(data_root=str(data / "png"), channels=1, crop=CROP))
-    rows = Panels("train", RunSettings(data_root=str(tmp_path), panels="image,target"))
+    grey = Photos("train", Photos.Settings(data_root=str(data / "png"), channels=1, crop=CROP))
+    rows = Panels("train", Panels.Settings(data_root=str(tmp_path), panels="image,target"))
     array = ArraySource({"image": random_pictures(4, 8, 8, 3)}, Facts(3, 8, 8))
     for source in (worse, scaled, grey, rows, array):
         with pytest.raises(UserError, match=r"--loader dali: .* use --loader workers"):

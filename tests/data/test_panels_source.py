@@ -30,7 +30,7 @@ def write_rows(root: Path, count: int, *, splits: tuple[str, ...] = ("train", "t
 
 
 def open_rows(root: Path, split: str = "train", **settings) -> Panels:
-    return Panels(split, RunSettings(data_root=str(root), **settings))
+    return Panels(split, Panels.Settings(data_root=str(root), **settings))
 
 
 def test_a_row_is_cut_into_its_named_panels(tmp_path):
@@ -132,12 +132,12 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
 
 def test_without_a_folder_there_are_tiles_of_stained_tissue(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    train, test = (Panels(split, RunSettings()) for split in ("train", "test"))
+    train, test = (Panels(split, Panels.Settings()) for split in ("train", "test"))
     assert (len(train), len(test)) == (51, 13)
     assert train.facts.panels == ("hematoxylin", "dab", "segmentation") and train.facts.height == 64
     assert "scikit-image" in train.notes[0]
     write_rows(tmp_path / "data", 2, splits=(".",), rows=5)
-    assert Panels("train", RunSettings()).facts.height == SIDE  # rows that are there are used
+    assert Panels("train", Panels.Settings()).facts.height == SIDE  # rows that are there are used
     mask = np.stack([train.read(index)["segmentation"] for index in range(len(train))])
     assert set(np.unique(mask)) == {0, 255} and 0.3 < (mask > 0).mean() < 0.7
     dense, empty = mask[..., 0] > 0, mask[..., 0] == 0
@@ -147,17 +147,17 @@ def test_without_a_folder_there_are_tiles_of_stained_tissue(tmp_path, monkeypatc
 
 def test_tiles_have_the_size_and_the_panels_that_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    source = Panels("test", RunSettings(size=128, panels="image,dab"))
+    source = Panels("test", Panels.Settings(size=128, panels="image,dab"))
     assert source.facts.panels == ("dab",) and source.read(0)["dab"].shape == (128, 128, 3)
-    assert Panels("test", RunSettings(panels="dab,segmentation,hematoxylin,image")).facts.panels == (
+    assert Panels("test", Panels.Settings(panels="dab,segmentation,hematoxylin,image")).facts.panels == (
         "dab",
         "hematoxylin",
         "segmentation",
     )
     with pytest.raises(UserError, match=r"panels=image,lap2: without --data-root the panels are .*'lap2'"):
-        Panels("train", RunSettings(panels="image,lap2"))
+        Panels("train", Panels.Settings(panels="image,lap2"))
     with pytest.raises(UserError, match="size=300: the embedded tissue has 512 pixels"):
-        Panels("train", RunSettings(size=300))
+        Panels("train", Panels.Settings(size=300))
 
 
 def test_windows_flips_and_turns_are_common_to_all_panels_with_either_loader(tmp_path):

@@ -14,7 +14,6 @@ from paceline.data.sources.degraded import Degraded
 from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.photos import Photos
 from paceline.errors import UserError
-from paceline.settings import RunSettings
 
 
 def save(file: Path, height: int, width: int, seed: int = 0, **how: object) -> None:
@@ -23,8 +22,9 @@ def save(file: Path, height: int, width: int, seed: int = 0, **how: object) -> N
     Image.fromarray(picture).save(file, **how)  # type: ignore[arg-type]
 
 
-def settings(root: Path, **changes: object) -> RunSettings:
-    return RunSettings(data_root=str(root), **{"crop": 8, "workers": 1} | changes)  # type: ignore[arg-type]
+def settings(root: Path, **changes: object) -> Degraded.Settings:
+    """Those of `degraded` are also those of `photos` and of every run."""
+    return Degraded.Settings(data_root=str(root), **{"crop": 8, "workers": 1} | changes)  # type: ignore[arg-type]
 
 
 def names(source: Photos | Pairs) -> list[str]:
@@ -35,7 +35,7 @@ def test_without_a_root_the_photographs_inside_scikit_image_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    training, testing = (Photos(split, RunSettings(crop=96)) for split in ("train", "test"))
+    training, testing = (Photos(split, Photos.Settings(crop=96)) for split in ("train", "test"))
     assert len(training) > len(testing) > 0 and not set(names(training)) & set(names(testing))
     assert training.sizes is not None and training.sizes.min() >= 256 and len(np.unique(training.sizes)) > 3
     assert "scikit-image" in training.notes[0]
@@ -43,7 +43,7 @@ def test_without_a_root_the_photographs_inside_scikit_image_are_used(
     (tmp_path / "data").mkdir()
     save(tmp_path / "data" / "own1.tif", 9, 9)
     save(tmp_path / "data" / "own2.tif", 9, 9)
-    assert names(Photos("train", RunSettings())) + names(Photos("test", RunSettings())) in (
+    assert names(Photos("train", Photos.Settings())) + names(Photos("test", Photos.Settings())) in (
         ["own1.tif", "own2.tif"],
         ["own2.tif", "own1.tif"],
     )
@@ -80,7 +80,7 @@ def test_other_pictures_can_be_tested_on(tmp_path: Path) -> None:
     save(tmp_path / "DIV2K" / "DIV2K_train_HR" / "0001.png", 9, 9)
     save(tmp_path / "DIV2K" / "DIV2K_train_LR_bicubic" / "X4" / "0001x4.png", 9, 9)
     assert names(Photos("train", settings(tmp_path / "DIV2K", **roots))) == ["0001.png"]
-    embedded = Photos("test", RunSettings(crop=8, test_root=str(tmp_path / "own")))
+    embedded = Photos("test", Photos.Settings(crop=8, test_root=str(tmp_path / "own")))
     assert names(embedded) == ["0.png", "1.png", "2.png"] and not embedded.notes
     with pytest.raises(UserError, match="--test-low-root: belongs to --test-root"):
         Photos("train", settings(tmp_path / "own", test_low_root=str(tmp_path)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 from PIL import Image
 
 from paceline import registry
+from paceline.config import source_settings
 from paceline.data.crop import Window
 from paceline.data.source import Source, sizes_of, split_off
 from paceline.errors import UserError
-from paceline.settings import RunSettings
+from paceline.recipe import Recipe
+from paceline.settings import LearnerSettings, RunSettings
 
 NAMES = registry.names("source")
 
@@ -74,11 +77,22 @@ def test_size_and_channels_are_as_asked_for(name: str, channels: int, make_data)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_and_channels_that_make_no_sense_are_refused(name: str, make_data) -> None:
-    root = make_data(name).data_root
+    settings = make_data(name)
     with pytest.raises(UserError, match="channels=2"):
-        build(name, "train", RunSettings(data_root=root, channels=2))
+        build(name, "train", dataclasses.replace(settings, channels=2))
     with pytest.raises(UserError, match="size=-1"):
-        build(name, "train", RunSettings(data_root=root, size=-1))
+        build(name, "train", dataclasses.replace(settings, size=-1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_of_a_source_have_meanings_bounds_and_names_of_their_own(name: str) -> None:
+    common = {field.name for field in dataclasses.fields(RunSettings)}
+    own = [field for field in dataclasses.fields(source_settings(name)) if field.name not in common]
+    assert all(field.metadata["meaning"] for field in own)
+    assert all(field.metadata["bounds"] for field in own if field.type in ("int", "float"))
+    recipes = [registry.load_class("recipe", recipe, Recipe).Settings for recipe in registry.names("recipe")]
+    taken = {field.name for group in (LearnerSettings, *recipes) for field in dataclasses.fields(group)}
+    assert not taken & {field.name for field in own}
 
 
 def test_digits_and_house_numbers_may_not_be_mirrored(make_data) -> None:

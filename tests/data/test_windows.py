@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader
 from paceline.data.loaders import resident
 from paceline.data.source import ArraySource, Source, fingerprint, split_off
+from paceline.data.sources.photos import Photos
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, TURN, Stream, Tickets
 from paceline.data.transforms import Augment, prepare
 from paceline.errors import UserError
@@ -57,17 +59,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_source(data: Path, kind: str, split: str = "train") -> Source:
-    settings = RunSettings(data_root=str(data / kind), crop=CROP, workers=0)
     if kind == "array":
         pictures = random_pictures(len(SIZES), 19, 14, 3)
         return ArraySource({"image": pictures, "label": np.arange(len(SIZES))}, Facts(3, 19, 14, num_classes=8))
+    options: dict[str, Any] = {"data_root": str(data / kind)}
     if kind == "photos with low":
-        roots = {"data_root": str(data / "high"), "low_root": str(data / "low" / split)}
-        settings = RunSettings(**roots, crop=CROP, workers=0)  # type: ignore[arg-type]
+        options = {"data_root": str(data / "high"), "low_root": str(data / "low" / split)}
     elif kind == "degraded":
-        settings = RunSettings(data_root=str(data / "photos"), crop=CROP, degrade_blur=1.0, degrade_jpeg=50, workers=0)
-    name = "photos" if kind == "photos with low" else kind.split()[0]
-    return registry.load_class("source", name, Source)(split, settings)
+        options = {"data_root": str(data / "photos"), "degrade_blur": 1.0, "degrade_jpeg": 50}
+    source_class = registry.load_class("source", "photos" if kind == "photos with low" else kind.split()[0], Source)
+    return source_class(split, source_class.Settings(**options, crop=CROP, workers=0))
 
 
 def build(name: str, source: Source, workers: int, monkeypatch: pytest.MonkeyPatch, crop: int = 0) -> Loader:
@@ -141,8 +142,9 @@ def test_packed_samples_are_those_of_the_source(kind: str, data: Path) -> None:
 def test_of_packed_samples_too_those_smaller_than_the_crop_can_be_left_out(data: Path) -> None:
     names = []
     for name, folder in (("photos", "photos"), ("packed", "packed photos")):
-        settings = RunSettings(data_root=str(data / folder), crop=20, bad_images="skip", workers=0)
-        source = registry.load_class("source", name, Source)("train", settings)
+        source_class = registry.load_class("source", name, Source)
+        settings = source_class.Settings(data_root=str(data / folder), crop=20, bad_images="skip", workers=0)
+        source = source_class("train", settings)
         assert [source.read(i)["image"].shape[:2] for i in range(len(source))] == [(31, 29), (20, 20), (24, 24)]
         assert "left out 5 of 8" in source.notes[0]
         names.append([source.name_of(index) for index in range(len(source))])
@@ -226,7 +228,7 @@ def test_other_pictures_have_another_fingerprint(data: Path, tmp_path: Path) -> 
     for number, (height, width) in enumerate(SIZES):
         for split in ("train", "test"):
             save(tmp_path / split / f"{number}.png", width, height)
-    other = registry.load_class("source", "photos", Source)("train", RunSettings(data_root=str(tmp_path)))
+    other = Photos("train", Photos.Settings(data_root=str(tmp_path)))
     assert fingerprint(source) == fingerprint(open_source(data, "photos")) != fingerprint(other)
     image, target = random_pictures(3, 6, 6, 3), random_pictures(3, 6, 6, 3) // 2
     pairs = [ArraySource({"image": image, "target": one}, Facts(3, 6, 6)) for one in (target, target, target + 1)]

@@ -34,8 +34,12 @@ def test_a_file_that_fails_was_named(tmp_path: Path) -> None:
     assert refused.wait() == 2 and announced(refused.stdout) == ["failing.py"]
 
 
-def test_the_processes_of_a_run_do_not_repeat_it(tmp_path: Path) -> None:
+def test_the_processes_of_a_run_do_not_repeat_it_and_have_the_settings_of_both(tmp_path: Path) -> None:
     new("recipe", "mine", tmp_path)
-    trained = start_command(tmp_path, "train", "./mine.py", "--devices", "2", "--accelerator", "cpu", *SHORT)
+    new("source", "shapes", tmp_path)
+    own = ("--data", "./shapes.py", "--set", "noise=7", "--devices", "2", "--accelerator", "cpu")
+    trained = start_command(tmp_path, "train", "./mine.py", *own, *SHORT)
     assert trained.wait() == 0, trained.stderr
-    assert announced(trained.stdout) == ["mine.py"]
+    assert announced(trained.stdout) == ["mine.py", "shapes.py"]
+    kept = (tmp_path / "run" / "config.toml").read_text()
+    assert "noise = 7.0" in kept and "width = 2" in kept

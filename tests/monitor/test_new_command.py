@@ -15,7 +15,6 @@ from paceline.data.source import ArraySource
 from paceline.errors import UserError
 from paceline.jobs.new import new
 from paceline.recipe import Facts, Recipe
-from paceline.settings import RunSettings
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def test_a_new_recipe_learns_from_a_new_source(tmp_path: Path) -> None:
     config = resolve(
         "shape_reader", recipe_class.Settings, [("the recipe", recipe_class.defaults), ("--set", {"width": 8})]
     )
-    source = source_class("train", config.run)
+    source = source_class("train", source_class.Settings())
     torch.manual_seed(0)
     recipe = recipe_class(config.recipe, source.facts)
     data = source.read_many(np.arange(len(source)))
@@ -74,9 +73,9 @@ def test_a_new_recipe_takes_any_size_and_repeats_itself_on_a_gpu(tmp_path: Path,
 
 def test_a_new_source_has_the_same_samples_every_time(tmp_path: Path) -> None:
     source_class = registry.load_class("source", str(new("source", "mine", tmp_path)), ArraySource)
-    first, second = source_class("train", RunSettings()), source_class("train", RunSettings())
+    first, second = source_class("train", source_class.Settings()), source_class("train", source_class.Settings())
     assert np.array_equal(first.arrays["image"], second.arrays["image"])
-    test = source_class("test", RunSettings())
+    test = source_class("test", source_class.Settings())
     assert not np.array_equal(first.arrays["image"][:200], test.arrays["image"])
     assert first.arrays["image"].dtype == np.uint8 and first.arrays["label"].dtype == np.int64
     assert set(first.arrays["label"]) == {0, 1}

@@ -1,7 +1,7 @@
 """The source contract: an indexable set of samples, read as they are.
 
 A source knows nothing of batches, devices or augmentation. It is one file in `sources/` whose class
-takes the split and the run's settings; a person's own file works the same way.
+takes the split and the run's settings, to which it may add some; a person's own file works the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.data.crop import Window, cut
 from paceline.recipe import Facts
-from paceline.settings import RunSettings
+from paceline.settings import HasSettings, RunSettings
 
 FINGERPRINT_SAMPLES = 256  # read for a fingerprint where reading costs
 FINGERPRINT_PIXELS = 16_000_000  # of large pictures fewer are read
@@ -30,8 +30,8 @@ class Encoded(NamedTuple):
     numbers: Sample
 
 
-class Source:
-    """Subclass it in a file of its own: the file's name is the source's name."""
+class Source(HasSettings):
+    """Subclass it in a file of its own: the file's name is the source's name. `Settings` are those that it takes."""
 
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     decodes: ClassVar[bool] = True  # reading a sample costs more than copying it

@@ -19,8 +19,8 @@ from paceline.recipe import Recipe
 from paceline.registry import load_class
 
 
-def config_of(run: str, layers: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> Config:
-    """The settings that a run was made with, and what is said on top of them."""
+def config_of(run: str, layers: Iterable[tuple[str, Mapping[str, Any]]] = (), *, own_source: bool = True) -> Config:
+    """The settings that a run was made with, and what is said on top of them; see `resolve`."""
     file = RunFolder(Path(run)).config_file
     if not file.is_file():
         stages = sorted(str(inner.parent) for inner in Path(run).glob(f"*/{file.name}"))
@@ -28,7 +28,7 @@ def config_of(run: str, layers: Iterable[tuple[str, Mapping[str, Any]]] = ()) ->
         raise UserError(f"{run}: not a run's folder (it has no {file.name}){instead}")
     kept = read_file(str(file))
     recipe_class = load_class("recipe", kept["recipe"], Recipe)
-    return resolve(kept["recipe"], recipe_class.Settings, [(str(file), kept), *layers])
+    return resolve(kept["recipe"], recipe_class.Settings, [(str(file), kept), *layers], own_source=own_source)
 
 
 def open_run(run: str) -> OpenedRun:

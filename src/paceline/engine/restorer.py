@@ -56,8 +56,8 @@ def open_restorer(path: str, checkpoint: str = "best") -> Restorer:
         file = read_weights(place)
         config, facts, weights, origin = file.config, file.facts, file.weights, path
     elif place.is_dir():
-        config = config_of(str(place))
-        facts = kept_facts(place) or cropped(open_sources(config)["train"].facts, config.run.crop)
+        config = config_of(str(place), own_source=False)
+        facts = kept_facts(place) or _facts_of_data(config_of(str(place)))
         snapshot = choose_checkpoint(RunFolder(place).checkpoints, checkpoint)
         weights, origin = snapshot.weights, f"{path} at {snapshot.images:,} images"
     else:
@@ -66,6 +66,10 @@ def open_restorer(path: str, checkpoint: str = "best") -> Restorer:
     restorer = Restorer(recipe, config, facts, origin)
     fill(restorer, weights, path)
     return restorer
+
+
+def _facts_of_data(config: Config) -> Facts:
+    return cropped(open_sources(config)["train"].facts, config.run.crop)
 
 
 def build(config: Config, facts: Facts) -> Recipe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paceline.config import Config, resolve
+from paceline.config import Config, Inherited, resolve
 from paceline.config_file import parse_assignments, read_file
 from paceline.errors import UserError, unknown
 from paceline.parallel.environment import check_devices, gpu_ids, place_of
@@ -32,9 +32,9 @@ def configure(
     if preset and preset not in recipe_class.presets:
         raise unknown("preset", preset, recipe_class.presets)
     layers = [
-        (f"recipe {recipe}", recipe_class.defaults),
-        (f"recipe {recipe}", recipe_class.small if small else {}),
-        (f"preset {preset}", recipe_class.presets.get(preset, {})),
+        (f"recipe {recipe}", Inherited(recipe_class.defaults)),
+        (f"recipe {recipe}", Inherited(recipe_class.small if small else {})),
+        (f"preset {preset}", Inherited(recipe_class.presets.get(preset, {}))),
         (f"--config {config_file}", from_file),
         ("flag", flags),
         ("--set", from_sets),
@@ -43,9 +43,9 @@ def configure(
     return checked(config, elsewhere=elsewhere)
 
 
-def _renamed(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+def _renamed(settings: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
     """Settings under our names, where the recipe knows those of another program."""
-    named = {aliases.get(name, name): value for name, value in settings.items()}
+    named = type(settings)({aliases.get(name, name): value for name, value in settings.items()})
     named.pop("", None)
     return named
 

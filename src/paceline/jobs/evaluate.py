@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config
+from paceline.config import Config, Inherited
+from paceline.data.sources._photos_settings import PhotosSettings
 from paceline.data.sources._picture_files import split_folder
 from paceline.data.sources.photos import SPLIT_NAMES
 from paceline.engine.assemble import make_loader, make_recipe, open_sources
@@ -27,9 +28,10 @@ def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str,
     """Prints the metrics of a run's checkpoint on a split of its own data or of another source."""
     given = {name: value for name, value in flags.items() if value}
     # Folders that belong to the run's own data do not belong to another.
-    own = dict.fromkeys(("low_root", "test_root", "test_low_root"), "") if "data_root" in given else {}
-    config = checked(config_of(run, [("flag", {"gpus": "", **own, **given}), ("--set", assignments)]))
-    config = _judged_whole(config) if own else config
+    elsewhere = "data_root" in given
+    own = Inherited(dict.fromkeys(("low_root", "test_root", "test_low_root"), "") if elsewhere else {})
+    config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
+    config = _judged_whole(config) if elsewhere else config
     recipe_class: type[Recipe] = load_class("recipe", config.recipe_name, Recipe)
     if not recipe_class.judge:
         raise UserError(f"{run}: recipe {config.recipe_name!r} names no judge, so it cannot be evaluated")
@@ -44,7 +46,7 @@ def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str,
 def _judged_whole(config: Config) -> Config:
     """A folder of photographs that has no part for testing is judged as a whole, rather than a fifth of it."""
     root, run = Path(config.run.data_root).expanduser(), config.run
-    if run.data not in ("photos", "degraded") or run.test_root or split_folder(root, "test", SPLIT_NAMES) is not None:
+    if not isinstance(run, PhotosSettings) or run.test_root or split_folder(root, "test", SPLIT_NAMES) is not None:
         return config
     return config.with_run(test_root=run.data_root, test_low_root=run.low_root, validation=0.0)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import Config
-from paceline.data.sources.panels import INPUT, LEFT_OUT, SEGMENTATION
+from paceline.data.sources.panels import INPUT, LEFT_OUT, SEGMENTATION, Panels
 from paceline.engine.restorer import Restorer, build, fill
 from paceline.engine.weights_file import SUFFIX, write_weights
 from paceline.errors import UserError, unknown
@@ -76,7 +76,8 @@ def _translation(
     if not places:
         raise UserError(f"{words[0]}: has no files like latest_net_G.pth or latest_net_G1.pth")
     config = configure("translation", flags, assignments=assignments, elsewhere=True)
-    panels = tuple(name.strip() for name in config.run.panels.split(",") if name.strip() not in ("", INPUT, LEFT_OUT))
+    row = config.run.panels if isinstance(config.run, Panels.Settings) else ""
+    panels = tuple(name.strip() for name in row.split(",") if name.strip() not in ("", INPUT, LEFT_OUT))
     if not panels:
         raise UserError("--set panels: name what the networks make, e.g. --set panels=image,dapi,segmentation")
     panels = tuple(sorted(panels, key=lambda name: name == SEGMENTATION))

@@ -146,7 +146,7 @@ def _frames(runs: list[str]) -> list[Image.Image]:
 
 
 def _kept_grids(run: str) -> dict[int, Path]:
-    config_of(run)  # refuses what is not a run
+    config_of(run, own_source=False)  # refuses what is not a run
     found = {}
     for path in (Path(run) / SAMPLES).glob("samples-*.png"):
         images = path.stem.rpartition("-")[2]

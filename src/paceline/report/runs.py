@@ -56,7 +56,7 @@ class Run:
 
 def read_run(path: str) -> Run:
     """A run's numbers; refuses a folder that is not one."""
-    config = config_of(path)
+    config = config_of(path, own_source=False)
     folder = RunFolder(Path(path))
     kept = tomllib.loads(folder.config_file.read_text())
     made_with = kept.pop(MADE_WITH, {})

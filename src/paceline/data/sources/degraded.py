@@ -5,6 +5,7 @@ What happens to a picture follows from `degrade_seed`, the split and the picture
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from io import BytesIO
 from zlib import crc32
 
@@ -12,15 +13,25 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from paceline.data.source import Encoded, Sample
+from paceline.data.sources._photos_settings import PhotosSettings
 from paceline.data.sources.photos import Photos
 from paceline.errors import UserError
-from paceline.settings import RunSettings
+from paceline.settings import SEEDS, setting
 
 
 class Degraded(Photos):
     """The worse picture is "image", the photograph is "target"."""
 
-    def __init__(self, split: str, settings: RunSettings) -> None:
+    @dataclass(frozen=True)
+    class Settings(PhotosSettings):
+        """What is done to a photograph, besides where it lies."""
+
+        degrade_blur: float = setting(0.0, "each picture is blurred by half to all of so many pixels", at_least=0)
+        degrade_noise: float = setting(25.0, "strength of the noise in grey levels of 255", at_least=0)
+        degrade_jpeg: int = setting(0, "quality of a JPEG compression; 0 is none", at_least=0, at_most=95)
+        degrade_seed: int = setting(0, "of blur and noise, apart from the run's seed", at_least=0, below=SEEDS)
+
+    def __init__(self, split: str, settings: Settings) -> None:
         self.blur, self.noise, self.jpeg = settings.degrade_blur, settings.degrade_noise, settings.degrade_jpeg
         self.key = [settings.degrade_seed, crc32(split.encode())]
         if not (self.blur or self.noise or self.jpeg):

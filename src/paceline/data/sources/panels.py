@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from paceline.data.sources._split import fixed_split
 from paceline.data.sources._stained_tissue import stained_tissue
 from paceline.errors import UserError
 from paceline.recipe import Facts
-from paceline.settings import RunSettings
+from paceline.settings import RunSettings, setting
 
 INPUT, TARGET, SEGMENTATION, LEFT_OUT = "image", "target", "segmentation", "-"
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "valid")}
@@ -35,7 +36,16 @@ TILE_PX = 64  # of the embedded picture, which has 512
 class Panels(PictureFiles):
     """The sample's "image" goes in; its other fields, by the names of the panels, should come out."""
 
-    def __init__(self, split: str, settings: RunSettings) -> None:
+    @dataclass(frozen=True)
+    class Settings(RunSettings):
+        """What is in a row."""
+
+        panels: str = setting(
+            "",
+            "names of the panels in a row, with commas: image is the input, - leaves one out, segmentation comes last",
+        )
+
+    def __init__(self, split: str, settings: Settings) -> None:
         self.tiles: ArraySource | None = None
         if _is_embedded(settings):
             self.tiles = _tiles(split, settings)
@@ -104,7 +114,7 @@ def _is_embedded(settings: RunSettings) -> bool:
     )
 
 
-def _tiles(split: str, settings: RunSettings) -> ArraySource:
+def _tiles(split: str, settings: Panels.Settings) -> ArraySource:
     """The embedded picture cut into squares."""
     check_picture_settings(settings)
     wanted = _parse_names(settings.panels) or TISSUE

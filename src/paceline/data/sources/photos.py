@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.data.source import Sample
 from paceline.data.sources._files import first_few, pictures_under
+from paceline.data.sources._photos_settings import PhotosSettings
 from paceline.data.sources._picture_files import Files, PictureFiles, Sizes, split_folder
 from paceline.data.sources._pictures import BadPicture, upright_size
 from paceline.data.sources._split import fixed_split
@@ -35,7 +36,9 @@ EMBEDDED = {  # two views of one motorcycle are in one split
 class Photos(PictureFiles):
     """Colour photographs of mixed sizes, with "low" beside "image" where there are files of it."""
 
-    def __init__(self, split: str, settings: RunSettings) -> None:
+    Settings = PhotosSettings
+
+    def __init__(self, split: str, settings: PhotosSettings) -> None:
         root, paths, low_roots = _find(split, settings)
         self.scale = 0
         problems: list[str] = []
@@ -74,7 +77,7 @@ class Photos(PictureFiles):
         )
 
 
-def _find(split: str, settings: RunSettings) -> tuple[Path, list[Path], str]:
+def _find(split: str, settings: PhotosSettings) -> tuple[Path, list[Path], str]:
     """The split's root, its files, and where the same pictures lie in low resolution."""
     if settings.test_root and split == "test":
         root = Path(settings.test_root).expanduser()

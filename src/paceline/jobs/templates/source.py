@@ -6,11 +6,13 @@ Order, crops, flips and batches are the run's business, so the same file serves 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from paceline.data.source import ArraySource
 from paceline.recipe import Facts
-from paceline.settings import RunSettings
+from paceline.settings import RunSettings, setting
 
 SIZE_PX = 16
 NUM_SAMPLES = {"train": 1000, "test": 200}
@@ -19,7 +21,13 @@ NUM_SAMPLES = {"train": 1000, "test": 200}
 class MySource(ArraySource):
     """Noisy pictures of a bright bar, and whether it lies or stands."""
 
-    def __init__(self, split: str, settings: RunSettings) -> None:
+    @dataclass(frozen=True)
+    class Settings(RunSettings):
+        """The source's own settings, beside those of every run; each can be given as `--set name=value`."""
+
+        noise: float = setting(20.0, "strength of the noise in grey levels of 255", at_least=0)
+
+    def __init__(self, split: str, settings: Settings) -> None:
         """Reads or makes one split; `settings.data_root` is the folder for a source that has files."""
         seed = list(NUM_SAMPLES).index(split)  # fixed: the same samples in every process and in every run
         random = np.random.Generator(np.random.Philox(key=seed))
@@ -30,7 +38,7 @@ class MySource(ArraySource):
         down, right = np.abs(down - middle[0]), np.abs(right - middle[1])
         lies = label[:, None, None] == 0
         bar = np.where(lies, (down < 2) & (right < 5), (down < 5) & (right < 2))
-        pictures = 60 + 120 * bar + random.normal(0, 20, bar.shape)
+        pictures = 60 + 120 * bar + random.normal(0, settings.noise, bar.shape)
         super().__init__(
             arrays={
                 "image": pictures.clip(0, 255).astype(np.uint8)[..., None],  # [sample, height, width, channel]
