@@ -8,6 +8,7 @@ import torch
 from skimage import data
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
+from paceline.data.source import ArraySource, Subset
 from paceline.errors import UserError
 from paceline.evaluation._judge import Case
 from paceline.evaluation.restoration import PSNR_OF_EQUALS, Restoration, _lpips_network, in_levels, luma, psnr, ssim
@@ -23,11 +24,20 @@ def no_run(folder: str):
     raise AssertionError(f"{folder} is not needed")
 
 
-def make_judge(protocol: str = "y", enlarges: int = 4) -> Restoration:
+def source_of(*sizes: tuple[int, int]) -> Subset:
+    """Pictures of these heights and widths, by name only."""
+    source = ArraySource({"image": np.zeros((len(sizes), 1, 1, 3), np.uint8)}, Facts(3, 1, 1))
+    source.sizes = np.array(sizes)
+    return Subset(source, range(len(sizes)))
+
+
+def make_judge(
+    protocol: str = "y", enlarges: int = 4, sizes: tuple[tuple[int, int], ...] = ((96, 120),)
+) -> Restoration:
     judge = load_class("judge", "restoration", Restoration)(
         Facts(3, 96, 96), torch.device("cpu"), RunSettings(protocol=protocol)
     )
-    judge.begin(Case(None, "test", 1, no_run, enlarges))  # type: ignore[arg-type]
+    judge.begin(Case(source_of(*sizes), "test", len(sizes), no_run, enlarges))
     return judge
 
 
@@ -119,9 +129,11 @@ def test_the_protocol_says_all_that_numbers_must_share():
     assert make_judge("rgb").label == "rgb"
 
 
-def test_a_picture_smaller_than_the_window_is_named():
-    with pytest.raises(UserError, match="pictures of 10×32 pixels are too small to compare"):
-        measure([{"image": NOISY[..., :40, :18], "target": PICTURE[..., :40, :18]}])
+def test_a_picture_smaller_than_the_window_is_named_before_any_is_restored():
+    with pytest.raises(UserError, match=r"sample 1: a side of 19 pixels is too short .* 8 are left; .* the test split"):
+        make_judge(sizes=((40, 40), (40, 19), (40, 23)))
+    make_judge(sizes=((20, 20),))  # 12 of them, without a border of 4
+    make_judge(enlarges=1, sizes=((11, 30),))
 
 
 STAND_IN = """

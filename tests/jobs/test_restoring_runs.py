@@ -68,6 +68,13 @@ def test_both_stages_are_runs_of_their_own_the_second_from_the_best_of_the_first
     assert {"generator/perceptual", "generator/adversarial", "discriminator/real"} <= set().union(*rows)
 
 
+def test_a_test_picture_that_cannot_be_judged_is_named_before_training(place):
+    save(place / "flat" / "wide.png", data.astronaut()[:14, :60])
+    refused = run_fork(place, *TRAIN, "--test-root", "flat", "--out", "unjudged")
+    assert refused.wait() == 2 and "wide.png: a side of 14 pixels is too short to compare" in refused.stderr
+    assert not (place / "unjudged").exists()
+
+
 def test_a_second_start_goes_on_with_the_stage_that_had_begun(place):
     before = {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
     again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", "both")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.data.source import sizes_of
 from paceline.errors import UserError
 from paceline.evaluation._judge import Case, Judge
 from paceline.recipe import Batch, Facts
@@ -44,6 +45,7 @@ class Restoration(Judge):
 
     def begin(self, case: Case) -> None:
         self.border = case.enlarges if case.enlarges > 1 else 0
+        refuse_small(case, self.border)
         self.distance, self.notes = _perceptual_distance(self.device)
 
     def protocol(self) -> dict[str, Any]:
@@ -87,6 +89,18 @@ class Restoration(Judge):
                 if count and (metric != "lpips" or self.distance):
                     results[f"{prefix}{metric}[{self.label}]"] = total / count
         return results | {"count": table["image"][-1]}
+
+
+def refuse_small(case: Case, border: int = 0) -> None:
+    """Refuses a picture of which too little is left to compare, by its name and before anything is predicted."""
+    sides = sizes_of(case.source).min(axis=1)
+    left = sides // case.enlarges * case.enlarges - 2 * border
+    worst = int(left.argmin())
+    if left[worst] < WINDOW:
+        raise UserError(
+            f"{case.source.name_of(worst)}: a side of {sides[worst]} pixels is too short to compare: SSIM's window "
+            f"has {WINDOW}, and {left[worst]} are left; take the picture out of the {case.split} split"
+        )
 
 
 def in_levels(pictures: Tensor) -> Tensor:

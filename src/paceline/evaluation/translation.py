@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.evaluation._judge import Judge
-from paceline.evaluation.restoration import in_levels, psnr, ssim
+from paceline.evaluation._judge import Case, Judge
+from paceline.evaluation.restoration import in_levels, psnr, refuse_small, ssim
 from paceline.recipe import Batch, Facts
 from paceline.settings import RunSettings
 
@@ -31,6 +31,9 @@ class Translation(Judge):
         super().__init__(facts, device, settings)
         self._quality = torch.zeros(len(facts.panels), 3, dtype=torch.float64, device=device)  # PSNR, SSIM, pictures
         self._overlap = torch.zeros(len(CLASSES), 3, dtype=torch.float64, device=device)  # pixels: both, made, real
+
+    def begin(self, case: Case) -> None:
+        refuse_small(case)
 
     def protocol(self) -> dict[str, Any]:
         return {"rounded": "to 8 bits", "channels": "all", "segmentation": f"brightest channel above {MIDDLE}"}

@@ -95,7 +95,7 @@ def train_here(config: Config) -> Result:
     mirroring = Mirroring(parts.config, folder, parts.world.is_first)
     data = cache(lambda: _describe_data(parts))
     with _ending(folder, parts, mirroring):
-        loop = Loop(parts, folder, stop)
+        loop, examiner = Loop(parts, folder, stop), _test_examiner(parts)
         loop.on_saved = mirroring.notice
         claim_folder(folder, parts.world, lambda: mirroring.prepare(data()))
         output = keep_output(folder.path, parts.world.rank)
@@ -110,7 +110,7 @@ def train_here(config: Config) -> Result:
             with Display(parts.total_images, loop.images, title, enabled=first) as display:
                 loop.attach(writer, display)
                 loop.run()
-            metrics = {} if loop.stopped else _judge_best(parts, folder, loop, writer)
+            metrics = {} if loop.stopped else _judge_best(parts, folder, loop, writer, examiner)
             if writer:
                 writer.close()
             folder.end("stopped" if loop.stopped else "finished")
@@ -175,11 +175,20 @@ def _find_snapshot(folder: RunFolder, parts: Parts, data: Callable[[], str]) -> 
     return snapshot
 
 
-def _judge_best(parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWriter | None) -> dict[str, float]:
+def _test_examiner(parts: Parts) -> Examiner | None:
+    """Who judges the test split in the end; whether it can be judged shows before training."""
+    if "test" not in parts.loaders or not parts.recipe.judge or parts.recipe.judged_on != "validation":
+        return None
+    examiner = Examiner(parts.recipe, parts.loaders["test"], "test", parts.world, parts.precision, parts.config.run)
+    examiner.prepare()
+    return examiner
+
+
+def _judge_best(
+    parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWriter | None, examiner: Examiner | None
+) -> dict[str, float]:
     """The metrics on the test split of the checkpoint that validation chose, or of the last one."""
-    if "test" not in parts.loaders or not parts.recipe.judge:
-        return {}
-    if parts.recipe.judged_on != "validation":  # the numbers that were wanted are there already
+    if not examiner:  # the numbers that were wanted are there already
         if loop.best:
             print("best: {name} {value:.4g} at {images:,} images".format(**loop.best))
         return {}
@@ -190,7 +199,6 @@ def _judge_best(parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWrit
         weights = weights_at(folder, parts.world, images)
     assert weights is not None
     load_weights(parts.recipe, weights, averaged=True)
-    examiner = Examiner(parts.recipe, parts.loaders["test"], "test", parts.world, parts.precision, parts.config.run)
     results = examiner.measure()
     metrics = {f"test/{name}": value for name, value in results.items()}
     if writer:

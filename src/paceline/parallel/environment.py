@@ -231,22 +231,26 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
 def _meet(place: Place, timeout: timedelta) -> dist.Store:
     """What the processes of a run find each other by, as the environment says.
 
-    A process that meets the others again, for a run's next stage, keeps the store and takes a part of it that nobody
-    has written to: neither a store about to close nor the words of the last meeting are taken for the new one's.
+    A process that meets the same others again, for a run's next stage, keeps the store and takes a part of it that
+    nobody has written to: neither a store about to close nor the words of the last meeting are taken for the new one's.
+    They count their meetings alike, since they begin and end together.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     talk_only_towards(host, place.num_nodes)
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun as it comes
-    if (host, port) not in _stores:
+    here = (host, port, place)
+    if here not in _stores:
+        _stores.clear()  # which closes the one before: it may have this port
+        _meetings.clear()
         if place.rank == 0 and not by_agent:
-            _stores[host, port] = serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
+            _stores[here] = serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
         else:
-            _stores[host, port] = join_store(host, port, timeout)
+            _stores[here] = join_store(host, port, timeout)
     # An agent's store outlives the processes. Ours does not, and a host that came back counts its restarts anew.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if by_agent else "0"
-    _meetings[host, port] += 1
-    return dist.PrefixStore(f"paceline-{restart}-{_meetings[host, port]}", _stores[host, port])
+    _meetings[here] += 1
+    return dist.PrefixStore(f"paceline-{restart}-{_meetings[here]}", _stores[here])
 
 
-_stores: dict[tuple[str, int], dist.Store] = {}
-_meetings: Counter[tuple[str, int]] = Counter()
+_stores: dict[tuple[str, int, Place], dist.Store] = {}  # the one where this process last met others
+_meetings: Counter[tuple[str, int, Place]] = Counter()
