@@ -89,12 +89,30 @@ def start_function_in_ranks(
     folder: Path, size: int, function: Callable[..., int | None], *values: Any
 ) -> list[Running]:
     """Starts a function in several processes that can meet; it must be importable, and may give an exit code."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {**_meeting_point(), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     environments = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(size)] if size > 1 else [{}]
     return [_fork(folder, environment, None, function, *values) for environment in environments]
+
+
+def run_hosts(folders: list[Path], *arguments: str) -> list[Running]:
+    """Runs `paceline ARGUMENTS` in one process for each folder, as on hosts without a common disk, to their ends."""
+    return run_function_on_hosts(folders, _run_command, arguments)
+
+
+def run_function_on_hosts(folders: list[Path], function: Callable[..., int | None], *values: Any) -> list[Running]:
+    """Runs a function in one process for each folder, as on hosts without a common disk, to their ends."""
+    shared = {**_meeting_point(), "WORLD_SIZE": len(folders), "GROUP_WORLD_SIZE": len(folders)}
+    shared |= {"LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}
+    hosts = [_fork(folder, {**shared, "RANK": rank}, None, function, *values) for rank, folder in enumerate(folders)]
+    for host in hosts:
+        host.wait()
+    return hosts
+
+
+def _meeting_point() -> dict[str, Any]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1]}
 
 
 def _fork(

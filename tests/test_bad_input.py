@@ -10,7 +10,9 @@ import torch
 from commands import Running, run_fork, start_command, start_ranks, weights_of
 from PIL import Image
 
+from paceline.engine.assemble import open_sources
 from paceline.errors import UserError
+from paceline.jobs.configure import configure
 from paceline.parallel.environment import check_devices
 from paceline.settings import RunSettings
 
@@ -48,7 +50,8 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "train classification --set optimizer=sdg": "unknown value 'sdg'; did you mean 'sgd'?",
     "train classification --set warmup=soon": "warmup='soon': expected a span like '5 epochs'",
     "train classification --set validation=1": "validation=1: must be at least 0 and below 1",
-    "train classification --set validation=0.00001": "validation=1e-05: of 1438 samples this leaves none for a split",
+    "train classification --set validation=0.00001": "validation=1e-05: of 1438 samples this leaves none for a split; "
+    "--set validation=0.001 holds out one or more, --set validation=0 holds out none",
     "train classification --set momentum=1": "momentum=1: must be at least 0 and below 1",
     "train classification --set classifier.clip=-0.5": "classifier.clip=-0.5: must be at least 0",
     "train classification --set label_smoothing=1.5": "label_smoothing=1.5: must be at least 0 and below 1",
@@ -75,6 +78,15 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "train classification --data folder --data-root empty": "--data-root empty: has no pictures",
     "train classification --data npz --data-root nowhere.npz": "nowhere.npz",
     "train restoration --data digits --crop 8": "--data digits: its samples have no 'target'; use another source, e.g.",
+    "train super_resolution --data degraded": "--data degraded: its samples have a 'target', which super_resolution "
+    "would not learn from; such data is for: paceline train restoration",
+    "train super_resolution --data pairs --data-root pairs": "--data pairs: its samples have a 'target'",
+    "train restoration --data pairs": "--data pairs: needs --data-root, which says where its files are",
+    "train classification --data folder": "--data folder: needs --data-root",
+    "train classification --data npz": "--data npz: needs --data-root",
+    "train classification --data packed": "--data packed: needs --data-root",
+    "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: weights are imported for "
+    "super_resolution and translation alone",
     "train classification --out a_file": "--out a_file: ",
     "train classification --bogus": "No such option",
     "train": "Missing argument",
@@ -98,6 +110,10 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "typo.toml").write_text("epocs = 3\n")
     (folder / "a_file").write_text("")
     (folder / "empty").mkdir()
+    for name in ("input", "target"):
+        (folder / "pairs" / name).mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (100, 100), (number, 0, 0)).save(folder / "pairs" / name / f"{number}.png")
     return folder
 
 
@@ -105,6 +121,19 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_mistake_is_named_in_one_line(mistakes: Path, command: str) -> None:
     assert_one_line(run_fork(mistakes, *command.split()), MISTAKES[command])
     assert not (mistakes / "runs").exists(), "a refused run left a folder"
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 17, 999])
+def test_the_share_for_validation_that_is_named_works(count: int, tmp_path: Path) -> None:
+    arrays = {"x_train": np.zeros((count, 4, 4), np.uint8), "y_train": np.arange(count) % 2}
+    np.savez(tmp_path / "few.npz", **arrays, x_test=arrays["x_train"], y_test=arrays["y_train"])
+    flags = {"data": "npz", "data_root": str(tmp_path / "few.npz")}
+    for share in ("0.0001", "0.9999"):
+        with pytest.raises(UserError, match="none for a split") as refused:
+            open_sources(configure("classification", flags, assignments=[f"validation={share}"]))
+        named = str(refused.value).partition("--set ")[2].split()[0]
+        sources = open_sources(configure("classification", flags, assignments=[named]))
+        assert len(sources["train"]) + len(sources["validation"]) == count and len(sources["validation"]) >= 1
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there are GPUs here")

@@ -15,8 +15,11 @@ from paceline.cli_flags import (
     Assignments,
     Checkpoint,
     ConfigFile,
+    LowRoot,
     RecipeName,
     RunName,
+    TestLowRoot,
+    TestRoot,
     Vgg,
     with_settings,
     with_vgg,
@@ -60,6 +63,9 @@ def evaluate(
     split: Annotated[str, typer.Option(help="test, validation or train (default: test; train for generators)")] = "",
     data: Annotated[str, typer.Option(help="another source than the run's own")] = "",
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
+    low_root: LowRoot = "",
+    test_root: TestRoot = "",
+    test_low_root: TestLowRoot = "",
     checkpoint: Checkpoint = "best",
     devices: Annotated[int, typer.Option(help="how many devices share the work")] = 1,
     accelerator: Accelerator = "",
@@ -72,6 +78,7 @@ def evaluate(
     from paceline.jobs.evaluate import evaluate as job
 
     flags = {"data": data, "data_root": data_root, "devices": devices, "accelerator": accelerator}
+    flags |= {"low_root": low_root, "test_root": test_root, "test_low_root": test_low_root}
     flags |= {"inception": inception, "inception_sha256": inception_sha256}
     raise typer.Exit(job(run, split, flags, parse_assignments(set_), checkpoint))
 
@@ -81,7 +88,7 @@ def sample(
     run: RunName,
     out: Annotated[str, typer.Option(help="a file: .png, or .gif or .webp for an animation (default: in RUN)")] = "",
     checkpoint: Checkpoint = "best",
-    grid: Annotated[str, typer.Option(help="rows and columns of the grid")] = "8x8",
+    grid: Annotated[str, typer.Option(help="generators: rows and columns of the grid (default: 8x8)")] = "",
     interpolate: Annotated[
         bool, typer.Option("--interpolate", help="each row goes from one picture to another")
     ] = False,
@@ -89,7 +96,11 @@ def sample(
     beside: Annotated[str, typer.Option(help="put another run's pictures next to these", metavar="RUN")] = "",
     accelerator: Accelerator = "",
 ) -> None:
-    """Show what a generator makes of the same random numbers, or other networks of the same pictures, as always."""
+    """Show what a run makes: grids of a generator, or strips of what restores or translates pictures.
+
+    Its random numbers, or the held-out pictures that it gets, are always the same, so that two runs or two checkpoints
+    can be compared.
+    """
     from paceline.jobs.sample import Wish
     from paceline.jobs.sample import sample as job
 
@@ -227,6 +238,18 @@ def board(
     from paceline.jobs.board import board as job
 
     raise typer.Exit(job(runs, host, port))
+
+
+@app.command()
+def settings(
+    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="a recipe's name, or your own .py file")] = "",
+    data: Annotated[str, typer.Option(help="the source: a name, or your own .py file (default: the recipe's)")] = "",
+    preset: Annotated[str, typer.Option(help="a named set of the recipe's settings")] = "",
+) -> None:
+    """List what can be set for a recipe and a source, with the values that a run would have."""
+    from paceline.jobs.settings import settings as job
+
+    raise typer.Exit(job(recipe, data, preset))
 
 
 @app.command()

@@ -21,6 +21,15 @@ Vgg = Annotated[str, typer.Option("--vgg", help="VGG19's weights, for recipes wi
 Assignments = Annotated[list[str], typer.Option("--set", help="any setting; repeat for more", metavar="NAME=VALUE")]
 
 
+def _meaning(name: str) -> str:
+    return PhotosSettings.__dataclass_fields__[name].metadata["meaning"]
+
+
+LowRoot = Annotated[str, typer.Option("--low-root", help=_meaning("low_root"))]
+TestRoot = Annotated[str, typer.Option("--test-root", help=_meaning("test_root"))]
+TestLowRoot = Annotated[str, typer.Option("--test-low-root", help=_meaning("test_low_root"))]
+
+
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command a flag for each setting that has one; they arrive as the dict `flags`."""
 

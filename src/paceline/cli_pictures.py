@@ -23,12 +23,16 @@ def apply(
     downsample: Annotated[
         str, typer.Option(help="bicubic: shrink first, and compare what comes out with the picture", metavar="bicubic")
     ] = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace results that are there already")] = False,
+    skip_existing: Annotated[
+        bool, typer.Option("--skip-existing", help="leave pictures out whose results are there already")
+    ] = False,
 ) -> None:
     """Super-resolve, restore or translate pictures of any size."""
     from paceline.jobs.apply import Wish
     from paceline.jobs.apply import apply as job
 
-    wish = Wish(checkpoint, accelerator, devices, gpus, tile, downsample)
+    wish = Wish(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing)
     raise typer.Exit(job(run, pictures, out, wish))
 
 

@@ -74,7 +74,7 @@ def resolve(
     has_unknown_source = any(is_path(one) and (one != source or is_left_out) for one in sources)
     groups = (run_settings, LearnerSettings, recipe_settings)
     owner = {f.name: group for group in groups for f in fields(group)}
-    hidden = next((f.name for f in _own_fields(run_settings) if owner[f.name] is not run_settings), "")
+    hidden = next((f.name for f in own_fields(run_settings) if owner[f.name] is not run_settings), "")
     if hidden:
         raise UserError(f"source {source!r}: its setting {hidden!r} is one of the recipe or of learners; rename it")
     hints = {group: get_type_hints(group) for group in groups}
@@ -127,12 +127,12 @@ def settings_of_sources() -> dict[str, list[str]]:
     """Every setting that not all runs have, with the sources of a name that have it, in quotes."""
     found: dict[str, list[str]] = {}
     for source in names("source"):
-        for f in _own_fields(source_settings(source)):
+        for f in own_fields(source_settings(source)):
             found.setdefault(f.name, []).append(repr(source))
     return found
 
 
-def _own_fields(run_settings: type[RunSettings]) -> list[dataclasses.Field[Any]]:
+def own_fields(run_settings: type[RunSettings]) -> list[dataclasses.Field[Any]]:
     """The settings that a source adds."""
     return [f for f in fields(run_settings) if f.name not in RunSettings.__dataclass_fields__]
 

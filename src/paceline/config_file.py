@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -69,13 +70,13 @@ def to_toml(config: Config, made_with: Mapping[str, Any]) -> str:
 def identity(config: Config, data: str) -> str:
     """What a run has in common with itself on another machine, in short: all that it may not change, and its data."""
     free = _free(config)
-    fixed = {name: value for name, value in config.values().items() if name not in free}
+    fixed = {name: value for name, value in _portable(config.values()).items() if name not in free}
     return sha256(json.dumps([fixed, data], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def changed_settings(kept: Mapping[str, Any], now: Config) -> list[str]:
     """What a resumed run may not change and does, as `name: was → is`."""
-    before, after = flatten(kept), now.values()
+    before, after = _portable(flatten(kept)), _portable(now.values())
     del after["recipe"]
     if before.keys() - after.keys():  # runs once kept the settings of all sources
         unused = settings_of_sources().keys() - after.keys()
@@ -87,3 +88,9 @@ def changed_settings(kept: Mapping[str, Any], now: Config) -> list[str]:
 def _free(config: Config) -> set[str]:
     """What a resumed run may change."""
     return {f.name for f in fields(config.run) if f.metadata.get("free")}
+
+
+def _portable(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the start of a run as its own folder sees it, since both may be moved, or named in another way."""
+    start, out = values.get("init_from"), values.get("out")
+    return values | {"init_from": os.path.relpath(start, out)} if start and out else values

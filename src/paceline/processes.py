@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -26,6 +27,13 @@ def die_with_parent(parent: int | None = None) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def prepare() -> None:
+    """Tells who watches over this process that it prepares to train: until it gets on, no beat is expected of it."""
+    if PULSE_FILE in os.environ:
+        with suppress(OSError):
+            Path(os.environ[PULSE_FILE]).write_bytes(b"")
 
 
 def beat() -> None:

@@ -73,7 +73,10 @@ class Recipe(nn.Module):
     # The metric that chooses the best checkpoint, without what its name has in [brackets], and its good end.
     best: tuple[str, str] = ("", "max")
     needs: ClassVar[tuple[str, ...]] = ()  # fields of a sample without which nothing can be learned
+    refuses: ClassVar[dict[str, str]] = {}  # fields that it would pass over, each with the recipe that is for them
     generates: ClassVar[bool] = False  # `predict` makes its "image", in -1…1, from the draws alone
+    # Settings that change what the networks compute while their weights still fit: `--init-from` wants them alike.
+    bound_to_weights: ClassVar[tuple[str, ...]] = ()
     # Values of the setting `stage` that mean several runs in a row, each from the best weights of the one before.
     stages: ClassVar[dict[str, tuple[str, ...]]] = {}
 
@@ -83,6 +86,10 @@ class Recipe(nn.Module):
     averaged: tuple[str, ...] = ()  # networks judged through their moving average
     double_backward: tuple[str, ...] = ()  # networks whose gradient is itself differentiated (R1)
     enlarges: int = 1  # how many times as high and wide the pictures of `restore` are as those that it gets
+
+    @classmethod
+    def check(cls, settings: Any) -> None:
+        """Refuses what would end training later, like a file that is not there; asked before the first stage."""
 
     def __init__(self, settings: Any, facts: Facts) -> None:
         super().__init__()

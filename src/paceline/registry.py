@@ -5,6 +5,7 @@ A person's own file is named by its path and loaded the same way.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -30,8 +31,17 @@ ANNOUNCED = "PACELINE_RUNS_CODE_IN"  # the files that a person was told of, by t
 
 def names(kind: str) -> list[str]:
     """The names that a command accepts for this kind; imports none of them."""
-    folder = Path(__file__).parent.joinpath(*FOLDERS[kind].split(".")[1:])
-    return sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
+    return sorted(file.stem for file in _folder(kind).glob("*.py") if not file.stem.startswith("_"))
+
+
+def about(kind: str, name: str) -> str:
+    """The first line of what a registered file says of itself; it is not imported."""
+    docstring = ast.get_docstring(ast.parse((_folder(kind) / f"{name}.py").read_text(encoding="utf-8")))
+    return (docstring or "").partition("\n")[0]
+
+
+def _folder(kind: str) -> Path:
+    return Path(__file__).parent.joinpath(*FOLDERS[kind].split(".")[1:])
 
 
 def is_path(name: str) -> bool:

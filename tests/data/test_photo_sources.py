@@ -135,13 +135,25 @@ def test_a_file_in_low_resolution_of_another_size_is_refused_by_name(tmp_path: P
     for number in range(3):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", 4, 4 if number else 5)
-    with pytest.raises(UserError, match=r"0\.png: 5×4 pixels are not 1/4 of the 16×16 of 0\.png"):
+    with pytest.raises(UserError, match=r"0\.png: 5×4 pixels are no whole fraction of the 16×16 of 0\.png"):
         Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
     (tmp_path / "low" / "0.png").unlink()
     with pytest.raises(UserError, match=r"0\.png has no file in --low-root"):
         Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
     kept = Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low"), bad_images="skip"))
     assert len(kept) == 2 and "left out 1 of 3" in kept.notes[0]
+
+
+def test_files_of_other_pictures_are_not_said_to_have_a_scale(tmp_path: Path) -> None:
+    for number, (height, width) in enumerate(((5, 9), (8, 8), (7, 3), (4, 4))):
+        save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
+        save(tmp_path / "low" / f"{number}.png", height, width)
+    with pytest.raises(UserError) as refused:
+        Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
+    first, second, _ = str(refused.value).split("0.png: ", 1)[1].split(", ", 2)
+    assert first == "9×5 pixels are no whole fraction of the 16×16 of 0.png (is it the same picture?)"
+    assert second.endswith("2.png: 3×7 pixels are no whole fraction of the 16×16 of 2.png (is it the same picture?)")
+    assert "3.png: 4×4 pixels are 1/4 of the 16×16 of 3.png, where others are 1/2" in str(refused.value)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -160,7 +172,7 @@ def test_unusable_files_are_refused_by_name_or_left_out(tmp_path: Path) -> None:
     frames[0].save(root / "train" / "moving.gif", save_all=True, append_images=frames[1:])
     save(root / "train" / "small.png", 4, 4)
     expected = (
-        r"bomb\.png: .*900000000.* limit of 89 megapixels.*empty\.jpg: unreadable image \(no picture.*"
+        r"bomb\.png: .*900 megapixels.* limit of 89 megapixels.*empty\.jpg: unreadable image \(no picture.*"
         r"large\.png: unreadable image \(9500 × 9500 pixels.* and 1 more; --bad-images skip leaves"
     )
     with pytest.raises(UserError, match=expected):
@@ -191,11 +203,28 @@ def test_a_folder_without_usable_pictures_is_refused(tmp_path: Path) -> None:
 def test_a_picture_that_was_taken_sideways_is_upright_in_its_size_too(tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
-    for suffix in ("png", "jpg"):
+    for suffix in ("png", "jpg", "tif"):
         save(tmp_path / "train" / f"a.{suffix}", 10, 16, exif=turned)
     source = Photos("train", settings(tmp_path))
-    assert source.sizes is not None and source.sizes.tolist() == [[16, 10], [16, 10]]
-    assert source.read(0)["image"].shape == source.read(1)["image"].shape == (16, 10, 3)
+    assert source.sizes is not None and source.sizes.tolist() == [[16, 10]] * 3
+    assert [source.read(index)["image"].shape for index in range(3)] == [(16, 10, 3)] * 3
+
+
+def test_a_picture_that_is_said_to_lie_sideways_after_its_pixels_is_refused_by_name_or_decoded_first(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "train" / "late.png"
+    save(file, 10, 16)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    content, said = file.read_bytes(), b"eXIf" + turned.tobytes().removeprefix(b"Exif\0\0")
+    chunk = struct.pack(">I", len(said) - 4) + said + struct.pack(">I", zlib.crc32(said))
+    file.write_bytes(content[:-12] + chunk + content[-12:])  # before what ends the file
+    with pytest.raises(UserError, match=r"late\.png: 10×16 pixels, and 16×10 in its header; --bad-images skip takes"):
+        Photos("train", settings(tmp_path)).read(0)
+    source = Photos("train", settings(tmp_path, bad_images="skip"))
+    assert source.sizes is not None and source.sizes.tolist() == [[16, 10]] and not source.notes
+    assert source.read(0)["image"].shape == (16, 10, 3)
 
 
 def test_all_kinds_of_pixels_become_eight_bit_colour(tmp_path: Path) -> None:

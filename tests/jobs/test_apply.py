@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from paceline.cli import run
 from paceline.engine.restorer import build, open_restorer
 from paceline.engine.tiling import Tiling, choose_tiling, restore_in_tiles
 from paceline.engine.weights_file import write_weights
+from paceline.jobs import _applier_processes
 from paceline.jobs._downsampled import measure
 from paceline.jobs.configure import configure
 from paceline.recipe import Facts
@@ -113,7 +116,7 @@ def test_a_folder_keeps_its_shape_and_a_second_run_gives_the_same(capsys):
     assert apply("super_resolution.safetensors", "photos", "--out", "photos/made") == 0
     first = pixels("photos/made/one.png")
     assert first.shape == (120, 160, 3) and pixels("photos/made/inner/two.png").shape == (82, 66, 3)
-    assert apply("super_resolution.safetensors", "photos", "--out", "photos/made", "--tile", 16) == 0
+    assert apply("super_resolution.safetensors", "photos", "--out", "photos/made", "--tile", 16, "--overwrite") == 0
     said = capsys.readouterr().out
     assert "2 pictures on cpu" in said and "20 tiles of 16 pixels" in said
     assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # a rounding of 255
@@ -124,13 +127,6 @@ def test_a_folder_keeps_its_shape_and_a_second_run_gives_the_same(capsys):
 def test_a_pattern_and_single_files_go_together(tmp_path):
     assert apply("restoration.safetensors", "photos/*.png", "photos/inner/two.png", "--out", tmp_path) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
-
-
-def test_files_that_differ_in_their_suffix_keep_their_names_apart(tmp_path):
-    Image.fromarray(PHOTO).save(tmp_path / "a.png")
-    Image.fromarray(PHOTO).save(tmp_path / "a.jpg")
-    assert apply("residual.safetensors", tmp_path, "--out", tmp_path / "out") == 0
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.jpg.png", "a.png.png"]
 
 
 def test_translation_writes_a_picture_for_every_panel(tmp_path):
@@ -145,11 +141,11 @@ def test_grey_stays_grey_in_8_and_in_16_bits(tmp_path):
     Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
     Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.tif")
     assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out") == 0
-    eight, deep = pixels(tmp_path / "out/grey.png"), pixels(tmp_path / "out/deep.png.png")
+    eight, deep = pixels(tmp_path / "out/grey.png"), pixels(tmp_path / "out/deep.png")
     assert eight.shape == deep.shape == (120, 160) and eight.dtype == np.uint8 and deep.dtype == np.uint16
     assert np.abs(deep / 257 - eight).max() <= 0.51
     assert len(np.unique(deep)) > 256  # more than 8 bits can hold
-    assert np.array_equal(deep, pixels(tmp_path / "out/deep.tif.tif"))
+    assert np.array_equal(deep, pixels(tmp_path / "out/deep.tif"))
 
 
 def test_colours_of_16_bits_stay_in_tiff_and_are_told_of_in_png(tmp_path, capsys):
@@ -240,14 +236,6 @@ def test_files_that_cannot_be_used_are_listed_and_the_others_done(tmp_path, caps
     assert said.err.splitlines()[-1] == "1 of 6 pictures were done, 5 could not be used"
 
 
-def test_no_picture_is_overwritten(tmp_path, capsys):
-    Image.fromarray(PHOTO).save(tmp_path / "a.png")
-    before = (tmp_path / "a.png").read_bytes()
-    assert apply("restoration.safetensors", tmp_path / "a.png", "--out", tmp_path) == 2
-    assert "a.png is one of the pictures, and would be overwritten" in capsys.readouterr().err
-    assert (tmp_path / "a.png").read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -286,7 +274,7 @@ def test_a_mistake_is_one_line(words, line, capsys):
 def test_networks_that_cannot_be_tiled_take_whole_pictures_or_say_so(capsys, tmp_path):
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path) == 0
     assert "tiles" not in capsys.readouterr().out
-    assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path, "--tile", 32) == 0
+    assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path / "tiled", "--tile", 32) == 0
     assert "it normalises by the statistics of the whole picture: tiles may show" in capsys.readouterr().out
 
 
@@ -305,13 +293,22 @@ def test_tiles_are_as_large_as_the_memory_allows(monkeypatch):
     assert "does not fit in memory with a tile" in choose_tiling(field, (3000, 2000), torch.device("cpu")).note
 
 
-def test_tiles_become_smaller_where_a_device_has_too_little_memory(tmp_path, monkeypatch, capsys):
+def no_room_on_a_gpu() -> None:
+    raise torch.OutOfMemoryError("no room")
+
+
+def no_room_on_the_host() -> None:
+    torch.empty(10**15)
+
+
+@pytest.mark.parametrize("fail", [no_room_on_a_gpu, no_room_on_the_host])
+def test_tiles_become_smaller_where_a_device_has_too_little_memory(fail, tmp_path, monkeypatch, capsys):
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "whole") == 0
     restore = SuperResolution.restore
 
     def with_little_memory(self: SuperResolution, pictures: torch.Tensor) -> dict[str, torch.Tensor]:
         if not isinstance(pictures, FakeTensor) and pictures.shape[-1] > 70:
-            raise torch.OutOfMemoryError("no room")
+            fail()
         return restore(self, pictures)
 
     monkeypatch.setattr(SuperResolution, "restore", with_little_memory)
@@ -363,7 +360,26 @@ def test_several_processes_share_the_files(place, tmp_path):
         assert np.array_equal(pixels(tmp_path / "out" / name), pixels(tmp_path / "alone" / name))
 
 
-def test_a_run_is_applied_without_its_data(tmp_path):
+def test_pictures_are_listed_when_all_processes_are_lost(tmp_path, monkeypatch, capsys):
+    start = _applier_processes._start
+
+    def start_and_lose(*words: Any) -> subprocess.Popen[str]:
+        process = start(*words)
+        process.kill()
+        return process
+
+    monkeypatch.setattr(_applier_processes, "_start", start_and_lose)
+    for number in range(5):
+        Image.fromarray(PHOTO).save(tmp_path / f"{number}.png")
+    assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out", "--devices", 2) == 1
+    *listed, last = capsys.readouterr().err.splitlines()
+    assert sorted(line.split(": ")[1] for line in listed) == [str(tmp_path / f"{number}.png") for number in range(5)]
+    assert sum("the process that worked on it ended (exit code -9)" in line for line in listed) == 2
+    assert sum("all processes had ended" in line for line in listed) == 3
+    assert last == "0 of 5 pictures were done, 5 could not be used"
+
+
+def test_a_run_is_applied_without_its_data(tmp_path, capsys):
     words = ["train", "super_resolution", "--data", "photos", "--data-root", str(tmp_path / "data"), "--accelerator"]
     words += ["cpu", "--set", "scale=2", "--set", "num_blocks=1", "--set", "width=2", "--crop", "16", "--images", "4"]
     for number in range(8):
@@ -374,7 +390,8 @@ def test_a_run_is_applied_without_its_data(tmp_path):
     shutil.rmtree(tmp_path / "data")
     assert apply(tmp_path / "run", "photos/one.png", "--out", tmp_path / "out", "--checkpoint", "last") == 0
     assert pixels(tmp_path / "out/one.png").shape == (120, 160, 3)
-    assert apply(tmp_path / "run", "photos/one.png", "--out", tmp_path / "out", "--checkpoint", "7") == 2
+    assert apply(tmp_path / "run", "photos/one.png", "--out", tmp_path / "out", "--checkpoint", "14") == 2
+    assert "--checkpoint 14: none was kept at so many images; there are: best, last, 4\n" in capsys.readouterr().err
 
 
 def test_a_recipe_that_makes_no_pictures_of_pictures_is_refused(capsys, tmp_path):

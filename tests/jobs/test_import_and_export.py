@@ -70,7 +70,9 @@ def import_file(*words: str) -> int:
     return run(["import", *words, "--recipe", "super_resolution", "--out", "ours.safetensors"])
 
 
-@pytest.mark.parametrize("wrapped", ["plain", "under 'generator'", "with module.", "without biases", "not shared"])
+@pytest.mark.parametrize(
+    "wrapped", ["plain", "under 'generator'", "with module.", "without biases", "not shared", "by Lightning"]
+)
 def test_a_generator_from_elsewhere_gives_the_same_pictures_here(wrapped, capsys):
     theirs = TheirGenerator(shared=wrapped != "not shared", bias=wrapped != "without biases").eval()
     state: dict = theirs.state_dict()
@@ -78,9 +80,15 @@ def test_a_generator_from_elsewhere_gives_the_same_pictures_here(wrapped, capsys
         state = {f"module.{name}": tensor for name, tensor in state.items()}
     if wrapped == "under 'generator'":
         state = {"generator": state, "generator_losses": [(0, 1.0)], "discriminator": {}}
+    if wrapped == "by Lightning":
+        state = {f"generator.{name}": tensor for name, tensor in state.items()}
+        state = {"epoch": 3, "state_dict": {**state, "discriminator.0.weight": torch.zeros(1)}}
     torch.save(state, "theirs.pth")
     assert import_file("theirs.pth") == 0
-    assert "generator: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    blocks = "separate" if wrapped == "not shared" else "shared"
+    assert "generator: " in said
+    assert f"recognised scale=4, num_blocks=4, width={WIDTH}, norm=batch, blocks={blocks}; output=tanh, which" in said
     ours = open_restorer("ours.safetensors")
     assert (ours.config.recipe.blocks == "shared") == (wrapped != "not shared")
     assert ours.enlarges == 4 and ours.config.recipe.num_blocks == 4
@@ -122,6 +130,12 @@ def without(state: dict, name: str) -> dict:
     return {key: tensor for key, tensor in state.items() if key != name}
 
 
+def broken_at(name: str, value: float) -> dict:
+    state = TheirGenerator().state_dict()
+    state[name].view(-1)[3] = value
+    return state
+
+
 class Surprise:
     def __reduce__(self) -> tuple:
         return (print, ("ran",))
@@ -146,6 +160,11 @@ class Surprise:
         ([1, 2], [], "theirs.pth: holds no state_dict"),
         (None, [], "theirs.pth: no such file"),
         (b"\x80nonsense", [], "theirs.pth: "),
+        (b"hi", [], "theirs.pth: was not written by torch.save"),
+        (b"", [], "theirs.pth: is empty"),
+        (nn.ReLU(), [], "theirs.pth: holds more than tensors, and is not read"),
+        (broken_at("last.weight", float("nan")), [], "theirs.pth: last.weight holds NaN or infinite numbers"),
+        (broken_at("residual.0.bn1.running_var", float("inf")), [], "theirs.pth: residual.0.bn1.running_var holds NaN"),
     ],
 )
 def test_what_does_not_fit_is_named(content, words, line, capsys):
@@ -212,7 +231,7 @@ def test_networks_of_deepliif_that_do_not_fit_are_named(skip, words, line, capsy
 
 def test_other_recipes_and_other_names_of_files_are_refused(capsys):
     assert run(["import", "a.pth", "--recipe", "dcgan", "--out", "ours.safetensors"]) == 2
-    assert "unknown recipe to import for 'dcgan'" in capsys.readouterr().err
+    assert "--recipe dcgan: weights are imported for super_resolution and translation alone" in capsys.readouterr().err
     assert run(["import", "a.pth", "--recipe", "super_resolution", "--out", "ours.pth"]) == 2
     assert "--out ours.pth: expected a name that ends in .safetensors" in capsys.readouterr().err
 

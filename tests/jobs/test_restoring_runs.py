@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from commands import run_fork, run_ranks
+from commands import Running, run_fork, run_hosts, run_ranks
 from PIL import Image
 from skimage import data
 
 from paceline.cli import run
 from paceline.engine.checkpoint import Checkpoints, choose_checkpoint
+from paceline.engine.restorer import build
+from paceline.engine.weights_file import write_weights
 from paceline.jobs._stages import stages_of
 from paceline.jobs.configure import configure
 from paceline.monitor.metrics import read_metrics
+from paceline.recipe import Facts
 
 NETWORKS = ["num_blocks=1", "width=2", "d_width=2", "vgg=random", "vgg_layer=relu2_1", "scale=2"]
 CADENCE = ["evaluate_every=32 images", "sample_every=16 images", "save_every=16 images", "keep=9"]
@@ -68,6 +71,17 @@ def test_both_stages_are_runs_of_their_own_the_second_from_the_best_of_the_first
     assert {"generator/perceptual", "generator/adversarial", "discriminator/real"} <= set().union(*rows)
 
 
+def test_a_run_of_stages_goes_on_under_another_name_of_its_folder(place):
+    again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", str(place / "both"))
+    assert again.wait() == 0 and "finished already, at 32 images" in again.stdout, again.stderr
+
+
+def test_what_a_later_stage_lacks_is_named_before_the_first(place):
+    refused = run_fork(place, *TRAIN, "--set", "stage=both", "--vgg", "nope.pth", "--out", "lacking")
+    assert refused.wait() == 2 and "--vgg nope.pth: no such file" in refused.stderr
+    assert not (place / "lacking").exists()
+
+
 def test_a_test_picture_that_cannot_be_judged_is_named_before_training(place):
     save(place / "flat" / "wide.png", data.astronaut()[:14, :60])
     refused = run_fork(place, *TRAIN, "--test-root", "flat", "--out", "unjudged")
@@ -101,6 +115,43 @@ def test_two_processes_go_through_both_stages(place):
     assert all(torch.equal(start[name], end[name]) for name in start if "norm" not in name and ".body.1." not in name)
 
 
+def run_two_hosts(first: Path, second: Path, *words: str) -> list[Running]:
+    """Goes on with a run of both stages in two processes that have a folder each."""
+    root = str(Path("photos").absolute())
+    words = (*TRAIN, "--set", "stage=both", "--data-root", root, "--strategy", "ddp", "--timeout", "60", *words)
+    hosts = run_hosts([first, second], *words, "--out", "both")
+    assert [host.wait() for host in hosts] == [0, 0], [host.stderr for host in hosts]
+    return hosts
+
+
+@pytest.mark.parametrize("replaced", [0, 1])
+def test_a_host_that_was_replaced_goes_on_with_the_stage_that_the_other_had_begun(replaced, tmp_path):
+    folders = [tmp_path / "0", tmp_path / "1"]
+    folders[replaced].mkdir()
+    shutil.copytree("both/adversarial", folders[1 - replaced] / "both/adversarial")
+    hosts = run_two_hosts(*folders, "--images", "40")
+    assert "going on from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
+    first, second = (weights(str(folder / "both/adversarial")) for folder in folders)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not any((folder / "both/pretrain").exists() for folder in folders)  # it has begun, and needs that no more
+
+
+def test_a_stage_without_a_checkpoint_starts_from_the_weights_of_the_host_that_has_most(tmp_path):
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        shutil.copytree("both/pretrain", folder / "both/pretrain")
+    shutil.rmtree(folders[0] / "both/pretrain/checkpoints/000000000032")  # an older disk
+    (folders[1] / "both/adversarial").mkdir()
+    shutil.copy("both/adversarial/config.toml", folders[1] / "both/adversarial")  # killed before it saved
+    hosts = run_two_hosts(*folders, "--lr", "0", "--set", "perceptual=0", "--images", "8")
+    assert "starts from both/pretrain at 32 images: generator" in hosts[0].stdout
+    best = weights("both/pretrain", "best")
+    parameters = [name for name in best if "norm" not in name and ".body.1." not in name]
+    for folder in folders:
+        found = weights(str(folder / "both/adversarial"))
+        assert all(torch.equal(found[name], best[name]) for name in parameters)
+
+
 @pytest.mark.parametrize("origin", ["a run", "a file"])
 def test_a_run_starts_from_given_weights(place, origin, tmp_path):
     best = weights("both/pretrain", "best")
@@ -124,6 +175,9 @@ def test_training_keeps_strips_which_sample_shows_again_and_animates(capsys):
     with Image.open("both/pretrain/grid.png") as shown, Image.open(f"both/pretrain/samples/{names[-1]}") as kept:
         assert np.array_equal(np.asarray(shown), np.asarray(kept))
         assert shown.width > 4 * 32  # low, bicubic, restored and target
+    for flags in (["--grid", "2x2"], ["--interpolate"]):
+        assert run(["sample", "both/pretrain", "--accelerator", "cpu", *flags]) == 2
+        assert f"{' '.join(flags)}: SuperResolution makes its pictures of others" in capsys.readouterr().err
     assert run(["sample", "both/pretrain", "--animate", "--out", "moving.gif"]) == 0
     with Image.open("moving.gif") as moving:
         assert moving.n_frames == 3
@@ -138,6 +192,11 @@ def test_a_folder_of_photographs_is_judged_as_a_whole_from_its_small_pictures(ca
     assert {"psnr[y]", "ssim[y]", "bicubic_psnr[y]", "bicubic_ssim[y]"} < numbers.keys()
     assert 15 < float(numbers["bicubic_psnr[y]"]) < 45
     assert "measured with protocol y, border 2" in printed
+    assert run([*command, "--low-root", "set3/LR"]) == 0
+    assert capsys.readouterr().out == printed
+    others = ["--test-root", "set3/HR", "--test-low-root", "set3/LR", "--accelerator", "cpu"]
+    assert run(["evaluate", "both/pretrain", *others]) == 0  # and not the run's own photographs
+    assert capsys.readouterr().out == printed
     assert run([*command, "--set", "low_root=set3/LR", "--set", "protocol=rgb"]) == 0
     assert "bicubic_psnr[rgb]" in capsys.readouterr().out
 
@@ -151,8 +210,10 @@ def test_the_protocol_is_kept_with_the_numbers():
     ("words", "line"),
     [
         (["--init-from", "nowhere"], "--init-from nowhere: expected a run's folder or a .safetensors file"),
-        (["--init-from", "photos"], "photos/checkpoints: has no checkpoint yet"),
-        (["--init-from", "both/pretrain", "--set", "scale=4"], "its generator is another network"),
+        (["--init-from", "photos"], "--init-from photos: has no checkpoint yet"),
+        (["--init-from", "both"], "its stages are runs: both/adversarial, both/pretrain"),
+        (["--init-from", "both/pretrain", "--set", "scale=4"], "learned with scale=2 and not 4; use --set scale=2"),
+        (["--init-from", "both/pretrain", "--set", "output=tanh"], "use --set output=residual"),
         (["--init-from", "both/pretrain", "--set", "width=3"], "its generator is another network"),
         (["--set", "stage=adversarial", "--vgg", "none.pth"], "--vgg none.pth: no such file"),
         (["--set", "scale=3"], "unknown value '3'"),
@@ -170,12 +231,47 @@ def test_the_folder_of_several_stages_is_no_run_and_says_which_are(capsys):
     assert "its stages are runs: both/adversarial, both/pretrain" in capsys.readouterr().err
 
 
+def test_the_last_stage_that_is_finished_is_applied(capsys, tmp_path):
+    words = ["photos/0.png", "--accelerator", "cpu", "--out"]
+    assert run(["apply", "both", *words, str(tmp_path / "last")]) == 0
+    assert "super_resolution from both/adversarial at 32 images" in capsys.readouterr().out
+    shutil.copytree("both", tmp_path / "both")
+    status = tmp_path / "both/adversarial/status.json"
+    status.write_text(status.read_text().replace("finished", "stopped"))
+    assert run(["apply", str(tmp_path / "both"), *words, str(tmp_path / "first")]) == 0
+    assert "both/pretrain at 32 images" in capsys.readouterr().out
+    assert (tmp_path / "first/0.png").read_bytes() != (tmp_path / "last/0.png").read_bytes()
+
+
 def test_weights_of_a_file_that_holds_other_networks_are_refused(capsys, tmp_path):
     path = tmp_path / "other.safetensors"
     safetensors.torch.save_file({"encoder.weight": torch.zeros(1)}, path)
     assert run([*TRAIN, "--init-from", str(path), "--out", str(tmp_path / "run")]) == 2
     assert "holds none of the networks generator" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+
+def test_weights_that_fit_and_mean_something_else_are_refused_by_the_settings_kept_with_them(capsys, tmp_path):
+    shared = configure("super_resolution", {}, assignments=[*NETWORKS, "blocks=shared"], elsewhere=True)
+    facts = Facts(3, 16, 16)
+    write_weights(tmp_path / "shared.safetensors", shared, facts, build(shared, facts).state_dict())
+    words = [*TRAIN, "--set", "blocks=shared", "--init-from", str(tmp_path / "shared.safetensors"), "--images", "8"]
+    assert run([*words, "--set", "num_blocks=3", "--set", "scale=4", "--out", str(tmp_path / "other")]) == 2
+    assert "scale=2 and not 4, num_blocks=1 and not 3; use --set scale=2 --set num_blocks=1" in capsys.readouterr().err
+    assert not (tmp_path / "other/config.toml").exists()
+    assert run([*words, "--out", str(tmp_path / "same")]) == 0
+
+
+def test_a_run_that_has_begun_needs_the_weights_no_more_that_it_started_from(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree("both/pretrain", tmp_path / "given")
+    words = [*TRAIN, "--init-from", "~/given", "--set", "average=8 images", "--out", str(tmp_path / "run")]
+    assert run([*words, "--images", "8", "--lr", "0"]) == 0
+    started = weights(str(tmp_path / "run"))
+    averages = [name for name in started if name.startswith("averaged/")]
+    assert averages and all(torch.equal(started[name], started[name.removeprefix("averaged/")]) for name in averages)
+    shutil.rmtree(tmp_path / "given")
+    assert run([*words, "--images", "16", "--lr", "0"]) == 0
 
 
 def test_two_processes_give_the_weights_of_one_with_the_frozen_network_too(place, tmp_path):

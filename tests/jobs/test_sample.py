@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 from commands import run_fork
-from PIL import Image
+from PIL import Image, ImageSequence
+from skimage import data
 
 from paceline.cli import run
 from paceline.jobs.sample import slerp
-from paceline.monitor.pictures import GAP_PX, grid
+from paceline.monitor.pictures import GAP_PX, captioned, grid, save_animation
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
+BRIGHT = (255, 0, 255)
 CELL_PX = 32 + GAP_PX  # the digits' 8 pixels, enlarged
 
 
@@ -106,13 +108,38 @@ def test_two_runs_stand_side_by_side():
         ("long --out picture.jpg", "--out picture.jpg: expected a name that ends in .png"),
         ("long --animate --out moving.mp4", "--out moving.mp4: expected a name that ends in .gif or .webp"),
         ("long --animate --interpolate", "do not go together"),
-        ("long --checkpoint 7", "unknown checkpoint '7'"),
+        ("long --animate --grid 2x2", "--grid 2x2: --animate shows the pictures that training kept"),
+        ("long --checkpoint 7", "--checkpoint 7: none was kept at so many images"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_one_line(command, line, capsys):
     assert run(["sample", *command.split()]) == 2
     told = capsys.readouterr().err
     assert line in told and len(told.splitlines()) == 1
+
+
+def test_an_animation_keeps_colours_that_few_pixels_have(tmp_path):
+    pictures = []
+    for left in (10, 40, 70):
+        picture = data.coffee()[:100, :150].copy()
+        picture[10:13, left : left + 3] = BRIGHT
+        pictures.append(picture)
+    for suffix, largest in ((".gif", 64), (".webp", 0)):
+        save_animation([Image.fromarray(picture) for picture in pictures], tmp_path / f"moving{suffix}")
+        with Image.open(tmp_path / f"moving{suffix}") as moving:
+            frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(moving)]
+        assert len(frames) == 3
+        for left, frame, picture in zip((10, 40, 70), frames, pictures, strict=True):
+            assert tuple(frame[11, left + 1]) == BRIGHT
+            assert np.abs(frame.astype(int) - picture).max() <= largest
+
+
+def test_a_caption_is_shortened_or_has_room():
+    picture = Image.new("RGB", (20, 20), "black")
+    assert captioned(picture, "a long caption").width == 20
+    wide = captioned(picture, "a long caption", room=True)
+    assert wide.width > 60 and np.asarray(wide)[:18, 40:].min() < 255, "its end is not written"
+    assert captioned(picture, "a", room=True).width == 20
 
 
 def test_a_grid_has_room_for_every_picture():

@@ -57,6 +57,11 @@ def test_features_are_those_of_torchvisions_layers(tmp_path, file, layer, module
     torch.testing.assert_close(Features(path, layer)(PICTURES), network[:modules](normalised(PICTURES)))
 
 
+def test_a_file_of_parameters_is_frozen_too(tmp_path):
+    path = saved(tmp_path, dict(layers().named_parameters(prefix="features")), "vgg.pth")
+    assert not Features(path, "conv1_2")(PICTURES).requires_grad
+
+
 def test_the_layers_are_numbered_as_in_torchvision():
     convolutions = [number for number, module in enumerate(vgg19().features) if isinstance(module, nn.Conv2d)]
     assert convolutions == [number for number, module in enumerate(layers()) if isinstance(module, nn.Conv2d)]
@@ -117,7 +122,14 @@ def test_what_cannot_be_used_is_named(tmp_path):
         saved(tmp_path, {"features.0.weight": torch.zeros(4, 3, 3, 3)}, "short.safetensors"): "has 1 convolutions",
     }
     (tmp_path / "broken.pth").write_bytes(b"nothing")
-    cases[str(tmp_path / "broken.pth")] = "cannot be read"
+    cases[str(tmp_path / "broken.pth")] = "was not written by torch.save$"
+    (tmp_path / "empty.pth").touch()
+    cases[str(tmp_path / "empty.pth")] = "is empty$"
+    whole = saved(tmp_path, {"features.0.weight": torch.zeros(4, 3, 3, 3)}, "cut.pth")
+    Path(whole).write_bytes(Path(whole).read_bytes()[:-100])
+    cases[whole] = "cannot be read, perhaps it is cut off"
+    torch.save(torch.nn.ReLU(), tmp_path / "program.pth")
+    cases[str(tmp_path / "program.pth")] = "holds more than tensors, and is not read: save its state_dict alone$"
     for path, message in cases.items():
         with pytest.raises(UserError, match=message):
             Features(path)(PICTURES)

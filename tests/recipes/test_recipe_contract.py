@@ -1,13 +1,17 @@
 """What every recipe must keep to; a new file in recipes/ is tested by existing."""
 
 import dataclasses
+import itertools
+import typing
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from paceline import registry
 from paceline.config import resolve
+from paceline.errors import UserError
 from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
 from paceline.settings import LearnerSettings, RunSettings
 
@@ -19,11 +23,16 @@ def load(name: str) -> type[Recipe]:
     return registry.load_class("recipe", name, Recipe)
 
 
-def build(name: str) -> Recipe:
+def load_small(name: str) -> dict[str, Any]:
+    """The recipe's own settings that make it small."""
+    own = {field.name for field in dataclasses.fields(load(name).Settings)}
+    return {key: value for key, value in load(name).small.items() if key in own}
+
+
+def build(name: str, **settings: Any) -> Recipe:
     torch.manual_seed(0)
     recipe_class = load(name)
-    own = {field.name for field in dataclasses.fields(recipe_class.Settings)}
-    return recipe_class(recipe_class.Settings(**{k: v for k, v in recipe_class.small.items() if k in own}), FACTS)
+    return recipe_class(recipe_class.Settings(**load_small(name) | settings), FACTS)
 
 
 def make_batch(recipe: Recipe) -> Batch:
@@ -133,3 +142,41 @@ def test_predictions_of_a_recipe_have_a_row_per_sample_and_its_judge_exists(name
         assert recipe.judge in registry.names("judge")
         split, _, metric = recipe.best[0].partition("/")
         assert split == recipe.judged_on and metric and recipe.best[1] in ("min", "max")
+
+
+def choices(name: str) -> Iterator[tuple[str, Any]]:
+    """Settings of a recipe with values to try: some of the allowed words, and one more of what is counted."""
+    recipe_class = load(name)
+    hints = typing.get_type_hints(recipe_class.Settings)
+    for field in dataclasses.fields(recipe_class.Settings):
+        hint = hints[field.name]
+        if typing.get_origin(hint) is typing.Literal or hint is bool:
+            yield from ((field.name, value) for value in (typing.get_args(hint) or (False, True))[:3])
+        elif hint is int:
+            yield field.name, recipe_class.small.get(field.name, field.default) + 1
+
+
+@every_recipe
+def test_settings_with_which_the_same_weights_compute_something_else_are_named(name):
+    bound = load(name).bound_to_weights
+    assert set(bound) <= {field.name for field in dataclasses.fields(load(name).Settings)}
+    usual = vars(load(name).Settings(**load_small(name)))
+    changes = [(setting, value) for setting, value in choices(name) if value != usual[setting]]
+    pairs = [{}, *(dict(pair) for pair in itertools.combinations_with_replacement(changes, 2))]
+    computed: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {}
+    for number, settings in enumerate(pairs):
+        if settings in pairs[:number]:
+            continue
+        try:
+            recipe = build(name, **settings).eval()
+        except UserError:  # these do not go together
+            continue
+        shapes = {key: tuple(value.shape) for key, value in recipe.state_dict().items()}
+        alike = str((shapes, [(usual | settings)[setting] for setting in bound]))
+        before, weights, made = computed.setdefault(alike, (settings, recipe.state_dict(), {}))
+        recipe.load_state_dict(weights)
+        with torch.no_grad():
+            found = recipe.predict(make_batch(recipe))
+        made.update(made or found)
+        same = all(torch.equal(found[key], value) for key, value in made.items())
+        assert same, f"weights learned with {before} fit {settings}, and compute something else: bound_to_weights"

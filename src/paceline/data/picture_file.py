@@ -1,29 +1,34 @@
 """Pictures of any mode from files, and results back into files, with what the pixels have besides colours.
 
 Grey stays grey, transparency and colour profiles are kept, and so are 16 bits where Pillow (grey) or tifffile (colour)
-can read and write them. What has more than eight bits elsewhere (colour PNG) is read with eight, and says so.
+can read and write them. What has more than eight bits elsewhere (PNG in colour or with transparency) is read with
+eight, and says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
+from paceline.data.deep_tiff import has_deep_colours, read_deep_colours, write_deep_colours
 from paceline.data.sources._pictures import (
-    ORIENTATION,
     SIXTEEN_BIT_MODES,
     UNBOUNDED_MODES,
     BadPicture,
     opened,
+    turn_upright,
     upright_size,
 )
 
 TIFF_SUFFIXES = (".tif", ".tiff")
-BITS_PER_SAMPLE = 258  # of TIFF
-PNG_DEPTH_AT, PNG_COLOURS = 24, (2, 6)  # in a PNG's header: bits, then the kind of its pixels
+GREY_MODES = ("1", "L", "LA", "La")
+OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")  # whose profiles are not of the RGB that is made of them
+PNG_DEPTH_AT, PNG_GREY, PNG_GREY_AND_ALPHA = 24, 0, 4  # in a PNG's header: bits, then the kind of its pixels
 PNG_COMPRESSION = 3  # of 9: photographs gain little from more, and take long
 
 
@@ -48,24 +53,31 @@ def read_picture(path: Path) -> Picture:
     upright_size(path)  # refuses what is animated or too large by its header
     suffix = result_suffix(path)
     with opened(path) as image:
-        profile = image.info.get("icc_profile") or b""
-        deep, note = _read_deep_colours(path, image)
-        if deep is not None:
-            alpha = Image.fromarray((deep[..., 3] >> 8).astype(np.uint8)) if deep.shape[-1] == 4 else None
-            return Picture(deep[..., :3], alpha, profile, suffix)
-        image = ImageOps.exif_transpose(image)
+        profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
+        more_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
+        notes = ["only the first of its pages was taken"] if more_pages else []
+        grey = image.mode in GREY_MODES
+        if has_deep_colours(image):
+            deep = read_deep_colours(path, image)
+            if deep is not None:
+                return Picture(deep.pixels, deep.alpha, profile, suffix, "; ".join(filter(None, (*notes, deep.note))))
+            notes.append("its 16-bit colours were read with 8 bits: this kind of TIFF is not known")
+        elif image.format == "PNG":
+            kind, lost = _png_pixels(path)
+            grey = grey or kind == PNG_GREY_AND_ALPHA  # which Pillow has in colour where it has 16 bits
+            notes += [lost] if lost else []
+        image = turn_upright(image)
         if image.mode in SIXTEEN_BIT_MODES:
-            return Picture(np.asarray(image).astype(np.uint16)[..., np.newaxis], None, profile, suffix)
+            pixels = np.asarray(image).astype(np.uint16)[..., np.newaxis]
+            return Picture(pixels, None, profile, suffix, "; ".join(notes))
         if image.mode in UNBOUNDED_MODES:
             raise BadPicture(f"32-bit pixels (mode {image.mode}) have no fixed white; store it with 8 or 16 bits")
-        grey = image.mode in ("1", "L", "LA", "La")
         alpha = None
         if image.has_transparency_data:
             image = image.convert("LA" if grey else "RGBA")
             alpha = image.getchannel("A")
-        profile = profile if image.mode in ("L", "LA", "RGB", "RGBA") else b""
         pixels = np.asarray(image.convert("L" if grey else "RGB"))
-        return Picture(pixels[..., np.newaxis] if grey else pixels, alpha, profile, suffix, note)
+        return Picture(pixels[..., np.newaxis] if grey else pixels, alpha, profile, suffix, "; ".join(notes))
 
 
 def result_suffix(path: Path) -> str:
@@ -73,28 +85,15 @@ def result_suffix(path: Path) -> str:
     return ".tif" if path.suffix.lower() in TIFF_SUFFIXES else ".png"
 
 
-def _read_deep_colours(path: Path, image: Image.Image) -> tuple[np.ndarray | None, str]:
-    """Colours of 16 bits, which Pillow would cut to 8; or a note that this is what happens."""
-    if image.format == "PNG":
-        with path.open("rb") as file:
-            depth, kind = file.read(PNG_DEPTH_AT + 2)[PNG_DEPTH_AT:]
-        return (
-            None,
-            "its 16-bit colours were read with 8 bits; TIFF keeps them" if depth == 16 and kind in PNG_COLOURS else "",
-        )
-    bits = getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, ())
-    if image.format != "TIFF" or len(bits) < 3 or set(bits) != {16}:
-        return None, ""
-    import tifffile
-
-    try:
-        array = tifffile.imread(path)
-    except Exception:
-        array = np.empty(0)
-    known = array.dtype == np.uint16 and array.ndim == 3 and array.shape[-1] in (3, 4)
-    if not known or image.getexif().get(ORIENTATION, 1) != 1:
-        return None, "its 16-bit colours were read with 8 bits: this kind of TIFF is not known"
-    return array, ""
+def _png_pixels(path: Path) -> tuple[int, str]:
+    """The number that stands for the kind of a PNG's pixels, and a note on what Pillow cannot read of them."""
+    with path.open("rb") as file:
+        depth, kind = file.read(PNG_DEPTH_AT + 2)[PNG_DEPTH_AT:]
+    if depth < 16 or kind == PNG_GREY:
+        return kind, ""
+    if kind == PNG_GREY_AND_ALPHA:
+        return kind, "its 16-bit greys and transparency were read with 8 bits"
+    return kind, "its 16-bit colours were read with 8 bits; TIFF keeps them"
 
 
 class Canvas:
@@ -126,42 +125,32 @@ class Canvas:
 
     def save(self, path: Path, alpha: Image.Image | None = None, profile: bytes = b"") -> None:
         """Writes the result; transparency is enlarged with it."""
-        size = (self.width, self.height)
-        if alpha is not None and alpha.size != size:
-            alpha = alpha.resize(size, Image.Resampling.BICUBIC)
         if self._array is not None and self._array.shape[-1] == 3:
-            _save_deep_colours(path, self._array, alpha)
+            with _written_beside(path) as beside:
+                write_deep_colours(beside, self._array, alpha, profile)
             return
         image = self.image if self._array is None else Image.fromarray(self._array[..., 0])
         if alpha is not None and self._array is None:
-            image.putalpha(alpha)
+            image.putalpha(alpha if alpha.size == image.size else alpha.resize(image.size, Image.Resampling.BICUBIC))
         save_image(image, path, profile)
 
 
 def save_image(image: Image.Image, path: Path, profile: bytes = b"") -> None:
-    """Writes a picture beside and renames it, so that a file is whole or not there."""
-    beside = path.with_name(f".{path.name}.writing")
-    kind = "TIFF" if path.suffix == ".tif" else "PNG"
+    """Writes a picture, with nothing lost."""
     options = {"icc_profile": profile} if profile else {}
-    try:
-        if kind == "PNG":
-            image.save(beside, kind, compress_level=PNG_COMPRESSION, **options)
+    with _written_beside(path) as beside:
+        if path.suffix == ".tif":
+            image.save(beside, "TIFF", compression="tiff_lzw" if image.mode != "I;16" else None, **options)
         else:
-            image.save(beside, kind, compression="tiff_lzw" if image.mode != "I;16" else None, **options)
-        beside.rename(path)
-    finally:
-        beside.unlink(missing_ok=True)
+            image.save(beside, "PNG", compress_level=PNG_COMPRESSION, **options)
 
 
-def _save_deep_colours(path: Path, array: np.ndarray, alpha: Image.Image | None) -> None:
-    import tifffile
-
+@contextmanager
+def _written_beside(path: Path) -> Iterator[Path]:
+    """A file to write, renamed in the end, so that what has the path is whole or not there."""
     beside = path.with_name(f".{path.name}.writing")
-    extra = None if alpha is None else ["unassalpha"]
-    if alpha is not None:
-        array = np.concatenate([array, np.asarray(alpha).astype(np.uint16)[..., np.newaxis] * 257], axis=-1)
     try:
-        tifffile.imwrite(beside, array, photometric="rgb", extrasamples=extra)
+        yield beside
         beside.rename(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from paceline.engine.checkpoint import Damaged, Snapshot, load
 from paceline.engine.run_folder import RunFolder
 from paceline.errors import UserError
 from paceline.monitor.metrics import METRICS
 from paceline.parallel.environment import World
+
+Held = TypeVar("Held")
 
 
 def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> None:
@@ -51,12 +53,10 @@ def newest_snapshot(folder: RunFolder, world: World, report: Callable[[str], Non
             own = folder.checkpoints.latest(report)
         except UserError as error:
             damage = str(error)
-    held = world.gather(torch.tensor([own.images if own else -1], device=world.device)).flatten()
-    holder = int(held.argmax())
-    if held[holder] < 0:
-        _tell(world, damage)
+    snapshot, holder = from_holder(world, own, own.images if own else -1)
+    if snapshot is None:
+        tell(world, damage)
         return None
-    snapshot: Snapshot = world.share(own, holder)  # type: ignore[assignment]
     if world.place.num_nodes > 1:
         _catch_up(folder, world, snapshot, holder)
         if holder and world.is_first:
@@ -66,23 +66,33 @@ def newest_snapshot(folder: RunFolder, world: World, report: Callable[[str], Non
     return snapshot
 
 
-def weights_at(folder: RunFolder, world: World, images: int) -> dict[str, Tensor] | None:
-    """The weights of one checkpoint on every process, from a host that holds it; None where none does."""
-    own = None
+def checkpoint_at(folder: RunFolder, world: World, images: int) -> Snapshot | None:
+    """One checkpoint on every process, from a host that holds it; None where none does."""
+    own: Snapshot | None = None
     if folder.is_mine:
         try:
-            own = load(folder.checkpoints.path(images)).weights
+            own = load(folder.checkpoints.path(images))
         except Damaged:
             if world.place.num_nodes == 1:
                 raise
-    holds = world.gather(torch.tensor([float(own is not None)], device=world.device)).flatten()
-    return world.share(own, int(holds.argmax())) if holds.any() else None  # type: ignore[return-value]
+    return from_holder(world, own, -1 if own is None else images)[0]
+
+
+def from_holder(world: World, own: Held | None, images: int) -> tuple[Held | None, int]:
+    """What the process holds that has seen the most images, on each, and its rank; None where all have -1."""
+    held = world.gather(torch.tensor([images], device=world.device)).flatten()
+    holder = int(held.argmax())
+    return (world.share(own, holder) if held[holder] >= 0 else None), holder  # type: ignore[return-value]
 
 
 def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) -> None:
-    """Gives the hosts that were away the checkpoint and the metrics that led to it."""
+    """Gives the hosts that were away the checkpoint, the best one before it and the metrics that led to it."""
+    best_images = snapshot.numbers.get("best", {}).get("images", snapshot.images)
+    best = checkpoint_at(folder, world, best_images) if best_images < snapshot.images else None
     metrics = folder.path / METRICS
     history = world.share(metrics.read_bytes() if world.rank == holder and metrics.exists() else b"", holder)
+    if folder.is_mine and best:
+        folder.checkpoints.save(best)
     if folder.is_mine and world.rank != holder:
         folder.checkpoints.save(snapshot)
         metrics.write_bytes(history)  # type: ignore[arg-type]
@@ -97,10 +107,11 @@ def _together(world: World, work: Callable[[], None] | None) -> None:
             work()
         except UserError as error:
             mistake = str(error)
-    _tell(world, mistake)
+    tell(world, mistake)
 
 
-def _tell(world: World, mistake: str) -> None:
+def tell(world: World, mistake: str) -> None:
+    """Ends all processes with a person's mistake that one of them met, if one did."""
     for told in world.collect(mistake):
         if told:
             raise UserError(told)

@@ -19,7 +19,6 @@ from paceline.data.tickets import Stream
 from paceline.data.transforms import Augment
 from paceline.engine.compiling import try_compiled
 from paceline.engine.graph import RunStep, choose_step
-from paceline.engine.initial import start_from
 from paceline.engine.learner import Learner
 from paceline.engine.schedule import schedule_of
 from paceline.engine.step import Step
@@ -72,9 +71,16 @@ def open_sources(config: Config, split: str = "") -> dict[str, Source]:
         sources["train"], sources["validation"] = split_off(whole, config.run.validation, config.run.split_seed)
         sources["train"].notes = whole.notes
         if not len(sources["train"]) or not len(sources["validation"]):
-            total = len(sources["train"]) + len(sources["validation"])
-            raise UserError(f"validation={config.run.validation:g}: of {total} samples this leaves none for a split")
+            raise _no_validation(config.run.validation, len(whole))
     return sources
+
+
+def _no_validation(share: float, total: int) -> UserError:
+    """The error for a share that leaves nothing to train on or nothing to hold out, with one that does."""
+    one = f"--set validation={math.ceil(1000 / total) / 1000:g} holds out one or more, " if total > 1 else ""
+    return UserError(
+        f"validation={share:g}: of {total} samples this leaves none for a split; {one}--set validation=0 holds out none"
+    )
 
 
 def make_loader(source: Source, world: World, config: Config, crop: int = 0) -> Loader:
@@ -105,10 +111,17 @@ def make_recipe(config: Config, sources: dict[str, Source]) -> Recipe:
 
 def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> None:
     """Refuses a source of which the recipe can make nothing, before hours of training."""
-    missing = sorted(set(recipe.needs) - source.read(0).keys()) if recipe.needs else []
+    fields = source.read(0).keys() if recipe.needs or recipe.refuses else set()
+    missing = sorted(set(recipe.needs) - fields)
     if missing:
         usual = f", e.g. --data {recipe.defaults['data']}" if "data" in recipe.defaults else ""
         raise UserError(f"--data {config.run.data}: its samples have no {missing[0]!r}; use another source{usual}")
+    passed_over = sorted(recipe.refuses.keys() & fields)
+    if passed_over:
+        raise UserError(
+            f"--data {config.run.data}: its samples have a {passed_over[0]!r}, which {config.recipe_name} would not "
+            f"learn from; such data is for: paceline train {recipe.refuses[passed_over[0]]}"
+        )
     if recipe.enlarges > 1 and source.facts.scale not in (0, recipe.enlarges):
         raise UserError(
             f"scale={recipe.enlarges}: the files of small pictures for {split} are smaller by {source.facts.scale}"
@@ -136,8 +149,6 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     check_crop(sizes_of(train), config.run.crop, train.facts.scale, train.name_of)
     loaders = {split: make_loader(source, world, config, crop_of(config, split)) for split, source in sources.items()}
     recipe = make_recipe(config, sources)
-    if config.run.init_from:
-        notes.append(start_from(recipe, config.run.init_from))
     strategy = strategy_type(config.run, world, precision)
     strategy.place(recipe)
 

@@ -177,8 +177,11 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
     if which == "best":
         best = last.numbers.get("best", {}).get("images", last.images)
         return last if best == last.images else load(checkpoints.path(best))
-    if not which.isdigit() or int(which) not in checkpoints.all():
+    if not which.isdigit():
         raise unknown("checkpoint", which, ["best", "last", *map(str, checkpoints.all())])
+    if int(which) not in checkpoints.all():
+        kept = ", ".join(map(str, sorted(checkpoints.all())))
+        raise UserError(f"--checkpoint {which}: none was kept at so many images; there are: best, last, {kept}")
     return load(checkpoints.path(int(which)))
 
 

@@ -23,12 +23,16 @@ def config_of(run: str, layers: Iterable[tuple[str, Mapping[str, Any]]] = (), *,
     """The settings that a run was made with, and what is said on top of them; see `resolve`."""
     file = RunFolder(Path(run)).config_file
     if not file.is_file():
-        stages = sorted(str(inner.parent) for inner in Path(run).glob(f"*/{file.name}"))
-        instead = f"; its stages are runs: {', '.join(stages)}" if stages else ""
-        raise UserError(f"{run}: not a run's folder (it has no {file.name}){instead}")
+        raise UserError(f"{run}: not a run's folder (it has no {file.name}){name_stages(Path(run))}")
     kept = read_file(str(file))
     recipe_class = load_class("recipe", kept["recipe"], Recipe)
     return resolve(kept["recipe"], recipe_class.Settings, [(str(file), kept), *layers], own_source=own_source)
+
+
+def name_stages(folder: Path) -> str:
+    """For the one who named the folder of several stages: which runs are in it."""
+    stages = sorted(str(inner.parent) for inner in folder.glob(f"*/{RunFolder(folder).config_file.name}"))
+    return f"; its stages are runs: {', '.join(stages)}" if stages else ""
 
 
 def open_run(run: str) -> OpenedRun:

@@ -58,6 +58,11 @@ class Learner:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def begin_average(self) -> None:
+        """Has the average begin at the weights as they are."""
+        for average, parameter in zip(self.average, self.parameters, strict=False):  # there may be none
+            average.copy_(parameter.detach())
+
     def take_average(self, images: int) -> None:
         """Moves the average towards the weights by the images of one step."""
         if not self.average:

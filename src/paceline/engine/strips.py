@@ -58,6 +58,6 @@ def make_strips(recipe: Recipe, samples: list[Batch], precision: Precision) -> I
         with eager(), precision.autocast():
             shown = recipe.strip(sample)
         pictures = {name: to_eight_bits(made)[0].permute(1, 2, 0).cpu().numpy() for name, made in shown.items()}
-        strips.append(side_by_side([captioned(to_image(picture), name) for name, picture in pictures.items()]))
+        strips.append(side_by_side([captioned(to_image(one), name, room=True) for name, one in pictures.items()]))
     recipe.train()
     return one_above_the_other(strips)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.data.sources._pictures import BadPicture
 from paceline.engine.restorer import Restorer
 from paceline.models.receptive_field import ReceptiveField
 
@@ -116,6 +117,8 @@ def restored(restorer: Restorer, picture: Tensor) -> dict[str, Tensor]:
         picture = picture.transpose(0, 1) if same_kind else (picture * luma).sum(1, keepdim=True)
     found = {}
     for name, made in restorer.recipe.restore(picture).items():
+        if not made.isfinite().all():
+            raise BadPicture("the networks make numbers of it that are not finite; the weights may be damaged")
         made = made.transpose(0, 1) if len(made) > 1 else made
         made = made.mean(1, keepdim=True) if own < made.shape[1] and same_kind else made
         found[name] = made[0].permute(1, 2, 0).float().clamp(-1, 1)

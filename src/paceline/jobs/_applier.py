@@ -18,6 +18,8 @@ from paceline.jobs._downsampled import compare, shrink
 from paceline.parallel.precision import choose_precision
 
 BYTES_PER_PX = {False: 4, True: 6}  # of a result in memory, by whether it has 16 bits
+ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # besides, while one is written
+NO_MEMORY = "can't allocate memory"  # in what torch raises on the host, where it has no class of its own
 Advance = Callable[[int], None]
 
 
@@ -127,24 +129,33 @@ class Applier:
             try:
                 restore_in_tiles(self.restorer, pixels, tiling, paste, count)
                 return canvases, tiling, counted[0]
-            except torch.OutOfMemoryError:
+            except (RuntimeError, MemoryError) as error:
+                if not _is_short_of_memory(error):
+                    raise
                 note = f"{self.field.obstacles[0]}: tiles may show" if self.field.obstacles else tiling.note
                 smaller = Tiling(min(tiling.side_px, max(height, width)), self.field.tiled_halo_px, note)
                 halved = smaller.halved(self.field.multiple_px)
                 if halved is None:
-                    raise UserError(f"{self.device} has too little memory for a tile; use --accelerator cpu") from None
+                    hint = "; use --accelerator cpu" if self.device.type == "cuda" else ""
+                    raise UserError(f"{self.device} has too little memory for a tile{hint}") from None
                 torch.cuda.empty_cache()
                 tiling = halved
 
     def _check_room(self, picture: Picture) -> None:
         height, width = picture.pixels.shape[:2]
         needed = self._bytes_of_results(height, width, picture.deep)
+        if picture.alpha is not None:
+            needed += height * width * self.restorer.enlarges**2 * ALPHA_BYTES_PER_PX[picture.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
             raise BadPicture(f"what is made of it needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
 
     def _bytes_of_results(self, height: int, width: int, deep: bool) -> int:
         return height * width * self.restorer.enlarges**2 * BYTES_PER_PX[deep] * len(self.restorer.results)
+
+
+def _is_short_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY in str(error)
 
 
 def _named(task: Task) -> str:

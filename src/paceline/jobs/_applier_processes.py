@@ -45,8 +45,9 @@ def share_out(how: How, tasks: list[Task], devices: list[str], advance: Callable
                 raise answer
             else:  # a process has ended
                 alive -= 1
-                if not alive and left:
-                    raise UserError(f"--devices {len(devices)}: all processes have ended, with {left} pictures left")
+                if not alive:  # nobody works on what waits
+                    yield from (Outcome(task.path, problem="all processes had ended") for task in _taken(waiting))
+                    return
     finally:
         for process in processes:
             process.kill()
@@ -68,12 +69,7 @@ def _start(how: How, device: str, share: int) -> subprocess.Popen[str]:
 def _feed(process: subprocess.Popen[str], waiting: queue.SimpleQueue[Task], answers: queue.SimpleQueue[Any]) -> None:
     """Gives a process one task after the other and passes on what it answers."""
     assert process.stdin and process.stdout
-    while True:
-        try:
-            task = waiting.get_nowait()
-        except queue.Empty:
-            answers.put(None)
-            return
+    for task in _taken(waiting):
         outcome = None
         try:
             print(json.dumps(asdict(task)), file=process.stdin, flush=True)
@@ -92,9 +88,18 @@ def _feed(process: subprocess.Popen[str], waiting: queue.SimpleQueue[Task], answ
         if outcome is None:
             code = process.wait()
             answers.put(Outcome(task.path, problem=f"the process that worked on it ended (exit code {code})"))
-            answers.put(None)
-            return
+            break
         answers.put(outcome)
+    answers.put(None)
+
+
+def _taken(waiting: queue.SimpleQueue[Task]) -> Iterator[Task]:
+    """One task after the other, as long as there are some."""
+    while True:
+        try:
+            yield waiting.get_nowait()
+        except queue.Empty:
+            return
 
 
 def main() -> int:

@@ -20,9 +20,11 @@ ROWS_AT_ONCE = 256  # of a picture that is compared in float64
 def shrink(picture: Picture, scale: int) -> tuple[Image.Image, Image.Image]:
     """The picture in 8 bits with sides that are multiples of the scale, and the same that much smaller."""
     pixels = (picture.pixels >> 8).astype(np.uint8) if picture.deep else picture.pixels
-    height, width = (side - side % scale for side in pixels.shape[:2])
-    if min(height, width) < WINDOW + 2 * scale:
-        raise BadPicture(f"{width}×{height} pixels are too few to shrink by {scale} and compare")
+    least = math.ceil((WINDOW + 2 * scale) / scale) * scale
+    height, width = pixels.shape[:2]
+    if min(height, width) < least:
+        raise BadPicture(f"{width}×{height} pixels; to shrink by {scale} and compare takes at least {least}×{least}")
+    height, width = height - height % scale, width - width % scale
     cut = pixels[:height, :width]
     original = Image.fromarray(cut[..., 0] if cut.shape[-1] == 1 else cut)
     return original, original.resize((width // scale, height // scale), Image.Resampling.BICUBIC)
@@ -43,7 +45,7 @@ def compare(
         psnr, likeness = measure(image, original, scale, protocol)
         numbers |= {f"{name}_psnr[{protocol}]": psnr, f"{name}_ssim[{protocol}]": likeness}
         captions[name] = f"{name}  {psnr:.2f} dB  {likeness:.4f}"
-    shown = [captioned(image.convert("RGB"), captions[name]) for name, image in enlarged.items()]
+    shown = [captioned(image.convert("RGB"), captions[name], room=True) for name, image in enlarged.items()]
     shown.append(captioned(original.convert("RGB"), "original"))
     return {"": side_by_side(shown), "lr": small, "bicubic": enlarged["bicubic"], "sr": made}, numbers
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import torch
+
 from paceline.config import Config
+from paceline.engine.finished_run import config_of
 from paceline.engine.run_folder import RunFolder
+from paceline.monitor.status import STATUS, Status
+from paceline.parallel.environment import World
 from paceline.recipe import Recipe
 from paceline.registry import load_class
 
 
-def stages_of(config: Config) -> list[Config]:
+def stages_of(config: Config, world: World | None = None) -> list[Config]:
     """The runs that a config means: itself, or one in RUN/STAGE for each stage, those that are over left out.
 
-    A stage is over when the next one has begun: that one started from its best weights.
+    A stage is over when the next one has begun: that one started from its best weights. Where hosts have disks of their
+    own, it has begun for all when it has for one: the others were replaced, or lost before they wrote anything.
     """
     recipe_class = load_class("recipe", config.recipe_name, Recipe)
     names = recipe_class.stages.get(getattr(config.recipe, "stage", ""), ())
@@ -34,8 +40,28 @@ def stages_of(config: Config) -> list[Config]:
         )
         for name, folder, start in zip(names, folders, starts, strict=False)
     ]
-    begun = [number for number, folder in enumerate(folders) if RunFolder(folder).config_file.exists()]
-    return stages[max(begun, default=0) :]
+    begun = max((number for number, folder in enumerate(folders) if RunFolder(folder).config_file.exists()), default=0)
+    if world:
+        begun = int(world.gather(torch.tensor([begun], device=world.device)).max())
+    return stages[begun:]
+
+
+def last_finished(path: str) -> str:
+    """The run that a folder of stages means: the last of them that is finished; any other path is itself."""
+    place = Path(path).expanduser()
+    own = RunFolder(place).config_file
+    files = sorted(place.glob(f"*/{own.name}"))
+    if own.exists() or not files:
+        return path
+    stages = load_class("recipe", config_of(str(files[0].parent), own_source=False).recipe_name, Recipe).stages
+    folders = [place / name for names in stages.values() for name in names]
+    return next((str(folder) for folder in reversed(folders) if _is_finished(folder)), path)
+
+
+def _is_finished(run: Path) -> bool:
+    file = run / STATUS
+    status = Status.parse(file.read_bytes()) if file.is_file() else None
+    return status is not None and status.state == "finished"
 
 
 def _beneath(url: str, name: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,18 +14,19 @@ import torch
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from paceline.config import resolve
-from paceline.data.picture_file import result_suffix
-from paceline.data.sources._files import SUFFIXES, pictures_under
 from paceline.data.sources._pictures import BadPicture, upright_size
 from paceline.engine.restorer import Restorer, open_restorer
 from paceline.errors import UserError
 from paceline.jobs._applier import Applier, How, Outcome, Task
 from paceline.jobs._applier_processes import share_out
+from paceline.jobs._apply_plan import plan
+from paceline.jobs._stages import last_finished
 from paceline.parallel.environment import check_devices, gpu_ids, uses_cuda
 from paceline.recipe import NoSettings
 from paceline.settings import RunSettings
 
 SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal to draw a bar on
+PIXELS_IN_FULL = 10**6  # fewer are not told in megapixels
 DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # what `--downsample` writes of each picture
 
 
@@ -39,88 +40,53 @@ class Wish:
     gpus: str = ""
     tile: int = 0
     downsample: str = ""
+    overwrite: bool = False
+    skip_existing: bool = False
 
 
 def apply(path: str, words: list[str], out: str, wish: Wish) -> int:
     """Writes what a run or a weights file makes of each picture into a folder; 1 if some could not be used."""
     settings = _settings(wish)
+    path = last_finished(path)
     restorer = open_restorer(path, wish.checkpoint)
     if wish.downsample and restorer.enlarges == 1:
         raise UserError(f"--downsample {wish.downsample}: {path} keeps the size of pictures; it is for enlarging ones")
-    tasks = plan(words, Path(out).expanduser(), restorer, wish)
+    folder = Path(out).expanduser()
+    results = DOWNSAMPLED if wish.downsample else _results(restorer)
+    planned = plan(words, folder, results, overwrite=wish.overwrite, skip_existing=wish.skip_existing)
     devices = [f"cuda:{number}" for number in gpu_ids(settings)] if uses_cuda(settings) else ["cpu"] * settings.devices
     how = How(path, wish.checkpoint, wish.tile, wish.downsample)
-    print(_describe(restorer, len(tasks), devices), flush=True)
-    usable, problems = _look(tasks)
+    print("\n".join([_describe(restorer, len(planned.tasks), devices), *planned.notes]), flush=True)
+    usable, unusable = _look(planned.tasks)
+    problems = [*planned.problems, *unusable]
+    count = len(planned.tasks) + len(planned.problems)
+    if usable:
+        _make_folder(folder)
     done: list[Outcome] = []
-    with _progress(sum(usable.values())) as shown:
-        for outcome in _outcomes(how, restorer, list(usable), devices[: max(1, len(usable))], shown):
-            (problems if outcome.problem else done).append(outcome)
-            if outcome.line:
-                shown.line(outcome.line)
+    try:
+        with _progress(sum(usable.values())) as shown:
+            for outcome in _outcomes(how, restorer, list(usable), devices[: max(1, len(usable))], shown):
+                (problems if outcome.problem else done).append(outcome)
+                if outcome.line:
+                    shown.line(outcome.line)
+            shown.complete()
+    except KeyboardInterrupt:
+        # After --overwrite it would take older results for new ones.
+        hint = "" if wish.overwrite else "; --skip-existing goes on with the others"
+        print(f"{len(done)} of {count} pictures were done{hint}", file=sys.stderr)
+        raise
     _say_means(done)
     for problem in problems:
         print(f"not used: {problem.path}: {problem.problem}", file=sys.stderr)
     if problems:
-        print(f"{len(done)} of {len(tasks)} pictures were done, {len(problems)} could not be used", file=sys.stderr)
+        print(f"{len(done)} of {count} pictures were done, {len(problems)} could not be used", file=sys.stderr)
     return 1 if problems else 0
-
-
-def plan(words: Iterable[str], out: Path, restorer: Restorer, wish: Wish) -> list[Task]:
-    """Every picture that is meant, and where what is made of it goes; never over a picture that is meant."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file; name a folder")
-    found = dict.fromkeys(pair for word in words for pair in _expand(word, out))
-    counts: dict[Path, int] = {}
-    for _, name in found:
-        counts[name.with_suffix("")] = counts.get(name.with_suffix(""), 0) + 1
-    names = DOWNSAMPLED if wish.downsample else _results(restorer)
-    tasks = []
-    taken: dict[Path, Path] = {}
-    inputs = {path.resolve() for path, _ in found}
-    for path, name in found:
-        stem = name.name if counts[name.with_suffix("")] > 1 else name.stem  # a.jpg beside a.png keeps its whole name
-        targets = {one: out / name.parent / _file_name(stem, one, path) for one in names}
-        for target in targets.values():
-            if target.resolve() in inputs:
-                raise UserError(f"--out {out}: {target} is one of the pictures, and would be overwritten; name another")
-            if target in taken:
-                raise UserError(f"--out {out}: {taken[target]} and {path} would both become {target}; one at a time")
-            taken[target] = path
-        tasks.append(Task(str(path), {one: str(target) for one, target in targets.items()}))
-    return tasks
-
-
-def _expand(word: str, out: Path) -> Iterator[tuple[Path, Path]]:
-    """The pictures that a file, a folder or a pattern means, and their names in the folder of results."""
-    path = Path(word).expanduser()
-    if path.is_dir():
-        inside = [file for file in pictures_under(path) if not _is_under(file, out) or out.resolve() == path.resolve()]
-        if not inside:
-            raise UserError(f"{word}: has no pictures ({', '.join(sorted(SUFFIXES))})")
-        yield from ((file, file.relative_to(path)) for file in inside)
-    elif path.is_file():
-        yield path, Path(path.name)
-    else:
-        matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
-        files = [match for match in matches if match.is_file()]
-        if not files:
-            raise UserError(f"{word}: no such picture or folder")
-        yield from ((file, Path(file.name)) for file in files)
-
-
-def _is_under(file: Path, folder: Path) -> bool:
-    return file.resolve().is_relative_to(folder.resolve())
 
 
 def _results(restorer: Restorer) -> tuple[str, ...]:
     """The names of what is made of one picture; "" where there is one result."""
     names = tuple(restorer.results)
     return ("",) if len(names) == 1 else names
-
-
-def _file_name(stem: str, result: str, path: Path) -> str:
-    return f"{stem}-{result}{result_suffix(path)}" if result else f"{stem}{result_suffix(path)}"
 
 
 def _settings(wish: Wish) -> RunSettings:
@@ -131,6 +97,8 @@ def _settings(wish: Wish) -> RunSettings:
         raise UserError(f"--tile {wish.tile}: expected the side of a tile in pixels, or 0 for what fits in memory")
     if wish.downsample not in ("", "bicubic"):
         raise UserError(f"--downsample {wish.downsample}: expected bicubic")
+    if wish.overwrite and wish.skip_existing:
+        raise UserError("--overwrite --skip-existing: choose one; they say opposite things of results that are there")
     if settings.gpus:
         number = len(gpu_ids(settings))
         if settings.devices not in (1, number):
@@ -159,6 +127,16 @@ def _look(tasks: list[Task]) -> tuple[dict[Task, int], list[Outcome]]:
         except BadPicture as error:
             problems.append(Outcome(task.path, problem=str(error)))
     return usable, problems
+
+
+def _make_folder(out: Path) -> None:
+    """Makes the folder of results, and sees that files can be made in it, before the work begins."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written to: {error.strerror or error}") from None
 
 
 def _outcomes(how: How, restorer: Restorer, tasks: list[Task], devices: list[str], shown: Shown) -> Iterator[Outcome]:
@@ -192,7 +170,15 @@ class Shown:
             self._bar.update(self._task, completed=self._done)
         elif time.monotonic() - self._said > SECONDS_BETWEEN_LINES:
             self._said = time.monotonic()
-            print(f"{self._done / max(self._total, 1):.0%} of {self._total / 1e6:,.1f} megapixels", flush=True)
+            few = self._total < PIXELS_IN_FULL
+            total = f"{self._total:,} pixels" if few else f"{self._total / 1e6:,.1f} megapixels"
+            print(f"{self._done / max(self._total, 1):.0%} of {total}", flush=True)
+
+    def complete(self) -> None:
+        """No more will be done, also where pictures turned out to be unusable on the way."""
+        self._done = self._total
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=self._done)
 
     def line(self, text: str) -> None:
         """Prints above the bar."""

@@ -29,7 +29,8 @@ def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str,
     given = {name: value for name, value in flags.items() if value}
     # Folders that belong to the run's own data do not belong to another.
     elsewhere = "data_root" in given
-    own = Inherited(dict.fromkeys(("low_root", "test_root", "test_low_root"), "") if elsewhere else {})
+    left_behind = ("low_root", "test_root", "test_low_root") if elsewhere else ("test_low_root",)
+    own = Inherited(dict.fromkeys(left_behind, "") if elsewhere or "test_root" in given else {})
     config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
     config = _judged_whole(config) if elsewhere else config
     recipe_class: type[Recipe] = load_class("recipe", config.recipe_name, Recipe)

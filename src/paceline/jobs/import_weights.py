@@ -2,52 +2,61 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from paceline.config import Config
 from paceline.data.sources.panels import INPUT, LEFT_OUT, SEGMENTATION, Panels
 from paceline.engine.restorer import Restorer, build, fill
 from paceline.engine.weights_file import SUFFIX, write_weights
-from paceline.errors import UserError, unknown
+from paceline.errors import UserError
 from paceline.jobs.configure import configure
+from paceline.models.torch_file import read_torch_file
 from paceline.recipe import Facts
 from paceline.recipes._deepliif_files import networks_of, renamed
 from paceline.recipes._srgan_files import read_generator
 
 RECIPES = ("super_resolution", "translation")
+PART = "generator."  # before the names of a generator's tensors, where a file holds other networks, too
 CROP_PX = {"super_resolution": 96, "translation": 512}  # facts want a size; what is applied may have any
+
+
+class Imported(NamedTuple):
+    """Networks from elsewhere, and what they are here."""
+
+    config: Config
+    facts: Facts
+    tensors: dict[str, Tensor]
+    recognised: tuple[str, ...] = ()  # the settings that follow from the tensors
 
 
 def import_weights(words: list[str], recipe: str, out: str, preset: str, assignments: list[str]) -> int:
     """Writes a weights file that `apply`, `export` and `--init-from` take."""
     if recipe not in RECIPES:
-        raise unknown("recipe to import for", recipe, RECIPES)
+        raise UserError(f"--recipe {recipe}: weights are imported for {' and '.join(RECIPES)} alone")
     target = Path(out).expanduser()
     if target.suffix != SUFFIX:
         raise UserError(f"--out {out}: expected a name that ends in {SUFFIX}")
     flags = {"preset": preset} if preset else {}
     read = _super_resolution if recipe == "super_resolution" else _translation
-    config, facts, tensors = read(words, flags, assignments)
+    config, facts, tensors, recognised = read(words, flags, assignments)
     restorer = Restorer(build(config, facts), config, facts, out)
     fill(restorer, tensors, words[0])
     write_weights(target, config, facts, tensors)
     count = sum(tensor.numel() for tensor in tensors.values())
     networks = sorted({_network(key) for key in tensors})
     print(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} numbers → {target}")
+    if recognised:
+        found = ", ".join(f"{name}={getattr(config.recipe, name)}" for name in recognised)
+        print(f"recognised {found}; output={config.recipe.output}, which no file says")
     print(f"try: paceline apply {target} PICTURES --out made")
     return 0
 
 
-def _super_resolution(
-    words: list[str], flags: dict[str, Any], assignments: list[str]
-) -> tuple[Config, Facts, dict[str, Tensor]]:
+def _super_resolution(words: list[str], flags: dict[str, Any], assignments: list[str]) -> Imported:
     """The generator of an SRGAN; its settings follow from its tensors."""
     if len(words) != 1:
         raise UserError(f"import: super_resolution has one network, and {len(words)} files are named")
@@ -59,17 +68,16 @@ def _super_resolution(
         assignments=[*(f"{name}={value}" for name, value in found.settings.items()), *assignments],
         elsewhere=True,
     )
-    for name, value in found.settings.items():
-        said = getattr(config.recipe, name)
-        if name != "output" and str(said) != str(value):
+    recognised = tuple(name for name in found.settings if name != "output")  # which leaves no trace in tensors
+    for name in recognised:
+        said, value = getattr(config.recipe, name), found.settings[name]
+        if str(said) != str(value):
             raise UserError(f"{name}={said}: {words[0]} has {name}={value}")
     side = CROP_PX["super_resolution"]
-    return config, Facts(found.channels, side, side), found.tensors
+    return Imported(config, Facts(found.channels, side, side), found.tensors, recognised)
 
 
-def _translation(
-    words: list[str], flags: dict[str, Any], assignments: list[str]
-) -> tuple[Config, Facts, dict[str, Tensor]]:
+def _translation(words: list[str], flags: dict[str, Any], assignments: list[str]) -> Imported:
     """Networks of pix2pix or DeepLIIF, one file each; `panels` names what they make."""
     files = {path.name: path for word in words for path in _files(Path(word).expanduser())}
     places = networks_of(files)
@@ -94,7 +102,7 @@ def _translation(
                     f"{network} here; choose its architecture with --set (generator, norm, dropout, padding, ngf)"
                 )
             tensors[key] = tensor
-    return config, facts, tensors
+    return Imported(config, facts, tensors)
 
 
 def _files(path: Path) -> list[Path]:
@@ -109,21 +117,24 @@ def _read(path: Path) -> Mapping[str, Tensor]:
     """The state_dict in a file of torch; nothing in it is executed."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd files, which are refused below in one line
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise UserError(f"{path}: holds more than tensors, and is not read: save its state_dict alone") from None
-    except Exception as error:
-        raise UserError(f"{path}: cannot be read ({(str(error).splitlines() or [type(error).__name__])[0]})") from None
-    if isinstance(content, dict) and isinstance(content.get("generator"), dict):
-        content = content["generator"]
+    content = _unpacked(read_torch_file(path, str(path)))
     if not isinstance(content, dict) or not content:
         raise UserError(f"{path}: holds no state_dict")
     for key, value in content.items():
         if not isinstance(value, Tensor):
             raise UserError(f"{path}: {key!r} is no tensor; expected a state_dict, or one under 'generator'")
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UserError(f"{path}: {key} holds NaN or infinite numbers; such a network makes no pictures")
+    return content
+
+
+def _unpacked(content: Any) -> Any:
+    """The generator in what was saved: alone, under its name, or in a checkpoint of Lightning."""
+    for name in ("state_dict", "generator"):
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            content = content[name]
+    if isinstance(content, dict) and any(str(key).startswith(PART) for key in content):
+        return {key.removeprefix(PART): value for key, value in content.items() if str(key).startswith(PART)}
     return content
 
 

@@ -25,6 +25,7 @@ from paceline.parallel.environment import join
 from paceline.parallel.precision import choose_precision
 from paceline.recipe import Batch, Recipe
 
+USUAL_GRID = "8x8"
 LARGEST_GRID = 4096  # pictures
 
 
@@ -32,7 +33,7 @@ LARGEST_GRID = 4096  # pictures
 class Wish:
     """What a person wants to see."""
 
-    grid: str = "8x8"
+    grid: str = ""  # rows and columns
     interpolate: bool = False
     animate: bool = False
     checkpoint: str = "best"
@@ -43,6 +44,8 @@ def sample(runs: list[str], out: str, wish: Wish) -> int:
     """Writes a picture, or an animation, of one run or of several side by side."""
     if wish.animate and wish.interpolate:
         raise UserError("--animate and --interpolate do not go together")
+    if wish.animate and wish.grid:
+        raise UserError(f"--grid {wish.grid}: --animate shows the pictures that training kept, as they are")
     kind = "animation" if wish.animate else "interpolation" if wish.interpolate else "grid"
     files = _files(Path(runs[0]), out, kind)
     if wish.animate:
@@ -77,7 +80,7 @@ def _files(run: Path, out: str, kind: str) -> list[Path]:
 
 def _show(run: str, wish: Wish) -> tuple[Image.Image, str]:
     """A run's grid, and which run and checkpoint it is of."""
-    rows, columns = _parse_grid(wish.grid)
+    rows, columns = _parse_grid(wish.grid or USUAL_GRID)
     layers = [("flag", {"gpus": "", "devices": 1} | ({"accelerator": wish.accelerator} if wish.accelerator else {}))]
     config = checked(config_of(run, layers))
     world = join(config.run, distributed=False)
@@ -90,8 +93,9 @@ def _show(run: str, wish: Wish) -> tuple[Image.Image, str]:
     recipe.to(device=world.device, dtype=precision.weights)
     text = f"{Path(run).name} at {snapshot.images:,} images"
     if has_strips(recipe):
-        if wish.interpolate:
-            raise UserError(f"--interpolate: {type(recipe).__name__} makes its pictures of others, not of noise")
+        meant_for_noise = f"--grid {wish.grid}" if wish.grid else "--interpolate" if wish.interpolate else ""
+        if meant_for_noise:
+            raise UserError(f"{meant_for_noise}: {type(recipe).__name__} makes its pictures of others, not of noise")
         samples = strip_samples(sources.get(recipe.judged_on, sources["train"]), world.device, precision)
         return make_strips(recipe, samples, precision), text
     drawer = Drawer(recipe.draws, config.run.seed, world.device, precision.weights)

@@ -13,11 +13,12 @@ from pathlib import Path
 from paceline.config import Config
 from paceline.data.crop import cropped
 from paceline.data.source import fingerprint
-from paceline.engine.agreement import claim_folder, newest_snapshot, weights_at
+from paceline.engine.agreement import checkpoint_at, claim_folder, newest_snapshot
 from paceline.engine.assemble import Parts, assemble, strategy_class
 from paceline.engine.checkpoint import Snapshot
 from paceline.engine.evaluation import Examiner
 from paceline.engine.facts_file import keep_facts
+from paceline.engine.initial import start_from
 from paceline.engine.loop import Loop, describe
 from paceline.engine.run_folder import RunFolder
 from paceline.engine.signals import StopRequest
@@ -31,7 +32,10 @@ from paceline.monitor.console import keep_output
 from paceline.monitor.display import Display
 from paceline.monitor.made_with import versions_and_hardware
 from paceline.monitor.metrics import MetricsWriter, read_metrics
-from paceline.parallel.environment import place_from, place_of
+from paceline.parallel.environment import World, join, place_from, place_of
+from paceline.processes import prepare
+from paceline.recipe import Recipe
+from paceline.registry import load_class
 
 LOOKED_AT = 16  # samples that tell one data set from another, where reading costs
 SECONDS_FOR_LAST_WORDS = 10.0  # that an error waits for the mirror
@@ -49,18 +53,8 @@ class Result:
 
 
 def train(config: Config) -> int:
-    """Trains a recipe, stage by stage where it has stages; gives the exit code."""
+    """Trains a recipe, in as many processes as the settings ask for; gives the exit code."""
     config = config.with_run(out=config.run.out or default_folder(config))
-    stages = stages_of(config)
-    for number, stage in enumerate(stages):
-        code = _train_one(stage)
-        if code or number == len(stages) - 1:
-            return code
-    raise AssertionError("a config means one run at least")
-
-
-def _train_one(config: Config) -> int:
-    """One run, in as many processes as the settings ask for."""
     several = strategy_class(config).distributed and config.run.devices > 1
     watched = config.run.max_restarts or config.run.nnodes != "1" or config.run.rdzv
     if (several or watched) and place_of(config.run) is None:
@@ -86,11 +80,29 @@ def default_folder(config: Config) -> str:
 
 
 def train_here(config: Config) -> Result:
-    """This process's part of a run."""
+    """This process's part of a run, stage by stage where it has stages: the processes meet once for all of them."""
     place = place_from(os.environ)
     if place and (config.run.strategy == "auto" or strategy_class(config).distributed):
         config = config.with_run(devices=place.size)  # of all hosts
-    parts = assemble(config)
+    world = join(config.run, distributed=strategy_class(config).distributed)
+    try:
+        stages = stages_of(config, world)
+        for stage in stages:
+            load_class("recipe", stage.recipe_name, Recipe).check(stage.recipe)
+        for stage in stages:
+            prepare()
+            result = _train_stage(stage, world)
+            if result.exit_code:
+                break
+        world.leave()
+    finally:
+        world.abandon()
+    return result
+
+
+def _train_stage(config: Config, world: World) -> Result:
+    """This process's part of one stage, or of a run without stages."""
+    parts = assemble(config, world)
     folder, stop = RunFolder(Path(config.run.out)), StopRequest()
     mirroring = Mirroring(parts.config, folder, parts.world.is_first)
     data = cache(lambda: _describe_data(parts))
@@ -145,12 +157,9 @@ def _ending(folder: RunFolder, parts: Parts, mirroring: Mirroring) -> Iterator[N
     except BaseException as error:
         folder.end("failed", str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
         raise
-    else:
-        parts.world.leave()
     finally:
         mirroring.finish(at_most=0.0 if interrupted else SECONDS_FOR_LAST_WORDS)
         folder.release()
-        parts.world.abandon()
         for loader in parts.loaders.values():
             loader.close()
 
@@ -166,6 +175,8 @@ def _find_snapshot(folder: RunFolder, parts: Parts, data: Callable[[], str]) -> 
     for note in parts.notes:
         print(note)
     snapshot = newest_snapshot(folder, parts.world, print)
+    if parts.config.run.init_from and not snapshot:
+        print(start_from(parts, parts.config.run.init_from))
     if folder.is_mine:
         folder.keep_settings(parts.config, data(), versions_and_hardware())
         keep_facts(folder.path, cropped(parts.feed.loader.source.facts, parts.config.run.crop))
@@ -193,12 +204,12 @@ def _judge_best(
             print("best: {name} {value:.4g} at {images:,} images".format(**loop.best))
         return {}
     images = loop.best.get("images", loop.images)
-    weights = weights_at(folder, parts.world, images)
-    if weights is None:  # with a host that was lost
+    judged = checkpoint_at(folder, parts.world, images)
+    if judged is None:  # with a host that was lost
         images = loop.images
-        weights = weights_at(folder, parts.world, images)
-    assert weights is not None
-    load_weights(parts.recipe, weights, averaged=True)
+        judged = checkpoint_at(folder, parts.world, images)
+    assert judged is not None
+    load_weights(parts.recipe, judged.weights, averaged=True)
     results = examiner.measure()
     metrics = {f"test/{name}": value for name, value in results.items()}
     if writer:

@@ -20,6 +20,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from paceline.config import Config
 from paceline.data.feed import StepData
 from paceline.engine.assemble import Parts, assemble, strategy_class
+from paceline.engine.initial import start_from
 from paceline.engine.learner import Learner
 from paceline.engine.signals import INTERRUPTED
 from paceline.errors import UserError, unknown
@@ -95,6 +96,8 @@ def verify_here(config: Config, path: str, control: str, num_steps: str) -> None
     if os.environ.get("RANK", "0") != "0":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     parts = assemble(config)
+    if config.run.init_from:
+        start_from(parts, config.run.init_from)
     if control == "repeated-part":
         parts.feed.cut = parts.feed.cut._replace(rank=0)
     for module in parts.recipe.modules():

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.errors import UserError, unknown
+from paceline.models.torch_file import read_torch_file
 
 CONVOLUTIONS_PER_STAGE = (2, 2, 4, 4, 4)  # a pooling stands before each stage but the first
 LAYERS = tuple(
@@ -73,22 +74,27 @@ class Features:
             features = F.conv2d(features, weight, bias, padding=1)
         return F.relu(features) if self.layer.startswith("relu") else features
 
+    def load(self) -> Layers:
+        """The colours' layer and the convolutions that are needed, as a file has them; it is read only once."""
+        if self.weights not in _loaded:
+            _loaded[self.weights] = _load(self.weights)
+        colours, *convolutions = _loaded[self.weights]
+        if len(convolutions) < self.num_convolutions:
+            raise UserError(
+                f"--vgg {self.weights}: has {len(convolutions)} convolutions and {self.layer} is number "
+                f"{self.num_convolutions}; choose an earlier layer or another file"
+            )
+        return [colours, *convolutions[: self.num_convolutions]]
+
     def _copy_on(self, device: torch.device, dtype: torch.dtype) -> Layers:
         """The layers that are needed, where and as they are needed; colours are never in less than float32."""
         key = (self.weights, self.num_convolutions, device, dtype)
         with _lock:
             if key not in _copies:
-                if self.weights not in _loaded:
-                    _loaded[self.weights] = _load(self.weights)
-                colours, *convolutions = _loaded[self.weights]
-                if len(convolutions) < self.num_convolutions:
-                    raise UserError(
-                        f"--vgg {self.weights}: has {len(convolutions)} convolutions and {self.layer} is number "
-                        f"{self.num_convolutions}; choose an earlier layer or another file"
-                    )
+                colours, *convolutions = self.load()
                 wide = torch.promote_types(dtype, torch.float32)
                 copies = [_moved(colours, device, wide)]
-                copies += [_moved(layer, device, dtype) for layer in convolutions[: self.num_convolutions]]
+                copies += [_moved(layer, device, dtype) for layer in convolutions]
                 _copies[key] = copies
             return _copies[key]
 
@@ -152,17 +158,17 @@ def _torchvision_tensors() -> dict[str, Tensor]:
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"--vgg {path}: no such file; give a file with VGG19's weights, or set perceptual=0")
-    try:
-        if path.suffix == ".safetensors":
-            import safetensors.torch
+    if path.suffix == ".safetensors":
+        import safetensors.torch
 
+        try:
             return safetensors.torch.load(path.read_bytes())
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise UserError(f"--vgg {path}: cannot be read ({str(error).splitlines()[0]})") from None
+        except Exception as error:
+            raise UserError(f"--vgg {path}: cannot be read ({str(error).splitlines()[0]})") from None
+    content = read_torch_file(path, f"--vgg {path}")
     if not isinstance(content, dict):
         raise UserError(f"--vgg {path}: holds no tensors by name")
-    return {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+    return {str(name): tensor.detach() for name, tensor in content.items() if isinstance(tensor, Tensor)}
 
 
 def _numbers(name: str) -> list[int]:

@@ -39,12 +39,13 @@ def to_image(picture: np.ndarray) -> Image.Image:
     return Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture).convert("RGB")
 
 
-def captioned(picture: Image.Image, text: str) -> Image.Image:
-    """A picture with a line of text above it, shortened to fit."""
+def captioned(picture: Image.Image, text: str, *, room: bool = False) -> Image.Image:
+    """A picture with a line of text above it: shortened to fit or, with `room`, on white as wide as it needs."""
     font = ImageFont.load_default(CAPTION_TEXT_PX)
-    while len(text) > 1 and font.getlength(text) > picture.width - 2 * GAP_PX:
+    width = max(picture.width, math.ceil(font.getlength(text)) + 2 * GAP_PX) if room else picture.width
+    while len(text) > 1 and font.getlength(text) > width - 2 * GAP_PX:
         text = text.removesuffix("…")[:-1] + "…"
-    whole = Image.new("RGB", (picture.width, picture.height + CAPTION_PX), "white")
+    whole = Image.new("RGB", (width, picture.height + CAPTION_PX), "white")
     whole.paste(picture, (0, CAPTION_PX))
     ImageDraw.Draw(whole).text((GAP_PX, GAP_PX), text, fill="black", font=font)
     return whole
@@ -73,7 +74,10 @@ def one_above_the_other(pictures: Sequence[Image.Image]) -> Image.Image:
 
 
 def save_animation(frames: Sequence[Image.Image], path: Path) -> None:
-    """Frames one after the other, for ever, the last one longer, as .gif or .webp."""
-    assert path.suffix in MOVING, path
+    """Frames in RGB one after the other, for ever, the last one longer, as .gif or, without any loss, .webp."""
+    suffix = path.suffix.lower()
+    assert suffix in MOVING, path
+    if suffix == ".gif":  # each frame has 256 colours of its own; a median cut would lose those of few pixels
+        frames = [frame.quantize(method=Image.Quantize.FASTOCTREE, kmeans=1) for frame in frames]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
-    frames[0].save(path, save_all=True, append_images=list(frames[1:]), duration=times, loop=0)
+    frames[0].save(path, save_all=True, append_images=list(frames[1:]), duration=times, loop=0, lossless=True)

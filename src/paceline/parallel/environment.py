@@ -231,7 +231,7 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
 def _meet(place: Place, timeout: timedelta) -> dist.Store:
     """What the processes of a run find each other by, as the environment says.
 
-    A process that meets the same others again, for a run's next stage, keeps the store and takes a part of it that
+    A process that meets the same others again, for another run, keeps the store and takes a part of it that
     nobody has written to: neither a store about to close nor the words of the last meeting are taken for the new one's.
     They count their meetings alike, since they begin and end together.
     """

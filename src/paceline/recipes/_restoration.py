@@ -62,6 +62,12 @@ def total_variation(pictures: Tensor) -> Tensor:
     return (rows + columns) / len(pictures)
 
 
+def check_features(settings: RestorationTerms) -> None:
+    """Refuses a file of VGG19's weights that cannot be used, where one is needed."""
+    if settings.perceptual:
+        Features(settings.vgg, settings.vgg_layer).load()
+
+
 class Terms:
     """The terms of a restoring network's loss; those with weight zero are left out, and cost nothing."""
 

@@ -38,6 +38,7 @@ class Dcgan(Recipe):
     best = ("train/FID", "min")
     generates = True
     averaged = ("generator",)
+    bound_to_weights = ("activation",)
 
     def __init__(self, settings: DcganSettings, facts: Facts) -> None:
         super().__init__(settings, facts)

@@ -60,6 +60,7 @@ class DualGan(Recipe):
     best = ("train/FID", "min")
     generates = True
     averaged = ("generator",)
+    bound_to_weights = ("activation",)
 
     def __init__(self, settings: DualGanSettings, facts: Facts) -> None:
         super().__init__(settings, facts)

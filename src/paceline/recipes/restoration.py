@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.models.srresnet import Discriminator, SRResNet
 from paceline.models.unet import UNet
 from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
-from paceline.recipes._restoration import RestorationTerms, Terms
+from paceline.recipes._restoration import RestorationTerms, Terms, check_features
 from paceline.settings import setting
 
 
@@ -68,6 +68,10 @@ class Restoration(Recipe):
         "crop": 32,
         "batch_size": "8",
     }
+
+    @classmethod
+    def check(cls, settings: RestorationSettings) -> None:
+        check_features(settings)
 
     def __init__(self, settings: RestorationSettings, facts: Facts) -> None:
         super().__init__(settings, facts)

@@ -1,6 +1,6 @@
 """Super-resolution: a network learns to enlarge photographs 2, 4 or 8 times.
 
-Stage `pretrain` is SRResNet, which learns from pixels alone. Stage `adversarial` is SRGAN, which goes on from such
+Stage `pretrain` is SRResNet, which learns from pixels. Stage `adversarial` is SRGAN, which goes on from such
 weights (`--init-from`) with a discriminator and VGG19's features; `both` is the one, then the other. The small pictures
 are read from files where the source has them, else made of the training crop by bicubic filtering on the device.
 """
@@ -17,7 +17,7 @@ from paceline.errors import UserError
 from paceline.models.resample import bicubic, bicubic_as_saved, cut_to_multiple
 from paceline.models.srresnet import Discriminator, SRResNet
 from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
-from paceline.recipes._restoration import RestorationTerms, Terms
+from paceline.recipes._restoration import RestorationTerms, Terms, check_features
 from paceline.settings import setting
 
 
@@ -46,8 +46,10 @@ class SuperResolution(Recipe):
     Settings = SuperResolutionSettings
     stages: ClassVar[dict[str, tuple[str, ...]]] = {"both": ("pretrain", "adversarial")}
     judge = "restoration"
+    refuses: ClassVar[dict[str, str]] = {"target": "restoration"}
     best = ("validation/psnr", "max")
     averaged = ("generator",)
+    bound_to_weights = ("scale", "blocks", "num_blocks", "output")
     defaults: ClassVar[dict[str, Any]] = {
         "data": "photos",
         "crop": 96,
@@ -121,6 +123,11 @@ class SuperResolution(Recipe):
         "crop": 32,
         "batch_size": "8",
     }
+
+    @classmethod
+    def check(cls, settings: SuperResolutionSettings) -> None:
+        if settings.stage != "pretrain":
+            check_features(settings)
 
     def __init__(self, settings: SuperResolutionSettings, facts: Facts) -> None:
         super().__init__(settings, facts)

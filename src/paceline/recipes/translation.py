@@ -129,6 +129,12 @@ class Translation(Recipe):
     }
     phases = (Phase("generators", "generators"), Phase("discriminators", "discriminators"))
     averaged = ("generators",)
+    bound_to_weights = ("norm",)
+
+    @classmethod
+    def check(cls, settings: TranslationSettings) -> None:
+        if settings.perceptual:
+            Features(settings.vgg, settings.vgg_layer).load()
 
     def __init__(self, settings: TranslationSettings, facts: Facts) -> None:
         super().__init__(settings, facts)

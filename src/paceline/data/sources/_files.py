@@ -7,9 +7,22 @@ from pathlib import Path
 
 from paceline.data.sources._pictures import BadPicture
 from paceline.errors import UserError
+from paceline.settings import RunSettings
 
-SUFFIXES = {".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"}
+SUFFIXES = {
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
+}
+HIDDEN = (".", "__")  # names of what file managers and archives leave behind begin so
 NAMED_AT_MOST = 3  # of the files that something is said about
+
+
+def named_root(settings: RunSettings) -> Path:
+    """What `--data-root` names, for a source that has no files of its own; it is missed where nobody named anything."""
+    root = Path(settings.data_root).expanduser()
+    if settings.data_root == RunSettings.data_root and not root.exists():
+        raise UserError(f"--data {settings.data}: needs --data-root, which says where its files are")
+    return root
 
 
 def pictures_in(files: Iterable[Path]) -> list[Path]:
@@ -19,8 +32,14 @@ def pictures_in(files: Iterable[Path]) -> list[Path]:
 
 def pictures_under(root: Path) -> list[Path]:
     """The pictures in a folder and in all folders inside it, in order; hidden folders are passed over."""
-    found = pictures_in(root.rglob("*"))
-    return [file for file in found if not any(map(is_hidden, file.relative_to(root).parents[:-1]))]
+    return pictures_in(visible_under(root))
+
+
+def visible_under(root: Path) -> list[Path]:
+    """Files and folders in a folder and in all folders inside it; hidden ones and what is in them are passed over."""
+    return [
+        path for path in root.rglob("*") if not any(part.startswith(HIDDEN) for part in path.relative_to(root).parts)
+    ]
 
 
 def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
@@ -36,7 +55,7 @@ def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
 
 def is_hidden(path: Path) -> bool:
     """Whether a file or folder is what file managers and archives leave behind."""
-    return path.name.startswith((".", "__"))
+    return path.name.startswith(HIDDEN)
 
 
 def unreadable(path: Path, error: BadPicture) -> UserError:

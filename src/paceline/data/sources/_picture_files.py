@@ -18,7 +18,7 @@ from paceline.recipe import Facts
 from paceline.settings import RunSettings
 
 Files = dict[str, Path]  # of one sample: the file of each field
-Sizes = dict[str, tuple[int, int]]  # height and width of each field, from the files' headers
+Sizes = dict[str, tuple[int, int]]  # height and width of each field
 
 
 class _Looked(NamedTuple):
@@ -89,8 +89,9 @@ class PictureFiles(Source):
         for name, path in files.items():
             try:
                 sizes[name] = upright_size(path)
-                if decoded:
-                    decode(path)
+                if decoded:  # which is known to be right, where a header may lack something
+                    picture = decode(path)
+                    sizes[name] = (picture.height, picture.width)
             except BadPicture as error:
                 return _Looked({}, f"{self._name(path)}: unreadable image ({error})")
         names = {name: self._name(path) for name, path in files.items()}
@@ -106,14 +107,17 @@ class PictureFiles(Source):
         return arrange_picture(self.open(path, size), self.size, self.channels)
 
     def open(self, path: Path, size: tuple[int, int]) -> Image.Image:
-        """The picture in a file, which must have the size that its header had."""
+        """The picture in a file, which must have the size that was found at first."""
         try:
             picture = decode(path)
-            if (picture.height, picture.width) != size:
-                raise BadPicture(f"{picture.width}×{picture.height} pixels, and {size[1]}×{size[0]} in its header")
-            return picture
         except BadPicture as error:
             raise unreadable(path, error) from error
+        if (picture.height, picture.width) != size:
+            raise UserError(
+                f"{path}: {picture.width}×{picture.height} pixels, and {size[1]}×{size[0]} in its header; "
+                "--bad-images skip takes the size of the pixels"
+            )
+        return picture
 
 
 def split_folder(root: Path, split: str, names: Mapping[str, Sequence[str]]) -> Path | None:

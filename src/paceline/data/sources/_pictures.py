@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -18,6 +19,9 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # su
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 ANIMATED_FORMATS = ("GIF", "PNG", "WEBP")  # several pictures in other kinds of files are pages or previews
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF: the values that swap height and width
+WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES = 256, 257, 258, 262, 284  # of TIFF
+WHITE_IS_ZERO, SEPARATE = 0, 2  # values of the last two
+WHITE = 65535  # of 16 bits
 UNBOUNDED_MODES = ("I", "F")  # 32-bit numbers: nothing says which of them is white
 
 
@@ -76,26 +80,46 @@ def upright_size(path: Path) -> tuple[int, int]:
     """Height and width of the picture that `decode` gives, read from the file's header."""
     with opened(path) as picture:
         _check_still(picture)
-        # Not the file's own getexif(), which decodes all of a PNG first.
+        tags = _tiff_tags(picture)  # some versions of Pillow have turned the size of a TIFF already
+        height, width = tags.get(HEIGHT, picture.height), tags.get(WIDTH, picture.width)
+        # Not the file's own getexif(), which decodes all of a PNG first; so one that says it last is not heard.
         turned = Image.Image.getexif(picture).get(ORIENTATION) in SIDEWAYS
-        return (picture.width, picture.height) if turned else (picture.height, picture.width)
+        return (width, height) if turned else (height, width)
 
 
 def decode(path: Path) -> Image.Image:
     """The picture in a file: upright, in 8 bits grey or RGB, transparency over white."""
     with opened(path) as picture:
-        return _to_eight_bits(ImageOps.exif_transpose(picture))
+        return _to_eight_bits(turn_upright(picture))
+
+
+def turn_upright(picture: Image.Image) -> Image.Image:
+    """The decoded picture as it is meant to be seen, greys of 16 bits from black to white."""
+    tags = _tiff_tags(picture)
+    bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
+    in_planes = tags.get(PLANES) == SEPARATE and len(picture.getbands()) > 1
+    if bits > 8 and in_planes and picture.info.get("compression") == "raw":
+        raise BadPicture(f"{bits}-bit colours in separate planes; store them pixel by pixel")  # Pillow mixes them up
+    upright = ImageOps.exif_transpose(picture)
+    negative = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
+    if upright.mode not in SIXTEEN_BIT_MODES or not (negative or 8 < bits < 16):
+        return upright
+    values = np.asarray(upright).astype(np.uint32) * WHITE // (2**bits - 1)
+    return Image.fromarray((WHITE - values if negative else values).astype(np.uint16))
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Image.Image]:
     """A file's picture, not decoded yet and not above the limit; whatever goes wrong with it is a BadPicture."""
     try:
-        with Image.open(path) as picture:
+        # By the file and not its path: Pillow maps some TIFFs by path, and scrambles those that lie on their side.
+        with path.open("rb") as file, Image.open(file) as picture:
             _check_limit(picture)
             yield picture
     except BadPicture:
         raise
+    except UnidentifiedImageError as error:
+        raise BadPicture(_unknown_kind(path)) from error
     except Exception as error:  # decoders raise errors of many kinds on damaged files
         raise BadPicture(_reason(error)) from error
 
@@ -112,10 +136,14 @@ def _check_limit(picture: Image.Image) -> None:
         )
 
 
+def _tiff_tags(picture: Image.Image) -> Mapping[int, Any]:
+    return picture.tag_v2 if picture.format == "TIFF" else {}  # type: ignore[attr-defined]
+
+
 def _to_eight_bits(picture: Image.Image) -> Image.Image:
     if picture.mode in SIXTEEN_BIT_MODES:
         values = np.asarray(picture).astype(np.uint32)
-        return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
+        return Image.fromarray(((values * 255 + WHITE // 2) // WHITE).astype(np.uint8))
     if picture.mode in UNBOUNDED_MODES:
         raise BadPicture(f"32-bit pixels (mode {picture.mode}) have no fixed white; store it with 8 or 16 bits")
     if picture.has_transparency_data:
@@ -127,7 +155,22 @@ def _to_eight_bits(picture: Image.Image) -> Image.Image:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):  # Pillow stops at twice our limit, before we see the size
-        return f"{error.args[0].split(' exceeds')[0]}, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
+        pixels = int("".join(filter(str.isdigit, str(error).partition("exceeds")[0])) or 2 * PIXEL_LIMIT)
+        return f"{pixels // 10**6} megapixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
     if isinstance(error, UnidentifiedImageError):
         return "no picture of a known kind"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _unknown_kind(path: Path) -> str:
+    """Why Pillow knows no picture in a file; of a TIFF, its numbers may be why."""
+    import tifffile
+
+    try:
+        with tifffile.TiffFile(path) as file:
+            numbers = file.pages[0].dtype
+    except Exception:  # it is none, or a damaged one
+        return "no picture of a known kind"
+    if numbers is None or numbers.itemsize < 4:
+        return "a kind of TIFF that is not known; store it pixel by pixel with 8 or 16 bits"
+    return f"{numbers.itemsize * 8}-bit pixels have no fixed white; store it with 8 or 16 bits"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.data.source import Encoded, Sample, Source
-from paceline.data.sources._files import SUFFIXES, first_few, is_hidden, pictures_in, unreadable
+from paceline.data.sources._files import SUFFIXES, first_few, is_hidden, named_root, pictures_in, unreadable
 from paceline.data.sources._pictures import (
     BadPicture,
     arrange_picture,
@@ -32,7 +32,7 @@ class Folder(Source):
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         check_picture_settings(settings)
-        root = Path(settings.data_root).expanduser()
+        root = named_root(settings)
         if not root.is_dir():
             raise UserError(f"--data-root {root}: no such folder")
         self.paths, labels, class_names, unused = _list_pictures(root, split)

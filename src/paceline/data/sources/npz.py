@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.data.source import ArraySource
+from paceline.data.sources._files import named_root
 from paceline.data.sources._pictures import arrange_pictures
 from paceline.errors import UserError
 from paceline.recipe import Facts
@@ -19,7 +20,7 @@ class Npz(ArraySource):
     """Pictures uint8 [n, h, w] or [n, h, w, 1 or 3] with whole-number labels [n]; `--data-root` names the file."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
-        file = _find(Path(settings.data_root).expanduser())
+        file = _find(named_root(settings))
         arrays = _read(file, (f"x_{split}", "y_train", "y_test"))
         labels = {key: _labels(file, key, array) for key, array in arrays.items() if key.startswith("y_")}
         pictures = _pictures(file, f"x_{split}", arrays[f"x_{split}"])

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.data.crop import Window, cropped, cut
 from paceline.data.packing import PackedSplit
 from paceline.data.source import Sample, Source
+from paceline.data.sources._files import named_root
 from paceline.data.sources._pictures import check_picture_settings
 from paceline.errors import UserError
 from paceline.recipe import Facts
@@ -23,7 +24,7 @@ class Packed(Source):
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         check_picture_settings(settings)
-        root = Path(settings.data_root).expanduser()
+        root = named_root(settings)
         self.packed = PackedSplit(root, split)
         about = self.packed.about
         facts = _facts(about["facts"])

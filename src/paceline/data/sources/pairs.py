@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.data.sources._files import by_stem, pictures_under
+from paceline.data.sources._files import by_stem, named_root, pictures_under
 from paceline.data.sources._picture_files import Files, PictureFiles, Sizes, split_folder
 from paceline.data.sources._split import fixed_split
 from paceline.errors import UserError
@@ -23,7 +23,7 @@ class Pairs(PictureFiles):
     """The sample's "image" goes in, and its "target", of the same size, should come out."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
-        root = Path(settings.data_root).expanduser()
+        root = named_root(settings)
         split_root = split_folder(root, split, SPLIT_NAMES)
         base = split_root or root
         samples, problems = _match(base, *_two_folders(base))

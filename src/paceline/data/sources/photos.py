@@ -68,13 +68,14 @@ class Photos(PictureFiles):
         return height * self.scale, width * self.scale
 
     def find_fault(self, names: Mapping[str, str], sizes: Sizes) -> str:
-        if not self.scale or _ratio(sizes) == self.scale:
+        ratio = _ratio(sizes) if self.scale else 0
+        if ratio == self.scale:
             return ""
         (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
-        return (
-            f"{names['low']}: {low_width}×{low_height} pixels are not 1/{self.scale} of the {width}×{height} "
-            f"of {names['image']}"
-        )
+        found = f"1/{ratio}" if ratio > 1 else "no whole fraction"
+        whole = f"the {width}×{height} of {names['image']}"
+        remark = f", where others are 1/{self.scale}" if ratio > 1 else " (is it the same picture?)"
+        return f"{names['low']}: {low_width}×{low_height} pixels are {found} of {whole}{remark}"
 
 
 def _find(split: str, settings: PhotosSettings) -> tuple[Path, list[Path], str]:
