@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
-from PIL import Image, ImageCms
+from PIL import ExifTags, Image, ImageCms
 
 from paceline.data.picture_file import Canvas, Picture, read_picture
 from paceline.data.sources._pictures import BadPicture, decode, upright_size
@@ -151,3 +151,43 @@ def test_transparency_beside_colours_of_16_bits_is_written_without_a_second_copy
     with Image.open(tmp_path / "made.tif") as image:
         assert image.mode == "RGBA" and image.info["icc_profile"] == PROFILE
     assert [path.name for path in tmp_path.iterdir()] == ["made.tif"]
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".tif", ".png"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "I;16"])
+def test_when_where_and_by_whom_a_picture_was_taken_is_kept_and_what_is_no_longer_true_is_not(
+    mode: str, suffix: str, tmp_path: Path
+) -> None:
+    if (mode, suffix) == ("I;16", ".jpg"):
+        pytest.skip("JPEG has 8 bits")
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    artist = "Ann A." if suffix == ".tif" else "Ann Ä."  # Pillow writes nothing but ASCII into TIFF
+    exif[ExifTags.Base.Artist] = artist.encode()
+    exif[ExifTags.IFD.Exif] = {
+        ExifTags.Base.DateTimeOriginal: "2024:05:06 07:08:09",
+        ExifTags.Base.ExifImageWidth: 30,
+        ExifTags.Base.MakerNote: b"at 1234",
+    }
+    exif[ExifTags.IFD.GPSInfo] = {ExifTags.GPS.GPSLatitudeRef: "N"}
+    taken = tmp_path / f"taken{suffix}"
+    Image.new(mode, (30, 20)).save(taken, exif=exif.tobytes())
+    picture = read_picture(taken)
+    assert picture.pixels.shape[:2] == (30, 20)
+    canvas = Canvas(60, 40, deep=picture.deep)
+    canvas.paste(0, 0, np.zeros((60, 40, picture.pixels.shape[-1]), np.float32))
+    made = tmp_path / f"made{picture.suffix}"
+    canvas.save(made, exif=picture.exif)
+    with Image.open(made) as found:
+        assert found.size == (40, 60)
+        words = found.getexif()
+        assert words[ExifTags.Base.Artist].encode("latin-1").decode() == artist
+        assert words.get(ExifTags.Base.Orientation, 1) == 1
+        assert words.get_ifd(ExifTags.IFD.Exif) == {ExifTags.Base.DateTimeOriginal: "2024:05:06 07:08:09"}
+        assert words.get_ifd(ExifTags.IFD.GPSInfo)[ExifTags.GPS.GPSLatitudeRef] == "N"
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_damaged_words_of_a_camera_are_no_reason_not_to_use_a_picture(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert read_picture(tmp_path / "a.png").exif == b""

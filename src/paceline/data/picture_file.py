@@ -1,8 +1,8 @@
 """Pictures of any mode from files, and results back into files, with what the pixels have besides colours.
 
-Grey stays grey, transparency and colour profiles are kept, and so are 16 bits where Pillow (grey) or tifffile (colour)
-can read and write them. What has more than eight bits elsewhere (PNG in colour or with transparency) is read with
-eight, and says so.
+Grey stays grey. Transparency, colour profiles and EXIF (not of 16-bit colours) are kept, and so are 16 bits where
+Pillow (grey) or tifffile (colour) can read and write them. What has more than eight bits elsewhere (PNG in colour or
+with transparency) is read with eight, and says so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from paceline.data.camera_words import camera_words
 from paceline.data.deep_tiff import has_deep_colours, read_deep_colours, write_deep_colours
 from paceline.data.sources._pictures import (
     SIXTEEN_BIT_MODES,
@@ -41,6 +42,7 @@ class Picture:
     profile: bytes = b""  # ICC, of grey and RGB alone
     suffix: str = ".png"  # of files that hold what is made of it
     note: str = ""
+    exif: bytes = b""  # what stays true of results
 
     @property
     def deep(self) -> bool:
@@ -55,6 +57,7 @@ def read_picture(path: Path) -> Picture:
     with opened(path) as image:
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
         more_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
+        exif = camera_words(image)
         notes = ["only the first of its pages was taken"] if more_pages else []
         grey = image.mode in GREY_MODES
         if has_deep_colours(image):
@@ -69,7 +72,7 @@ def read_picture(path: Path) -> Picture:
         image = turn_upright(image)
         if image.mode in SIXTEEN_BIT_MODES:
             pixels = np.asarray(image).astype(np.uint16)[..., np.newaxis]
-            return Picture(pixels, None, profile, suffix, "; ".join(notes))
+            return Picture(pixels, None, profile, suffix, "; ".join(notes), exif)
         if image.mode in UNBOUNDED_MODES:
             raise BadPicture(f"32-bit pixels (mode {image.mode}) have no fixed white; store it with 8 or 16 bits")
         alpha = None
@@ -77,7 +80,7 @@ def read_picture(path: Path) -> Picture:
             image = image.convert("LA" if grey else "RGBA")
             alpha = image.getchannel("A")
         pixels = np.asarray(image.convert("L" if grey else "RGB"))
-        return Picture(pixels[..., np.newaxis] if grey else pixels, alpha, profile, suffix, "; ".join(notes))
+        return Picture(pixels[..., np.newaxis] if grey else pixels, alpha, profile, suffix, "; ".join(notes), exif)
 
 
 def result_suffix(path: Path) -> str:
@@ -123,7 +126,7 @@ class Canvas:
         assert self._image is not None
         return self._image
 
-    def save(self, path: Path, alpha: Image.Image | None = None, profile: bytes = b"") -> None:
+    def save(self, path: Path, alpha: Image.Image | None = None, profile: bytes = b"", exif: bytes = b"") -> None:
         """Writes the result; transparency is enlarged with it."""
         if self._array is not None and self._array.shape[-1] == 3:
             with _written_beside(path) as beside:
@@ -132,12 +135,12 @@ class Canvas:
         image = self.image if self._array is None else Image.fromarray(self._array[..., 0])
         if alpha is not None and self._array is None:
             image.putalpha(alpha if alpha.size == image.size else alpha.resize(image.size, Image.Resampling.BICUBIC))
-        save_image(image, path, profile)
+        save_image(image, path, profile, exif)
 
 
-def save_image(image: Image.Image, path: Path, profile: bytes = b"") -> None:
+def save_image(image: Image.Image, path: Path, profile: bytes = b"", exif: bytes = b"") -> None:
     """Writes a picture, with nothing lost."""
-    options = {"icc_profile": profile} if profile else {}
+    options = {name: value for name, value in (("icc_profile", profile), ("exif", exif)) if value}
     with _written_beside(path) as beside:
         if path.suffix == ".tif":
             image.save(beside, "TIFF", compression="tiff_lzw" if image.mode != "I;16" else None, **options)

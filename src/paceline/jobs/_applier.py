@@ -78,7 +78,7 @@ class Applier:
         for name, canvas in canvases.items():
             target = Path(task.targets[name if name in task.targets else ""])
             target.parent.mkdir(parents=True, exist_ok=True)
-            canvas.save(target, picture.alpha, picture.profile)
+            canvas.save(target, picture.alpha, picture.profile, picture.exif)
         height, width = picture.pixels.shape[:2]
         scale = self.restorer.enlarges
         made = f" → {width * scale}×{height * scale}" if scale > 1 else ""
