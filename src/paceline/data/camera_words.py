@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from PIL import ExifTags, Image
 
 WORDS = (
@@ -15,6 +13,7 @@ WORDS = (
     ExifTags.Base.Artist,
     ExifTags.Base.Copyright,
 )
+PARTS = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
 # Of the camera's own part: sizes of the old picture, and notes that point to places in the old file.
 NO_LONGER_TRUE = {
     ExifTags.Base.ExifImageWidth,
@@ -29,9 +28,10 @@ def camera_words(image: Image.Image) -> bytes:
     try:
         found, kept = image.getexif(), Image.Exif()
         for tag in WORDS:
-            if tag in found:
-                kept[tag] = _as_read(found[tag])
-        for part in (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo):
+            text = found.get(tag)
+            if isinstance(text, str):  # Pillow reads it as Latin-1, whatever it is, and would write ASCII alone
+                kept[tag] = text.encode("latin-1", "replace")
+        for part in PARTS:
             inner = {tag: value for tag, value in found.get_ifd(part).items() if tag not in NO_LONGER_TRUE}
             if inner:
                 kept[part] = inner
@@ -40,6 +40,10 @@ def camera_words(image: Image.Image) -> bytes:
         return b""
 
 
-def _as_read(value: Any) -> Any:
-    """A value to be written as it was: Pillow reads text as Latin-1, whatever it is, and would write ASCII alone."""
-    return value.encode("latin-1", "replace") if isinstance(value, str) else value
+def without_parts(exif: bytes) -> bytes:
+    """The words that stand in no part of their own, as the place's and the camera's do: all that libtiff can write."""
+    found = Image.Exif()
+    found.load(exif)
+    for part in PARTS:
+        found.pop(part, None)
+    return found.tobytes() if len(found) else b""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from paceline.data.camera_words import camera_words
+from paceline.data.camera_words import camera_words, without_parts
 from paceline.data.deep_tiff import has_deep_colours, read_deep_colours, write_deep_colours
 from paceline.data.sources._pictures import (
     SIXTEEN_BIT_MODES,
@@ -140,6 +140,7 @@ class Canvas:
 
 def save_image(image: Image.Image, path: Path, profile: bytes = b"", exif: bytes = b"") -> None:
     """Writes a picture, with nothing lost."""
+    exif = without_parts(exif) if exif and path.suffix == ".tif" else exif
     options = {name: value for name, value in (("icc_profile", profile), ("exif", exif)) if value}
     with _written_beside(path) as beside:
         if path.suffix == ".tif":
