@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UserError
 from paceline.evaluation import _inception
-from paceline.evaluation._feature_network import FeatureNetwork
+from paceline.evaluation._feature_network import FeatureNetwork, computing_in
 from paceline.evaluation._inception import FoldedInception, ScriptedInception
 from paceline.evaluation._inception_network import inception_network
 
@@ -148,7 +148,8 @@ def opened(
     torch.manual_seed(0)
     network, path = file_network(padding_counts=padding_counts), folder / "narrow.pt"
     trial = _inception.enlarged(_inception.trial_picture(CPU))
-    torch.jit.trace(network, trial).save(str(path))
+    with computing_in("fp32"):  # a trace keeps, for ever, whether its convolutions may be in TF32
+        torch.jit.trace(network, trial).save(str(path))
     digest = sha256(path.read_bytes()).hexdigest()
     with pytest.raises(UserError, match="not the Inception of 2015: it sees other features"):
         _inception.load_inception(str(path), digest, CPU)
