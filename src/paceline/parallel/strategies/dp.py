@@ -30,7 +30,7 @@ class ReplicaThreads:
     """A thread for each replica, the same in every step.
 
     torch.nn.DataParallel starts new ones at every forward. cuDNN's plans, and which was found fastest, are kept by
-    thread: every step would search again, which takes longer than the step.
+    thread, so that every step would search again.
     """
 
     def __init__(self, count: int) -> None:
