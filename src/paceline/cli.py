@@ -25,7 +25,7 @@ from paceline.cli_flags import (
     with_vgg,
 )
 from paceline.cli_launch import launch
-from paceline.cli_pictures import apply, export, import_weights
+from paceline.cli_pictures import apply, export, import_weights, sample
 from paceline.errors import UserError
 
 app = typer.Typer(
@@ -81,31 +81,6 @@ def evaluate(
     flags |= {"low_root": low_root, "test_root": test_root, "test_low_root": test_low_root}
     flags |= {"inception": inception, "inception_sha256": inception_sha256}
     raise typer.Exit(job(run, split, flags, parse_assignments(set_), checkpoint))
-
-
-@app.command()
-def sample(
-    run: RunName,
-    out: Annotated[str, typer.Option(help="a file: .png, or .gif or .webp for an animation (default: in RUN)")] = "",
-    checkpoint: Checkpoint = "best",
-    grid: Annotated[str, typer.Option(help="generators: rows and columns of the grid (default: 8x8)")] = "",
-    interpolate: Annotated[
-        bool, typer.Option("--interpolate", help="each row goes from one picture to another")
-    ] = False,
-    animate: Annotated[bool, typer.Option("--animate", help="the same pictures over the course of training")] = False,
-    beside: Annotated[str, typer.Option(help="put another run's pictures next to these", metavar="RUN")] = "",
-    accelerator: Accelerator = "",
-) -> None:
-    """Show what a run makes: grids of a generator, or strips of what restores or translates pictures.
-
-    Its random numbers, or the held-out pictures that it gets, are always the same, so that two runs or two checkpoints
-    can be compared.
-    """
-    from paceline.jobs.sample import Wish
-    from paceline.jobs.sample import sample as job
-
-    wish = Wish(grid=grid, interpolate=interpolate, animate=animate, checkpoint=checkpoint, accelerator=accelerator)
-    raise typer.Exit(job([run, *filter(None, [beside])], out, wish))
 
 
 @app.command()
@@ -268,6 +243,7 @@ def new(
     )
 
 
+app.command()(sample)
 app.command()(apply)
 app.command("import")(import_weights)
 app.command()(export)

@@ -1,4 +1,4 @@
-"""The commands that use networks outside of a run: apply, import and export."""
+"""The commands that show what networks make, or use them outside of a run: sample, apply, import and export."""
 
 from __future__ import annotations
 
@@ -6,9 +6,33 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli_flags import Accelerator, Assignments, Checkpoint
+from paceline.cli_flags import Accelerator, Assignments, Checkpoint, RunName
 
 Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run's folder, or a .safetensors file")]
+
+
+def sample(
+    run: RunName,
+    out: Annotated[str, typer.Option(help="a file: .png, or .gif or .webp for an animation (default: in RUN)")] = "",
+    checkpoint: Checkpoint = "best",
+    grid: Annotated[str, typer.Option(help="generators: rows and columns of the grid (default: 8x8)")] = "",
+    interpolate: Annotated[
+        bool, typer.Option("--interpolate", help="each row goes from one picture to another")
+    ] = False,
+    animate: Annotated[bool, typer.Option("--animate", help="the same pictures over the course of training")] = False,
+    beside: Annotated[str, typer.Option(help="put another run's pictures next to these", metavar="RUN")] = "",
+    accelerator: Accelerator = "",
+) -> None:
+    """Show what a run makes: grids of a generator, or strips of what restores or translates pictures.
+
+    Its random numbers, or the held-out pictures that it gets, are always the same, so that two runs or two checkpoints
+    can be compared.
+    """
+    from paceline.jobs.sample import Wish
+    from paceline.jobs.sample import sample as job
+
+    wish = Wish(grid=grid, interpolate=interpolate, animate=animate, checkpoint=checkpoint, accelerator=accelerator)
+    raise typer.Exit(job([run, *filter(None, [beside])], out, wish))
 
 
 def apply(

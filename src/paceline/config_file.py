@@ -81,7 +81,8 @@ def changed_settings(kept: Mapping[str, Any], now: Config) -> list[str]:
     if before.keys() - after.keys():  # runs once kept the settings of all sources
         unused = settings_of_sources().keys() - after.keys()
         before = {name: value for name, value in before.items() if name not in unused}
-    names = [name for name in dict.fromkeys([*before, *after]) if name not in _free(now)]
+    free = _free(now)
+    names = [name for name in dict.fromkeys([*before, *after]) if name not in free]
     return [f"{name}: {before.get(name)} → {after.get(name)}" for name in names if before.get(name) != after.get(name)]
 
 

@@ -31,8 +31,13 @@ def config_of(run: str, layers: Iterable[tuple[str, Mapping[str, Any]]] = (), *,
 
 def name_stages(folder: Path) -> str:
     """For the one who named the folder of several stages: which runs are in it."""
-    stages = sorted(str(inner.parent) for inner in folder.glob(f"*/{RunFolder(folder).config_file.name}"))
-    return f"; its stages are runs: {', '.join(stages)}" if stages else ""
+    stages = stages_in(folder)
+    return f"; its stages are runs: {', '.join(map(str, stages))}" if stages else ""
+
+
+def stages_in(folder: Path) -> list[Path]:
+    """The runs that lie in a folder, by name."""
+    return sorted(file.parent for file in folder.glob(f"*/{RunFolder(folder).config_file.name}"))
 
 
 def open_run(run: str) -> OpenedRun:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from paceline.config import Config
-from paceline.engine.finished_run import config_of
+from paceline.engine.finished_run import config_of, stages_in
 from paceline.engine.run_folder import RunFolder
 from paceline.monitor.status import STATUS, Status
 from paceline.parallel.environment import World
@@ -49,11 +49,10 @@ def stages_of(config: Config, world: World | None = None) -> list[Config]:
 def last_finished(path: str) -> str:
     """The run that a folder of stages means: the last of them that is finished; any other path is itself."""
     place = Path(path).expanduser()
-    own = RunFolder(place).config_file
-    files = sorted(place.glob(f"*/{own.name}"))
-    if own.exists() or not files:
+    runs = stages_in(place)
+    if RunFolder(place).config_file.exists() or not runs:
         return path
-    stages = load_class("recipe", config_of(str(files[0].parent), own_source=False).recipe_name, Recipe).stages
+    stages = load_class("recipe", config_of(str(runs[0]), own_source=False).recipe_name, Recipe).stages
     folders = [place / name for names in stages.values() for name in names]
     return next((str(folder) for folder in reversed(folders) if _is_finished(folder)), path)
 
