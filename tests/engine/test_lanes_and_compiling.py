@@ -9,7 +9,7 @@ import torch
 import torch._inductor.config
 from ranks import difference, make_parts, run_steps, weights
 
-from paceline.engine.lanes import groups
+from paceline.engine.step import groups
 from paceline.recipe import Phase
 
 DUAL = [Phase("generator", "g"), Phase("first", "d1"), Phase("second", "d2", beside=True)]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from paceline.data.feed import StepData, TrainingFeed
-from paceline.engine.lanes import groups, run_side_by_side
 from paceline.engine.learner import Learner
 from paceline.engine.ledger import Entry
 from paceline.errors import UserError
+from paceline.models.lanes import run_side_by_side
 from paceline.parallel.strategy import Strategy
 from paceline.recipe import Batch, Loss, Phase, Recipe
 
@@ -144,3 +144,14 @@ def _total(loss: Loss, weight: float) -> Tensor:
     terms = list(loss.terms.values())
     total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
     return total if weight == 1 else total * weight
+
+
+def groups(due: Iterable[Phase]) -> list[list[Phase]]:
+    """The phases in order, together where they may run at the same time."""
+    together: list[list[Phase]] = []
+    for phase in due:
+        if phase.beside and together and all(phase.network != other.network for other in together[-1]):
+            together[-1].append(phase)
+        else:
+            together.append([phase])
+    return together

@@ -8,6 +8,7 @@ way to use two, of Nguyen et al. (2017): one discriminator rewards real pictures
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.models.dcgan import Discriminator
+from paceline.models.lanes import run_side_by_side
 from paceline.models.losses import OBJECTIVES, Objective, d2gan
 from paceline.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
 from paceline.recipes import _adversarial as adversarial
@@ -94,7 +96,8 @@ class DualGan(Recipe):
         fake = self.generator(batch["noise"])
         seen = self.views(fake, batch, "own")
         # Both judge, since a choice made before would have to wait for the device.
-        logits_1, logits_2 = self.discriminator_1(seen), self.discriminator_2(seen)
+        judges = [partial(judge, seen) for judge in (self.discriminator_1, self.discriminator_2)]
+        logits_1, logits_2 = run_side_by_side(judges, seen.device)
         losses = self._choose(self.objectives[0].generator(logits_1), self.objectives[1].generator(logits_2), batch)
         scores = {"fake_score_1": adversarial.score(logits_1), "fake_score_2": adversarial.score(logits_2)}
         return Loss({"adversarial": losses.mean()}, {"fake": fake}, scores)

@@ -1,30 +1,18 @@
-"""Phases that need nothing of each other, side by side: each on a stream of its own inside a captured step.
+"""Work that needs nothing of each other, side by side: each part on a stream of its own inside a captured step.
 
 Small networks leave most of a GPU idle. In a CUDA graph, kernels on different streams run at the same time; outside
-of one the host launches them too slowly for that, so there phases simply follow each other.
+of one the host launches them too slowly for that, so there the parts simply follow each other. A backward pass runs
+where its forward did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 
-from paceline.recipe import Phase
-
 Result = TypeVar("Result")
-
-
-def groups(due: Iterable[Phase]) -> list[list[Phase]]:
-    """The phases in order, together where they may run at the same time."""
-    together: list[list[Phase]] = []
-    for phase in due:
-        if phase.beside and together and all(phase.network != other.network for other in together[-1]):
-            together[-1].append(phase)
-        else:
-            together.append([phase])
-    return together
 
 
 def run_side_by_side(tasks: Sequence[Callable[[], Result]], device: torch.device) -> list[Result]:
