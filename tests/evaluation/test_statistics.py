@@ -39,6 +39,11 @@ def test_the_frechet_distance_is_right_where_covariances_are_singular():
     assert frechet_distance(*moments(first), *moments(first)) == pytest.approx(0, abs=1e-9)
 
 
+def test_a_distance_that_is_no_number_is_not_the_best_one():
+    mean, covariance = moments(features(50, 4, 1))
+    assert np.isnan(frechet_distance(mean * float("nan"), covariance, mean, covariance))
+
+
 def test_the_kernel_distance_is_the_mean_of_unbiased_estimates_over_subsets():
     first, second = features(250, 16, 1), features(230, 16, 2)
     pairs = [(first[low : low + 100], second[low : low + 100]) for low in (0, 100)]

@@ -15,6 +15,7 @@ import torch
 
 from paceline.engine.assemble import Parts, assemble
 from paceline.engine.graph import GraphedStep
+from paceline.errors import UserError
 from paceline.jobs.configure import configure
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -63,9 +64,9 @@ def test_a_captured_step_gives_the_bits_of_an_eager_one(recipe: str, settings: d
         assert torch.equal(a.values, b.values)
 
 
-def test_a_recipe_that_waits_for_the_device_is_named_and_stays_eager(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def waiting(tmp_path: Path) -> str:
+    """A recipe that reads the device in its step."""
     recipe = tmp_path / "waiting.py"
     recipe.write_text(
         "from paceline.recipe import Loss\n"
@@ -76,11 +77,34 @@ def test_a_recipe_that_waits_for_the_device_is_named_and_stays_eager(
         "        loss.terms['cross_entropy'].item()\n"
         "        return loss\n"
     )
-    parts = trained(str(recipe), steps=20, graph="auto")
+    return str(recipe)
+
+
+def test_a_recipe_that_waits_for_the_device_is_named_and_stays_eager(
+    waiting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = trained(waiting, steps=20, graph="auto")
     assert isinstance(parts.run_step, GraphedStep) and parts.run_step.failed
     said = capsys.readouterr().out
     assert "classifier_loss" in said and "waiting.py:8" in said
     assert all(value.isfinite().all() for value in parts.recipe.state_dict().values())
+
+
+def test_after_a_capture_that_broke_dropout_goes_on_and_memory_does_not_grow(waiting: str) -> None:
+    parts = trained(waiting, steps=20, graph="auto", dropout=0.5, loader="workers", workers=1)
+    taken = torch.cuda.memory_allocated()
+    per_step = parts.feed.images_per_step
+    for data in parts.feed.steps(20 * per_step, 60 * per_step):
+        parts.run_step(data)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= taken + 2**20
+
+
+def test_graph_on_ends_a_run_that_cannot_be_captured(waiting: str) -> None:
+    with pytest.raises(
+        UserError, match=r"--graph on: classifier_loss \(.*waiting.py:8\) cannot be part"
+    ):
+        trained(waiting, steps=20, graph="on")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from paceline.data.crop import check_crop, cropped
 from paceline.data.draws import Drawer
 from paceline.data.feed import Cut, TrainingFeed
 from paceline.data.loader import Loader
-from paceline.data.loader_choice import choose_loader
+from paceline.data.loader_choice import choose_loader, choose_loaders
 from paceline.data.source import Source, sizes_of, split_off
 from paceline.data.tickets import Stream
 from paceline.data.transforms import Augment
@@ -85,8 +85,7 @@ def _no_validation(share: float, total: int) -> UserError:
 
 def make_loader(source: Source, world: World, config: Config, crop: int = 0) -> Loader:
     """The loader that the settings name, or the one that suits the source; without a crop, of whole pictures."""
-    name, _ = choose_loader(config.run, source, world.device)
-    return load_class("loader", name, Loader)(source, world.device, config.run, crop)
+    return choose_loader(config.run, source, world.device).build(source, world.device, config.run, crop)
 
 
 def crop_of(config: Config, split: str) -> int:
@@ -144,10 +143,14 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     precision.apply(deterministic=config.run.deterministic)
     sources = open_sources(config)
     notes = [note for source in sources.values() for note in getattr(source, "notes", [])]
-    notes.append("loader {}: {}".format(*choose_loader(config.run, sources["train"], world.device)))
+    choices, reasons = choose_loaders(config.run, sources, world.device)
+    notes += reasons
     train = sources["train"]
     check_crop(sizes_of(train), config.run.crop, train.facts.scale, train.name_of)
-    loaders = {split: make_loader(source, world, config, crop_of(config, split)) for split, source in sources.items()}
+    loaders = {
+        split: choices[split].build(source, world.device, config.run, crop_of(config, split))
+        for split, source in sources.items()
+    }
     recipe = make_recipe(config, sources)
     strategy = strategy_type(config.run, world, precision)
     strategy.place(recipe)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +26,9 @@ from paceline.settings import RunSettings
 
 WARMUP_STEPS = 11  # real steps on a side stream before a capture; DistributedDataParallel needs as many
 
+TORCH, OURS = str(Path(torch.__file__).parent), Path(__file__).parents[1]
+AROUND_RECIPES = str(OURS / "engine"), str(OURS / "parallel")  # where a step passes on its way into a recipe
+
 RunStep = Callable[[StepData], list[Entry]]
 Fetched = list[list[Batch]]
 
@@ -36,7 +42,7 @@ def choose_step(step: Step, settings: RunSettings) -> tuple[RunStep, str]:
         raise UserError(f"--graph on: {obstacle}; use --graph auto")
     if obstacle:
         return step, f"step: eager, not a CUDA graph ({obstacle})"
-    return GraphedStep(step), f"step: one CUDA graph after {WARMUP_STEPS} eager steps"
+    return GraphedStep(step, settings.graph), f"step: one CUDA graph after {WARMUP_STEPS} eager steps"
 
 
 def _obstacle(step: Step) -> str:
@@ -53,11 +59,11 @@ def _obstacle(step: Step) -> str:
 class _Captured:
     """One graph, the tensors that it reads and the entries that it writes."""
 
-    def __init__(self, step: Step, due: tuple[Phase, ...], fetched: Fetched) -> None:
+    def __init__(self, step: Step, due: tuple[Phase, ...], fetched: Fetched, pool: Any) -> None:
         self.inputs: Fetched = [[{k: v.clone() for k, v in batch.items()} for batch in some] for some in fetched]
         self.graph = torch.cuda.CUDAGraph()
         # Other threads (a loader's pinning, a process group's watchdog) may use the device meanwhile.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool, capture_error_mode="thread_local"):
             self.entries = step.learn(due, self.inputs)
 
     def replay(self, fetched: Fetched) -> list[Entry]:
@@ -72,8 +78,8 @@ class _Captured:
 class GraphedStep:
     """A step that is eager at first, then captured, then replayed; one that cannot be captured stays eager."""
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
+    def __init__(self, step: Step, wanted: str = "auto") -> None:
+        self.step, self.wanted = step, wanted
         self.captured: dict[tuple[Phase, ...], _Captured] = {}
         self.seen: dict[tuple[Phase, ...], int] = {}
         self.side = torch.cuda.Stream(step.world.device)
@@ -99,23 +105,38 @@ class GraphedStep:
         return entries
 
     def _capture(self, due: tuple[Phase, ...], fetched: Fetched) -> None:
+        pool = torch.cuda.graph_pool_handle()
         try:
-            self.captured[due] = _Captured(self.step, due, fetched)
+            self.captured[due] = _Captured(self.step, due, fetched, pool)
         except RuntimeError as error:
+            reason = f"{_culprit(error)} cannot be part of a CUDA graph ({_first(error)})"
+            if self.wanted == "on":
+                raise UserError(f"--graph on: {reason}; use --graph auto") from error
             self.failed = True
             self.captured.clear()
-            torch.cuda.synchronize()
+            _end_broken_capture(pool, self.step.world.device)
             for learner in self.step.learners.values():
                 learner.optimizer.zero_grad(set_to_none=True)
-            print(f"step: eager from here on, since {_culprit(error)} cannot be part of a CUDA graph ({_first(error)})")
+            print(f"step: eager from here on, since {reason}")
+
+
+def _end_broken_capture(pool: Any, device: torch.device) -> None:
+    """Does what torch leaves undone when a capture breaks: before 2.12, memory and random numbers stay as if in it."""
+    torch.cuda.synchronize(device)
+    number = device.index or 0
+    with suppress(RuntimeError):  # where torch did it itself
+        torch._C._cuda_endAllocateToPool(number, pool)
+    generator = torch.cuda.default_generators[number]
+    fresh = torch.Generator(device).manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def _culprit(error: BaseException) -> str:
     """The function and line outside of torch in which a capture failed."""
-    error = _root(error)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
-    own = [f for f in frames if "/paceline/engine/" not in f.filename and "/paceline/parallel/" not in f.filename]
-    last = (own or frames)[-1]
+    frames = traceback.extract_tb(_root(error).__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(TORCH)]
+    own = [frame for frame in outside if not frame.filename.startswith(AROUND_RECIPES)]
+    last = (own or outside or frames)[-1]
     return f"{last.name} ({last.filename}:{last.lineno})"
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.data.free_memory import free_bytes
 from paceline.data.sources._pictures import BadPicture
 from paceline.engine.restorer import Restorer
 from paceline.models.receptive_field import ReceptiveField
@@ -123,27 +123,6 @@ def restored(restorer: Restorer, picture: Tensor) -> dict[str, Tensor]:
         made = made.mean(1, keepdim=True) if own < made.shape[1] and same_kind else made
         found[name] = made[0].permute(1, 2, 0).float().clamp(-1, 1)
     return found
-
-
-def free_bytes(device: torch.device) -> int:
-    """The memory of a device, or of this machine, that nobody uses."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return min(_limits())
-
-
-def _limits() -> Iterator[int]:
-    """What the machine has available, and what a container has left where it has a limit."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        yield int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        yield 4 * 2**30
-    try:
-        group = Path("/sys/fs/cgroup")
-        yield int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):
-        return
 
 
 def _bytes(field: ReceptiveField, pixels: float) -> float:

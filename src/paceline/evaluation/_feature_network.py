@@ -16,8 +16,9 @@ PICTURES_AT_ONCE = 100
 MANY_AT_ONCE = 500  # keep a large GPU busier, where it has the memory free
 MEMORY_FOR_MANY = 16 * 2**30  # bytes, more than 500 pictures of 299 pixels take in float32; beside the pictures
 
-# In fp16, weights and layers are float16: 10 bits of mantissa as in TF32, where bfloat16 has 7.
+# In fp16, layers are float16: 10 bits of mantissa as in TF32, where bfloat16 has 7. Weights have about twice as many.
 Arithmetic = Literal["fp32", "tf32", "fp16"]
+NAMES: dict[Arithmetic, str] = {"fp32": "fp32", "tf32": "tf32", "fp16": "fp16, weights in two"}  # in protocols
 
 
 class Seen(NamedTuple):

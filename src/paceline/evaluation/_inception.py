@@ -11,14 +11,13 @@ from functools import lru_cache
 from hashlib import file_digest
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UserError
 from paceline.evaluation._feature_network import Arithmetic, FeatureNetwork, Seen, computing_in, hash_of
-from paceline.evaluation._inception_network import inception_network
+from paceline.evaluation._inception_network import in_float16, inception_network
 
 SIDE_PX = 299
 NUM_FEATURES = 2048
@@ -50,22 +49,27 @@ class FoldedInception(FeatureNetwork):
     num_features = NUM_FEATURES
     resize = ScriptedInception.resize
     arithmetics = ("fp32", "tf32", "fp16")
-    # Tensor cores want the channels last; float32's quickest kernels, which do without them, want them first.
-    layouts: ClassVar[dict[Arithmetic, torch.memory_format]] = {
-        "fp32": torch.contiguous_format,
-        "tf32": torch.channels_last,
-        "fp16": torch.channels_last,
-    }
 
     def __init__(self, network: nn.Module, digest: str) -> None:
         self.networks: dict[Arithmetic, nn.Module] = {"fp32": network}
         self.weights = digest
 
     def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
-        dtype, layout = torch.float16 if arithmetic == "fp16" else torch.float32, self.layouts[arithmetic]
         if arithmetic not in self.networks:
-            self.networks[arithmetic] = deepcopy(self.networks["fp32"]).to(dtype=dtype).to(memory_format=layout)
-        return Seen(self.networks[arithmetic](enlarged(pictures).to(dtype, memory_format=layout)))
+            self.networks[arithmetic] = self._in_tf32() if arithmetic == "tf32" else self._in_fp16(pictures.device)
+        # Tensor cores want the channels last; float32's quickest kernels, which do without them, want them first.
+        layout = torch.channels_last if arithmetic == "tf32" else torch.contiguous_format
+        return Seen(self.networks[arithmetic](enlarged(pictures).contiguous(memory_format=layout)))
+
+    def _in_tf32(self) -> nn.Module:
+        return deepcopy(self.networks["fp32"]).to(memory_format=torch.channels_last)
+
+    def _in_fp16(self, device: torch.device) -> nn.Module:
+        """Refused where it sees something else, since cuDNN does not promise to take float32 biases with float16."""
+        network, trial = in_float16(self.networks["fp32"]), enlarged(trial_picture(device))
+        if not torch.allclose(network(trial), self.networks["fp32"](trial), rtol=0.02, atol=0.01):
+            raise UserError("judge_precision=fp16: this GPU computes other features in it; take judge_precision=tf32")
+        return network
 
 
 class PackagedInception(FeatureNetwork):

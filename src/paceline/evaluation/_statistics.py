@@ -23,7 +23,7 @@ def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covarian
     trace_of_root = torch.linalg.eigvalsh((product + product.T) / 2).clamp_min(0).sqrt().sum()
     traces = covariance1.double().trace() + covariance2.double().trace()
     distance = (mean1.double() - mean2.double()).square().sum() + traces - 2 * trace_of_root
-    return max(0.0, distance.item())
+    return max(distance.item(), 0.0)  # in this order a NaN stays one
 
 
 def _root(covariance: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from paceline.data.source import fingerprint
 from paceline.data.transforms import to_eight_bits
 from paceline.errors import UserError
 from paceline.evaluation import _kept
+from paceline.evaluation._feature_network import NAMES
 from paceline.evaluation._features import choose_features
 from paceline.evaluation._judge import Case, Judge
 from paceline.evaluation._statistics import (
@@ -52,7 +53,7 @@ class Generation(Judge):
         self.real_protocol = {
             **self.network.protocol(),
             "pictures": "8 bits",
-            "arithmetic": settings.judge_precision,
+            "arithmetic": NAMES[settings.judge_precision],
             "data": Path(settings.data).stem,
             "split": case.split,
             "size": f"{self.facts.width}×{self.facts.height}×{self.facts.channels}",
