@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from paceline import __version__
 from paceline.cli_flags import (
@@ -28,7 +29,23 @@ from paceline.cli_launch import launch
 from paceline.cli_pictures import apply, export, import_weights, sample
 from paceline.errors import UserError
 
+
+class Interrupted(Exception):
+    """Ctrl-C inside a command, in a form that the command line's own parser lets through."""
+
+
+class Commands(TyperGroup):
+    """Commands that tell Ctrl-C from an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise Interrupted(str(stop)) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Trains image models on one device or many, from one recipe.",
     no_args_is_help=True,
     add_completion=False,
@@ -113,11 +130,20 @@ def verify(
 def compare(
     what: Annotated[list[str], typer.Argument(metavar="RECIPE|RUN…", help="recipes with commas, or finished runs")],
     flags: dict,
-    strategies: Annotated[str, typer.Option(help="with commas")] = "single,ddp",
-    seeds: Annotated[str, typer.Option(help="with commas; the table has their mean and spread")] = "0",
-    scaling: Annotated[str, typer.Option(help="strong: --batch-size is global; weak: it is per device")] = "strong",
-    verify: Annotated[bool, typer.Option(help="also show that the strategies give the same weights")] = True,
-    ceilings: Annotated[bool, typer.Option(help="also measure what keeps N devices from N times the speed")] = True,
+    strategies: Annotated[str | None, typer.Option(help="with commas (default: single,ddp)")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="with commas; the table has their mean and spread (default: 0)")
+    ] = None,
+    scaling: Annotated[
+        str | None, typer.Option(help="strong: --batch-size is global (default); weak: it is per device")
+    ] = None,
+    verify: Annotated[
+        bool | None, typer.Option("--verify/--no-verify", help="also show that the strategies give the same weights")
+    ] = None,
+    ceilings: Annotated[
+        bool | None,
+        typer.Option("--ceilings/--no-ceilings", help="also measure what keeps N devices from N times the speed"),
+    ] = None,
     across_recipes: Annotated[
         bool, typer.Option("--across-recipes", help="finished runs may be of different recipes, judged alike")
     ] = False,
@@ -131,9 +157,9 @@ def compare(
     """
     from paceline.jobs.compare import Wish, compare_recipes, compare_runs, runs_among
 
-    if runs_among(what):
-        raise typer.Exit(compare_runs(what, flags.get("out", ""), across_recipes))
     wish = Wish(strategies, seeds, scaling, verify, ceilings, config, tuple(with_vgg(set_, vgg)))
+    if runs_among(what):
+        raise typer.Exit(compare_runs(what, flags, wish, across_recipes))
     raise typer.Exit(compare_recipes([name for word in what for name in word.split(",")], flags, wish))
 
 
@@ -143,7 +169,7 @@ def plan(
     recipe: RecipeName,
     flags: dict,
     nodes: Annotated[int, typer.Option(help="how many machines share the devices", min=1)] = 1,
-    bandwidth: Annotated[str, typer.Option(help="between devices, e.g. 25GB/s (default: measured here)")] = "",
+    bandwidth: Annotated[str, typer.Option(help="between devices, 25GB/s or 200Gbit/s (default: measured here)")] = "",
     latency: Annotated[str, typer.Option(help="of one exchange between devices, e.g. 20us")] = "",
     check: Annotated[bool, typer.Option("--check", help="also measure what was predicted, in turns with it")] = False,
     config: ConfigFile = "",
@@ -195,6 +221,8 @@ def doctor(
 
     flags = {"data": data, "data_root": data_root, "crop": crop, "batch_size": batch_size, "workers": workers}
     said = {name: value for name, value in (flags | {"accelerator": accelerator}).items() if value}
+    if loaders and self_test:
+        raise UserError("--self-test: cannot go with --loaders; give one, then the other")
     if loaders:
         raise typer.Exit(doctor_of_loaders(said, set_))
     if said or set_:
@@ -263,8 +291,8 @@ def run(arguments: list[str] | None = None) -> int:
     except UserError as mistake:
         print(f"paceline: {' '.join(str(mistake).splitlines())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("paceline: interrupted", file=sys.stderr)
+    except Interrupted as stop:
+        print("; ".join(["paceline: interrupted", *filter(None, [str(stop)])]), file=sys.stderr)
         return 130
     except Exception as error:
         if not hasattr(error, "format_message"):  # of the command line's own parser

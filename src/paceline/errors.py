@@ -1,7 +1,10 @@
 """Mistakes a person can mend: one line that names the flag, the file or the value and says what to do."""
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that is full, as OSError has it
 
 
 class UserError(ValueError):

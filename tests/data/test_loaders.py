@@ -17,8 +17,7 @@ import torch
 
 from paceline import registry
 from paceline.data.loader import Loader
-from paceline.data.loader_choice import choose_loader
-from paceline.data.loaders import _pixels, resident
+from paceline.data.loaders import _pixels
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource, Sample, Source, Subset
 from paceline.data.sources.digits import Digits
@@ -143,19 +142,6 @@ def test_data_in_memory_is_read_in_pieces_to_the_same_end(digits: Source, monkey
     monkeypatch.setattr(_pixels, "BYTES_PER_READ", 100 * 1032)
     pieces = _pixels.Pixels(digits, CPU, RunSettings()).samples
     assert np.array_equal(pieces["image"].numpy(), digits.read_many(np.arange(len(digits)))["image"])
-
-
-def test_auto_keeps_data_on_the_device_when_it_fits(digits: Source) -> None:
-    name, reason = choose_loader(RunSettings(), digits, CPU)
-    assert name == "resident" and "fit" in reason
-    assert choose_loader(RunSettings(loader="workers"), digits, CPU) == ("workers", "asked for")
-
-
-def test_auto_reads_with_workers_when_the_data_does_not_fit(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident, "_free_host_memory", lambda: 4 * len(digits) * (32 * 32 + 8))
-    assert choose_loader(RunSettings(), digits, CPU)[0] == "resident"
-    name, reason = choose_loader(RunSettings(devices=2), digits, CPU)
-    assert name == "workers" and "do not fit" in reason
 
 
 def children(pid: int) -> list[int]:

@@ -75,7 +75,10 @@ def test_packing_goes_on_after_being_killed(photos: Path, tmp_path: Path, capsys
         pixels.write(b"half a picture")
     with open(partial, "ab") as rows:
         rows.write(b"half a row")
-    with pytest.raises(UserError, match="holds an unfinished pack of something else"):
+    with pytest.raises(
+        UserError,
+        match=r"another source, .* \(train has 1,438 samples instead of 6\)",
+    ):
         pack("digits", str(tmp_path / "packed"), NO_FLAGS, {})
     assert pack(str(slow), str(tmp_path / "packed"), {"data_root": str(photos), "workers": 0}, {}) == 0
     assert "going on: train" in capsys.readouterr().out
@@ -96,7 +99,7 @@ def test_packing_again_checks_every_pixel(packed: Path, photos: Path, capsys: py
     flip_a_bit(packed / "test" / "image.pixels", -1)
     with pytest.raises(UserError, match=r"test/image\.pixels: 5\.png is damaged"):
         pack(str(photos), str(packed), NO_FLAGS, {})
-    with pytest.raises(UserError, match="holds a pack of something else"):
+    with pytest.raises(UserError, match=r"instead of 6\); remove .*packed, then pack again, or name another"):
         pack("digits", str(packed), NO_FLAGS, {})
 
 
@@ -120,7 +123,7 @@ def test_cut_off_missing_and_changed_files_are_refused(packed: Path) -> None:
     pixels, index, names = (packed / "train" / name for name in ("image.pixels", "index.npy", "names.json"))
     whole = pixels.read_bytes()
     pixels.write_bytes(whole[:-1])
-    with pytest.raises(UserError, match=r"image\.pixels: 12,149 bytes instead of 12,150"):
+    with pytest.raises(UserError, match=r"image\.pixels: 12,149 bytes instead of 12,150; remove .*packed, then pack"):
         open_packed(packed)
     pixels.write_bytes(whole)
     for file in (index, names):
@@ -136,9 +139,10 @@ def test_cut_off_missing_and_changed_files_are_refused(packed: Path) -> None:
 
 def test_another_version_and_other_folders_are_refused(packed: Path, photos: Path) -> None:
     manifest = json.loads((packed / "pack.json").read_text())
-    (packed / "pack.json").write_text(json.dumps(manifest | {"version": 2}))
-    with pytest.raises(UserError, match=r"pack\.json: version 2 of the format, and this is 1"):
-        open_packed(packed)
+    (packed / "pack.json").write_text(json.dumps(manifest | {"version": 1}))
+    for read in (lambda: open_packed(packed), lambda: pack(str(photos), str(packed), NO_FLAGS, {})):
+        with pytest.raises(UserError, match=r"version 1 of the format, and this is 2; remove .*packed, then pack"):
+            read()
     (packed / "pack.json").write_text('{"format": ')
     with pytest.raises(UserError, match=r"pack\.json: damaged"):
         open_packed(packed)
@@ -151,8 +155,26 @@ def test_another_version_and_other_folders_are_refused(packed: Path, photos: Pat
         pack(str(photos), str(photos), NO_FLAGS, {})
 
 
+@pytest.mark.parametrize("change", ["a wrong count", "other channels", "a missing key", "no checksum"])
+def test_what_the_folder_says_of_itself_is_held_to_its_checksum(change: str, packed: Path, photos: Path) -> None:
+    manifest = json.loads((packed / "pack.json").read_text())
+    split = manifest["splits"]["train"]
+    if change == "a wrong count":
+        split["count"] -= 1
+    elif change == "other channels":
+        split["facts"]["channels"] = split["pictures"]["image"] = 1
+    elif change == "a missing key":
+        del split["mixed"]
+    else:
+        del manifest["sha256"]
+    (packed / "pack.json").write_text(json.dumps(manifest))
+    for read in (lambda: open_packed(packed, "test"), lambda: pack(str(photos), str(packed), NO_FLAGS, {})):
+        with pytest.raises(UserError, match=r"pack\.json: damaged .*; remove .*packed, then pack again$"):
+            read()
+
+
 def test_what_was_fixed_when_packing_cannot_be_changed_later(packed: Path) -> None:
-    with pytest.raises(UserError, match=r"channels=1: .* was packed with 3"):
+    with pytest.raises(UserError, match=r"channels=1: .* was packed with 3; pack its source into another folder"):
         open_packed(packed, channels=1)
     with pytest.raises(UserError, match=r"size=7: .* was packed in another size"):
         open_packed(packed, size=7)

@@ -136,3 +136,15 @@ def test_the_files_of_a_sample_hold_the_pictures_that_reading_gives(name: str, m
         assert np.array_equal(np.asarray(Image.open(file).convert("RGB")), sample[field])
     for field, value in encoded.numbers.items():
         assert np.array_equal(value, sample[field])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_sample_is_made_of_are_files_and_the_numbers_that_reading_gives(name: str, make_data) -> None:
+    source = build(name, "train", make_data(name))
+    made_of = source.made_of(1)
+    if made_of is None:
+        assert name not in ("folder", "photos", "pairs", "degraded", "panels"), "these hold their samples as files"
+        return
+    numbers = {field: value for field, value in source.read(1).items() if value.ndim == 0}
+    assert made_of.files and all(file.is_file() for file in made_of.files.values())
+    assert made_of.numbers == numbers

@@ -19,7 +19,6 @@ from paceline.data.crop import Window, check_crop, windows
 from paceline.data.draws import Drawer
 from paceline.data.feed import Cut, TrainingFeed, evaluation_batches
 from paceline.data.loader import Loader
-from paceline.data.loader_choice import choose_loader
 from paceline.data.loaders import resident
 from paceline.data.source import ArraySource, Source, fingerprint, split_off
 from paceline.data.sources.photos import Photos
@@ -253,19 +252,3 @@ def test_what_cannot_be_turned_or_padded_is_refused() -> None:
         Augment.from_settings(RunSettings(turn="on"), Facts(3, 4, 5))
     with pytest.raises(UserError, match="pad_crop=4"):
         Augment.from_settings(RunSettings(pad_crop=4, crop=8), Facts(3, 8, 8))
-
-
-def test_data_too_large_for_a_gpu_stays_with_the_host_and_then_in_its_files(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, gpu = open_source(data, "photos"), torch.device("cuda", 0)
-    room = {"cuda": 0, "cpu": 10**9}
-    monkeypatch.setattr(resident, "_free_memory", lambda device: room[device.type])
-    for asked in ("auto", "resident"):
-        name, why = choose_loader(RunSettings(loader=asked), source, gpu)
-        assert name == "resident" and "do not fit" in why and "host's memory" in why
-    room["cpu"] = 0
-    for asked in ("auto", "resident"):
-        name, why = choose_loader(RunSettings(loader=asked), source, gpu)
-        assert name == "workers" and "paceline pack" in why
-    assert "paceline pack" not in choose_loader(RunSettings(), open_source(data, "packed photos"), gpu)[1]

@@ -105,7 +105,7 @@ def test_a_second_interrupt_ends_a_process_at_once(tmp_path: Path, tiny: str, st
     assert not running.ended
     running.interrupt_group()
     assert running.wait(10) == 130
-    assert running.stderr == ""
+    assert running.stderr == "paceline: interrupted\n"
 
 
 def test_a_second_interrupt_ends_two_processes_at_once(tmp_path: Path, tiny: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,11 @@ import pytest
 import torch
 
 from paceline.cli import run
+from paceline.data import memory_budget
 from paceline.data.feed import StepData
+from paceline.data.loaders.workers import Workers
+from paceline.data.sources.digits import Digits
+from paceline.data.tickets import Tickets, in_order
 from paceline.engine.graph import RunStep
 from paceline.engine.ledger import Entry
 from paceline.engine.step import Step
@@ -21,6 +25,7 @@ from paceline.jobs.configure import configure
 from paceline.monitor import this_machine
 from paceline.monitor.this_machine import LOADERS, SELF_TEST, doubt_about_graphs, identity, kept_file, read_kept
 from paceline.parallel.environment import Place, World
+from paceline.settings import RunSettings
 
 TWO_GPUS = {"host": "here", "gpus": "2 × Some GPU", "driver": "1.0", "torch": "2.15.0"}
 PASSED = {"passed": True, "what": "", "difference": 0.0, "processes": 2, "backend": "nccl"}
@@ -131,9 +136,39 @@ def test_loaders_are_measured_and_kept(
     assert this_machine.loader_ceilings("digits") == [result] and this_machine.loader_ceilings("photos") == []
 
 
+def test_data_that_a_run_would_not_keep_in_memory_is_not_read_into_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loader_ceilings, "BLOCK_SECONDS", 0.02)
+    monkeypatch.setattr(memory_budget, "free_bytes", lambda device: 100_000)
+    assert run(["doctor", "--loaders", "--workers", "0", "--accelerator", "cpu"]) == 0
+    (result,) = read_kept(LOADERS)["measured"]
+    by_name = {one["loader"]: one for one in result["loaders"]}
+    assert by_name["resident"]["images_per_second"] is None and by_name["workers"]["images_per_second"] > 0
+    assert "not measured: --loader resident: 1.5 MB of samples do not fit in 0.025 MB" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_what_was_read_before_the_clock_starts_is_used_up_by_then() -> None:
+    settings, asked = RunSettings(workers=5), 0
+    source = Digits("test", settings)
+    loader = Workers(source, torch.device("cpu"), settings)
+
+    def requests() -> Iterator[Tickets]:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield in_order(0, 4)
+
+    next(loader.load(requests()))
+    loader.close()
+    assert loader_ceilings._warmup_batches(settings) >= asked - 1 >= 5
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["--loaders", "--self-test"], "--self-test: cannot go with --loaders; give one, then the other"),
         (["--data", "digits"], "--data: says what --loaders is to measure"),
         (["--loaders", "--data", "photos", "--crop", "9999"], "--crop 9999: smaller than 9999×9999 pixels"),
         (["--loaders", "--data", "nothing"], "unknown source 'nothing'"),

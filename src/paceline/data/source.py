@@ -42,6 +42,11 @@ class Source(HasSettings):
     def __init__(self, split: str, settings: RunSettings) -> None:
         raise NotImplementedError
 
+    @classmethod
+    def splits_of(cls, settings: RunSettings) -> tuple[str, ...]:
+        """The splits that there are: the class's own, unless the settings name something that has others."""
+        return cls.splits
+
     def __len__(self) -> int:
         raise NotImplementedError
 
@@ -58,6 +63,10 @@ class Source(HasSettings):
 
         None where it changes them in any other way, or where there are no such files.
         """
+        return None
+
+    def made_of(self, index: int) -> Encoded | None:
+        """All files that `read` makes the sample of, and its numbers; None where only reading it tells these."""
         return None
 
     def name_of(self, index: int) -> str:
@@ -109,6 +118,9 @@ class Subset(Source):
 
     def encoded(self, index: int) -> Encoded | None:
         return self.source.encoded(int(self.indices[index]))
+
+    def made_of(self, index: int) -> Encoded | None:
+        return self.source.made_of(int(self.indices[index]))
 
     def name_of(self, index: int) -> str:
         return self.source.name_of(int(self.indices[index]))

@@ -63,9 +63,10 @@ def open_sources(config: Config, split: str = "") -> dict[str, Source]:
     Where a split is named that does not come from the training samples, only that one is opened.
     """
     source_class = load_class("source", config.run.data, Source)
-    if split != "train" and split in source_class.splits:
+    splits = source_class.splits_of(config.run)
+    if split != "train" and split in splits:
         return {split: source_class(split, config.run)}
-    sources = {split: source_class(split, config.run) for split in source_class.splits}
+    sources = {split: source_class(split, config.run) for split in splits}
     if config.run.validation:
         whole = sources["train"]
         sources["train"], sources["validation"] = split_off(whole, config.run.validation, config.run.split_seed)

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from paceline.data.free_memory import free_bytes
 from paceline.data.picture_file import Canvas, Picture, read_picture, save_image
 from paceline.data.sources._pictures import BadPicture
 from paceline.engine.restorer import Restorer, open_restorer
-from paceline.engine.tiling import Tiling, choose_tiling, free_bytes, restore_in_tiles
+from paceline.engine.tiling import Tiling, choose_tiling, restore_in_tiles
 from paceline.errors import UserError
 from paceline.jobs._downsampled import compare, shrink
 from paceline.parallel.precision import choose_precision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from rich.table import Table
 
 from paceline.data.crop import check_crop, cropped
 from paceline.data.loader import Loader
+from paceline.data.loader_choice import choose_loader
+from paceline.data.loaders.workers import BATCHES_PER_WORKER
 from paceline.data.source import Source, sizes_of
 from paceline.data.tickets import Stream, Tickets
 from paceline.data.transforms import Augment, prepare
@@ -28,7 +31,6 @@ from paceline.span import split_batch
 
 BLOCKS = 5
 BLOCK_SECONDS = 1.0
-WARMUP_BATCHES = 8  # more than loading processes read ahead
 
 
 def measure_loaders(settings: RunSettings, console: Console) -> int:
@@ -69,7 +71,7 @@ def _measure(name: str, source: Source, device: torch.device, settings: RunSetti
     augment = Augment.from_settings(settings, cropped(source.facts, settings.crop))
     start = time.perf_counter()
     try:
-        loader = load_class("loader", name, Loader)(source, device, settings, settings.crop)
+        loader = _build(name, source, device, settings)
     except UserError as refused:
         return {"loader": name, "images_per_second": None, "why": str(refused)}
     batches = (prepare(raw, augment, torch.float32) for raw in loader.load(_requests(len(source), batch_size)))
@@ -77,7 +79,7 @@ def _measure(name: str, source: Source, device: torch.device, settings: RunSetti
         next(batches)
         _await(device)
         first = time.perf_counter() - start
-        for _ in range(WARMUP_BATCHES):
+        for _ in range(_warmup_batches(settings)):
             next(batches)
         rates = [_rate(batches, batch_size, device) for _ in range(BLOCKS)]
     except UserError as refused:
@@ -93,6 +95,19 @@ def _measure(name: str, source: Source, device: torch.device, settings: RunSetti
         "seconds_to_first_batch": first,
         "why": "",
     }
+
+
+def _build(name: str, source: Source, device: torch.device, settings: RunSettings) -> Loader:
+    """The loader as a run would have it; a run that has no room for resident data takes another loader."""
+    choice = choose_loader(dataclasses.replace(settings, loader=name), source, device)
+    if choice.name != name:
+        raise UserError(f"--loader {name}: {choice.why}")
+    return choice.build(source, device, settings, settings.crop)
+
+
+def _warmup_batches(settings: RunSettings) -> int:
+    """More than any loader has ready when the clock starts."""
+    return 8 + BATCHES_PER_WORKER * settings.workers
 
 
 def _requests(length: int, batch_size: int) -> Iterator[Tickets]:

@@ -16,9 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from paceline.config import resolve
 from paceline.data.loaders._pixels import bytes_needed
-from paceline.data.packing import MANIFEST, PackedSplit, begin, describe, fill, finish, read_manifest
+from paceline.data.pack_format import MANIFEST
+from paceline.data.pack_origin import describe
+from paceline.data.packing import begin, check_same, check_whole, fill, finish
 from paceline.data.source import Source
-from paceline.errors import UserError
+from paceline.errors import NO_ROOM, UserError
 from paceline.recipe import NoSettings
 from paceline.registry import is_path, load_class, names
 from paceline.settings import RunSettings
@@ -31,7 +33,7 @@ def pack(origin: str, destination: str, flags: Mapping[str, Any], assignments: M
     """Packs a folder, or a source that has a name; what is packed already is checked instead."""
     settings = _settings(origin, flags, assignments)
     source_class = load_class("source", settings.data, Source)
-    sources = {split: source_class(split, settings) for split in source_class.splits}
+    sources = {split: source_class(split, settings) for split in source_class.splits_of(settings)}
     for source in sources.values():
         for note in source.notes:
             print(note)
@@ -39,10 +41,10 @@ def pack(origin: str, destination: str, flags: Mapping[str, Any], assignments: M
     made_from = {"data": settings.data} | {name: str(value) for name, value in assignments.items()}
     splits = {split: describe(source) for split, source in sources.items()}
     if (folder / MANIFEST).is_file():
-        return _check(folder, splits)
+        return _check(folder, sources, splits, settings)
     _check_room(folder, sources)
     goes_on = begin(folder, splits, made_from)
-    with _only_writer(folder):
+    with _can_go_on(folder), _only_writer(folder):
         for split, source in sources.items():
             with _progress(f"{'going on' if goes_on else 'packing'}: {split}", len(source)) as shown:
                 fill(source, folder / split, settings, shown)
@@ -68,16 +70,12 @@ def _settings(origin: str, flags: Mapping[str, Any], assignments: Mapping[str, A
     return dataclasses.replace(run, crop=0)
 
 
-def _check(folder: Path, splits: Mapping[str, Any]) -> int:
-    """Looks at every pixel of what was packed before."""
-    for split, kept in read_manifest(folder)["splits"].items():
-        if splits.get(split, {}).get("fingerprint") != kept["fingerprint"] or splits[split]["count"] != kept["count"]:
-            raise UserError(f"{folder}: holds a pack of something else; remove it, or name another folder")
-        packed = PackedSplit(folder, split)
-        with _progress(f"checking: {split}", kept["count"]) as shown:
-            for number in range(kept["count"]):
-                packed.check(number)
-                shown(number + 1)
+def _check(folder: Path, sources: Mapping[str, Source], splits: Mapping[str, Any], settings: RunSettings) -> int:
+    """Looks at all that was packed before, and whether it was packed from this."""
+    check_same(folder, splits)
+    for split, source in sources.items():
+        with _progress(f"checking: {split}", len(source)) as shown:
+            check_whole(source, folder, split, settings, shown)
     print(f"{folder} was packed before, and all of it is whole")
     return 0
 
@@ -88,6 +86,21 @@ def _check_room(folder: Path, sources: Mapping[str, Source]) -> None:
     needed, free = sum(map(bytes_needed, sources.values())) - lying, shutil.disk_usage(here).free
     if needed > free:
         raise UserError(f"pack: {needed / 1e9:.2g} GB do not fit in {folder}, where {free / 1e9:.2g} GB are free")
+
+
+@contextmanager
+def _can_go_on(folder: Path) -> Iterator[None]:
+    """Says of a full disk and of Ctrl-C that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command goes on") from None
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise UserError(
+                f"{folder}: {(error.strerror or 'no space left').lower()}; make room, and the same command goes on"
+            ) from error
+        raise
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from paceline.engine.loop import Loop, describe
 from paceline.engine.run_folder import RunFolder
 from paceline.engine.signals import StopRequest
 from paceline.engine.snapshot import load_weights
-from paceline.errors import UserError
+from paceline.errors import NO_ROOM, UserError
 from paceline.jobs._mirroring import Mirroring
 from paceline.jobs._stages import stages_of
 from paceline.jobs.worker import run_in_processes
@@ -39,7 +38,6 @@ from paceline.registry import load_class
 
 LOOKED_AT = 16  # samples that tell one data set from another, where reading costs
 SECONDS_FOR_LAST_WORDS = 10.0  # that an error waits for the mirror
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)

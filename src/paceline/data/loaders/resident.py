@@ -6,21 +6,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from paceline.data.loader import Loader
-from paceline.data.loaders._pixels import Pixels, bytes_needed
+from paceline.data.loaders._pixels import Pixels
 from paceline.data.loaders._transfer import upload
 from paceline.data.source import Source
 from paceline.data.tickets import Tickets
 from paceline.recipe import Batch
 from paceline.settings import RunSettings
 
-SHARE_OF_GPU_MEMORY = 0.6  # of what is free; the rest is for the model
-SHARE_OF_HOST_MEMORY = 0.25
 REQUESTS_PER_UPLOAD = 64  # tickets are small: many go to the device at once
 BATCHES_AHEAD = 2  # that are picked on the host while the device works on another
 
@@ -31,10 +28,17 @@ class Resident(Loader):
     Data that the device cannot hold stays in the host's memory: batches are picked there, ahead of the step.
     """
 
-    def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
+    def __init__(
+        self,
+        source: Source,
+        device: torch.device,
+        settings: RunSettings,
+        crop: int = 0,
+        home: torch.device | None = None,
+    ) -> None:
+        """The data's home is the device if nothing else is said; whether it fits there is asked before."""
         super().__init__(source, device, settings, crop)
-        on_device = device.type == "cpu" or fits(source, device)[0]
-        self.home = device if on_device else torch.device("cpu")
+        self.home = home or device
         self.pixels: Pixels | None = Pixels(source, self.home, settings)
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
@@ -99,33 +103,3 @@ def _concatenate(requests: list[Tickets]) -> Batch:
     return {
         name: torch.from_numpy(np.concatenate(column)) for name, column in zip(Tickets._fields, columns, strict=True)
     }
-
-
-def fits(source: Source, device: torch.device, sharers: int = 1) -> tuple[bool, str]:
-    """Whether the source can stay on the device beside a model, and why; `sharers` processes share its memory."""
-    needed = bytes_needed(source)
-    on_cuda = device.type == "cuda"
-    share = SHARE_OF_GPU_MEMORY if on_cuda else SHARE_OF_HOST_MEMORY
-    allowed = int(_free_memory(device) * share / sharers)
-    verdict = "fit" if needed <= allowed else "do not fit"
-    return needed <= allowed, (
-        f"{_gigabytes(needed)} of samples {verdict} in {_gigabytes(allowed)} "
-        f"({share:.0%} of the free {'GPU' if on_cuda else 'host'} memory{f', for {sharers}' if sharers > 1 else ''})"
-    )
-
-
-def _free_memory(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_host_memory()
-
-
-def _free_host_memory() -> int:
-    """Bytes that this process could still take: the machine's, or its container's where that is less."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(lines["MemAvailable"].split()[0]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return available if text == "max" else min(available, int(text))
-
-
-def _gigabytes(count: float) -> str:
-    return f"{count / 1e9:.2g} GB"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
+from types import TracebackType
 
 import numpy as np
 import torch
@@ -20,6 +22,8 @@ from paceline.errors import UserError
 from paceline.processes import die_with_parent
 from paceline.recipe import Batch
 from paceline.settings import RunSettings
+
+BATCHES_PER_WORKER = 2  # that are read ahead
 
 
 class Workers(ReusingLoader):
@@ -43,6 +47,7 @@ class _Pool:
             batch_size=None,
             sampler=self.asked,
             num_workers=settings.workers,
+            prefetch_factor=BATCHES_PER_WORKER if settings.workers else None,
             persistent_workers=settings.workers > 0,
             pin_memory=pinned,
             multiprocessing_context="fork" if settings.workers else None,
@@ -94,6 +99,13 @@ def _begin_worker(parent: int, worker: int) -> None:
     # Signals to the whole job are for the trainer, which still needs its workers while it comes to an orderly end.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = _say_unless_left
+
+
+def _say_unless_left(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Keeps silent where the process that was to be handed a batch has gone: that one says why it went."""
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _unwrap(results: Iterable[Batch | UserError]) -> Iterator[Batch]:

@@ -68,7 +68,10 @@ class PictureFiles(Source):
         return {name: self._decode(path, self._headers[index][name]) for name, path in self.files[index].items()}
 
     def encoded(self, index: int) -> Encoded | None:
-        return None if self.size or self.channels != 3 else Encoded(self.files[index], {})
+        return None if self.size or self.channels != 3 else self.made_of(index)
+
+    def made_of(self, index: int) -> Encoded | None:
+        return Encoded(self.files[index], {})
 
     def name_of(self, index: int) -> str:
         return self._name(self.files[index]["image"])

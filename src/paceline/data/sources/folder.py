@@ -64,9 +64,11 @@ class Folder(Source):
             fits = self.facts.channels == 3 and upright_size(path) == (side, side)
         except BadPicture as error:
             raise unreadable(path, error) from error
-        if not fits:
-            return None
-        return Encoded({"image": path}, {} if self.labels is None else {"label": np.asarray(self.labels[index])})
+        return self.made_of(index) if fits else None
+
+    def made_of(self, index: int) -> Encoded | None:
+        numbers = {} if self.labels is None else {"label": np.asarray(self.labels[index])}
+        return Encoded({"image": self.paths[index]}, numbers)
 
     def _leave_out_bad(self, root: Path, num_threads: int) -> None:
         with ThreadPoolExecutor(num_threads) as threads:  # Pillow lets go of the interpreter while it decodes

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data.crop import Window, cropped, cut
-from paceline.data.packing import PackedSplit
+from paceline.data.pack_format import PackedSplit, read_manifest
 from paceline.data.source import Sample, Source
 from paceline.data.sources._files import named_root
 from paceline.data.sources._pictures import check_picture_settings
@@ -29,9 +29,9 @@ class Packed(Source):
         about = self.packed.about
         facts = _facts(about["facts"])
         if settings.channels not in (0, facts.channels):
-            raise UserError(f"channels={settings.channels}: {root} was packed with {facts.channels}; pack it again")
+            raise _fixed(f"channels={settings.channels}", root, f"with {facts.channels}")
         if settings.size and (settings.size, settings.size) != (facts.height, facts.width):
-            raise UserError(f"size={settings.size}: {root} was packed in another size; pack it again")
+            raise _fixed(f"size={settings.size}", root, "in another size")
         self.facts = facts
         self.rows = np.arange(len(self.packed.index))  # of the samples that are used
         if about["mixed"]:
@@ -41,6 +41,10 @@ class Packed(Source):
                 self._leave_out_small(sizes, settings.crop, root)
             self.sizes = np.ascontiguousarray(sizes[self.rows])
             self.facts = cropped(facts, settings.crop)
+
+    @classmethod
+    def splits_of(cls, settings: RunSettings) -> tuple[str, ...]:
+        return tuple(read_manifest(named_root(settings))["splits"])
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -68,6 +72,10 @@ class Packed(Source):
         left_out = len(sizes) - self.rows.size
         if left_out:
             self.notes = (f"left out {left_out} of {len(sizes)} in {root}: smaller than the crop",)
+
+
+def _fixed(asked: str, root: Path, how: str) -> UserError:
+    return UserError(f"{asked}: {root} was packed {how}; pack its source into another folder")
 
 
 def _facts(kept: dict[str, Any]) -> Facts:

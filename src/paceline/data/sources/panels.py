@@ -86,6 +86,9 @@ class Panels(PictureFiles):
     def encoded(self, index: int) -> Encoded | None:
         return None  # a file holds several pictures
 
+    def made_of(self, index: int) -> Encoded | None:
+        return None if self.tiles else super().made_of(index)
+
     def image_size(self, sizes: Sizes) -> tuple[int, int]:
         height, width = sizes[INPUT]
         return height, width // len(self.names) if self.in_rows else width

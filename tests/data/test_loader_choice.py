@@ -1,0 +1,130 @@
+"""Which loader a run takes: data stays in memory where all of it fits, and goes its own way where it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.data import memory_budget
+from paceline.data.loader_choice import choose_loader, choose_loaders
+from paceline.data.loaders.resident import Resident
+from paceline.data.loaders.workers import Workers
+from paceline.data.memory_budget import SHARES
+from paceline.data.source import ArraySource, Source
+from paceline.data.sources.digits import Digits
+from paceline.data.tickets import in_order
+from paceline.engine.assemble import assemble
+from paceline.jobs.configure import configure
+from paceline.parallel.environment import Place, World
+from paceline.recipe import Facts
+from paceline.settings import RunSettings
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SAMPLE_BYTES = 8 * 8 * 3
+SetRoom = Callable[..., list[str]]
+
+
+class Photographs(ArraySource):
+    """Reading them costs."""
+
+    decodes = True
+
+
+def samples(count: int, kind: type[ArraySource] = ArraySource) -> Source:
+    return kind({"image": np.zeros((count, 8, 8, 3), np.uint8)}, Facts(3, 8, 8))
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> SetRoom:
+    """Sets how many samples may be resident on each kind of device; the list is of those that were asked since."""
+
+    def set_room(sample_bytes: int = SAMPLE_BYTES, **counts: int) -> list[str]:
+        asked: list[str] = []
+
+        def free_bytes(device: torch.device) -> int:
+            asked.append(device.type)
+            return round((counts[device.type] * sample_bytes + 1) / SHARES[device.type])
+
+        monkeypatch.setattr(memory_budget, "free_bytes", free_bytes)
+        return asked
+
+    return set_room
+
+
+@pytest.mark.parametrize("asked", ["auto", "resident"])
+def test_data_stays_on_the_device_when_it_fits(asked: str) -> None:
+    digits = Digits("test", RunSettings())
+    name, reason, home = choose_loader(RunSettings(loader=asked), digits, CPU)
+    assert (name, home) == ("resident", CPU) and " fit in " in reason and "25% of the free host memory" in reason
+
+
+def test_another_loader_is_taken_as_asked_for() -> None:
+    assert choose_loader(RunSettings(loader="workers"), samples(1), CPU) == ("workers", "asked for", None)
+
+
+@pytest.mark.parametrize("asked", ["auto", "resident"])
+def test_on_a_cpu_data_that_does_not_fit_is_read_by_workers(asked: str, room: SetRoom) -> None:
+    room(cpu=10)
+    settings = RunSettings(loader=asked)
+    assert choose_loader(settings, samples(10), CPU).name == "resident"
+    for name, reason, _ in (
+        choose_loader(settings, samples(11), CPU),
+        choose_loader(dataclasses.replace(settings, devices=2), samples(10), CPU),  # which share the memory
+    ):
+        assert name == "workers" and "do not fit" in reason
+
+
+@pytest.mark.parametrize("asked", ["auto", "resident"])
+def test_data_too_large_for_a_gpu_stays_with_the_host_and_then_in_its_files(asked: str, room: SetRoom) -> None:
+    settings, source = RunSettings(loader=asked), samples(10, Photographs)
+    room(cuda=0, cpu=10)
+    name, why, home = choose_loader(settings, source, GPU)
+    assert (name, home) == ("resident", CPU) and "do not fit" in why and "host's memory" in why
+    room(cuda=0, cpu=0)
+    name, why, _ = choose_loader(settings, source, GPU)
+    assert name == "workers" and "paceline pack" in why
+    assert "paceline pack" not in choose_loader(settings, samples(10), GPU).why
+
+
+def test_all_splits_share_one_budget_that_training_is_served_from_first(room: SetRoom) -> None:
+    asked = room(cuda=100, cpu=30)
+    sources = {"test": samples(30), "train": samples(80), "validation": samples(25), "other": samples(15)}
+    choices, lines = choose_loaders(RunSettings(), sources, GPU)
+    homes = {split: choice.home for split, choice in choices.items()}
+    assert homes == {"train": GPU, "test": CPU, "validation": None, "other": GPU}
+    assert choices["validation"].name == "workers"
+    assert asked == ["cuda", "cpu"], "what is free is asked for once, before anything is taken"
+    assert [line.split(":")[0] for line in lines] == [
+        "loader resident",
+        "loader resident for test",
+        "loader workers for validation",
+    ]
+    assert "left of 60% of the free GPU memory" in lines[1] and "left of 25% of the free host memory" in lines[2]
+
+
+def test_a_run_names_the_split_that_does_not_fit_beside_the_others(room: SetRoom) -> None:
+    config = configure("classification", {"accelerator": "cpu", "data": "digits"}, small=True)
+    train, validation = 1294, 144  # of the 1,438 digits for training; there are 359 for testing
+    room(sample_bytes=16 * 16 + 8, cpu=train + validation)
+    parts = assemble(config, World(Place(), CPU))
+    try:
+        kinds = {split: type(loader) for split, loader in parts.loaders.items()}
+        assert kinds == {"train": Resident, "test": Workers, "validation": Resident}
+        (note,) = [note for note in parts.notes if note.startswith("loader workers")]
+        assert note.startswith("loader workers for test: ") and "do not fit" in note
+    finally:
+        for loader in parts.loaders.values():
+            loader.close()
+
+
+def test_a_choice_builds_the_loader_with_its_data_at_home(room: SetRoom) -> None:
+    room(cpu=4)
+    loader = choose_loader(RunSettings(), samples(4), CPU).build(samples(4), CPU, RunSettings())
+    assert isinstance(loader, Resident) and loader.home == CPU
+    (batch,) = loader.load([in_order(0, 4)])
+    assert batch["image"].shape == (4, 3, 8, 8)
+    loader.close()

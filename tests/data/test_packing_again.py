@@ -1,0 +1,258 @@
+"""`paceline pack` a second time: what was changed in between is noticed, and what stopped goes on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Running, run_fork, start_fork, wait_until
+from conftest import random_pictures
+from PIL import Image
+
+from paceline.data import packing
+from paceline.data.loaders.workers import _say_unless_left
+from paceline.data.pack_origin import describe
+from paceline.data.sources.packed import Packed
+from paceline.data.sources.photos import Photos
+from paceline.engine.assemble import open_sources
+from paceline.errors import UserError
+from paceline.jobs.configure import configure
+from paceline.jobs.pack import pack
+from paceline.settings import RunSettings
+
+COUNT = 40  # of which a look at 16 would miss some
+NO_FLAGS = {"workers": 0}
+OWN = """
+import time
+from pathlib import Path
+import numpy as np
+from paceline.data.source import Source
+from paceline.recipe import Facts
+
+class Own(Source):
+    splits = ("train",)
+
+    def __init__(self, split, settings):
+        self.root, self.facts = Path(settings.data_root), Facts(1, 4, 4, 10)
+        self.sizes = np.array([(4 + index % 2, 4) for index in range(40)])
+
+    def __len__(self):
+        return 40
+
+    def read(self, index):
+        if index >= 5 and (self.root / "slow").exists():
+            time.sleep(0.05)
+        level = int((self.root / f"{index}.txt").read_text())
+        return {"image": np.full((*self.sizes[index], 1), level, dtype=np.uint8), "label": np.array(int(level == 99))}
+"""
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    for split, count in (("train", COUNT), ("test", 2)):
+        (root / split).mkdir(parents=True)
+        for number, picture in enumerate(random_pictures(count, 9, 8, 3)):
+            Image.fromarray(picture).save(root / split / f"{number:02}.png")
+    return root
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A source in a person's file, of which nothing tells what it holds but reading it."""
+    (tmp_path / "texts").mkdir()
+    for number in range(COUNT):
+        (tmp_path / "texts" / f"{number}.txt").write_text(str(number))
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path / "texts"
+
+
+def refused(match: str) -> pytest.RaisesExc[UserError]:
+    return pytest.raises(UserError, match=rf"before it was changed \({match}\); remove .*packed, then pack again")
+
+
+def replace(file: Path) -> None:
+    """Another picture of the same size, under the same name."""
+    size = file.stat().st_size
+    Image.fromarray(255 - np.asarray(Image.open(file))).save(file)
+    os.truncate(file, max(size, file.stat().st_size))
+
+
+def test_changed_labels_are_noticed(tmp_path: Path) -> None:
+    arrays = {"x_train": random_pictures(12, 4, 4, 3), "x_test": random_pictures(2, 4, 4, 3)}
+    labels = np.arange(12) % 3
+    again = ("npz", str(tmp_path / "packed"), {"data_root": str(tmp_path / "own.npz"), "workers": 0}, {})
+    np.savez(tmp_path / "own.npz", **arrays, y_train=labels, y_test=labels[:2])
+    assert pack(*again) == pack(*again) == 0
+    np.savez(tmp_path / "own.npz", **arrays, y_train=(labels + 1) % 3, y_test=labels[:2])
+    with refused(r"train: its numbers \(labels\) differ"):
+        pack(*again)
+
+
+@pytest.mark.parametrize(
+    ("change", "noticed"),
+    [
+        ("replaced", "train: its files have other names, sizes or times of change"),
+        ("renamed", "train: its samples have other names"),
+        ("added", "train has 41 samples instead of 40"),
+    ],
+)
+def test_one_changed_file_among_many_is_noticed(change: str, noticed: str, photos: Path, tmp_path: Path) -> None:
+    assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
+    file = photos / "train" / "04.png"
+    if change == "replaced":
+        replace(file)
+    elif change == "renamed":
+        file.rename(file.with_name("04a.png"))
+    else:
+        file.with_name("41.png").write_bytes(file.read_bytes())
+    with refused(noticed):
+        pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
+
+
+def test_a_label_by_the_name_of_a_folder_is_noticed_too(photos: Path, tmp_path: Path) -> None:
+    for split, kind in (("train", "cat"), ("test", "dog")):
+        (photos / split).rename(photos / kind)
+    again = (str(photos), str(tmp_path / "packed"), NO_FLAGS | {"data": "folder"}, {})
+    assert pack(*again) == pack(*again) == 0
+    (photos / "cat" / "39.png").rename(photos / "dog" / "00a.png")
+    with refused(r"train: its numbers \(labels\) differ|train: its files .*"):
+        pack(*again)
+
+
+def test_a_moved_source_is_the_same_and_a_pack_needs_none(photos: Path, tmp_path: Path) -> None:
+    assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
+    moved = photos.rename(tmp_path / "moved")
+    assert pack(str(moved), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
+    os.utime(moved / "train" / "04.png")
+    assert len(Packed("train", RunSettings(data_root=str(tmp_path / "packed")))) == COUNT
+
+
+@pytest.mark.parametrize("changed", ["21", "99"])  # a picture; a label, too
+def test_a_source_that_only_reading_tells_of_is_read_again(changed: str, own: Path, tmp_path: Path) -> None:
+    again = (str(tmp_path / "own.py"), str(tmp_path / "packed"), {"data_root": str(own), "workers": 0}, {})
+    assert pack(*again) == pack(*again) == 0
+    (own / "20.txt").write_text(changed)
+    with refused("sample 20 differs"):
+        pack(*again)
+
+
+def test_a_class_that_reads_in_its_own_way_is_not_believed_what_it_inherits(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "darker.py").write_text(
+        "from pathlib import Path\n"
+        "from paceline.data.sources.photos import Photos\n"
+        "class Darker(Photos):\n"
+        "    def read(self, index):\n"
+        "        by = int(Path(__file__).with_name(f'by{index}').exists())\n"
+        "        return {'image': super().read(index)['image'] >> by}\n"
+    )
+    again = (str(tmp_path / "darker.py"), str(tmp_path / "packed"), {"data_root": str(photos), "workers": 0}, {})
+    assert pack(*again) == pack(*again) == 0
+    (tmp_path / "by4").touch()
+    with refused(r"04\.png differs"):
+        pack(*again)
+
+
+def interrupted(folder: Path, own: Path) -> Running:
+    """Packing that a person stopped after some samples."""
+    (own / "slow").touch()
+    running = start_fork(folder, "pack", "own.py", "packed", "--data-root", str(own), "--workers", "1")
+    partial = folder / "packed" / "train" / "index.partial"
+    wait_until(lambda: partial.is_file() and partial.stat().st_size >= 3 * 5 * 8, running)
+    running.interrupt_group()
+    assert running.wait() == 130
+    (own / "slow").unlink()
+    return running
+
+
+def test_after_ctrl_c_one_line_says_that_it_goes_on_and_what_was_changed_is_refused(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert interrupted(tmp_path, own).stderr == "paceline: interrupted; the same command goes on\n"
+    goes_on = ("own.py", "packed", {"data_root": str(own), "workers": 0}, {})
+    monkeypatch.chdir(tmp_path)
+    before = (own / "1.txt").read_text()
+    (own / "1.txt").write_text("77")
+    with refused("sample 1 differs"):
+        pack(*goes_on)
+    (own / "1.txt").write_text(before)
+    assert pack(*goes_on) == 0
+    packed = Packed("train", RunSettings(data_root=str(tmp_path / "packed")))
+    assert [int(packed.read(index)["image"][0, 0, 0]) for index in range(COUNT)] == list(range(COUNT))
+
+
+def begun(photos: Path, folder: Path, count: int) -> dict[str, Photos]:
+    """Leaves a folder as a kill leaves it after some samples of the training split."""
+    sources = {split: Photos(split, Photos.Settings(data_root=str(photos))) for split in ("train", "test")}
+    packing.begin(folder, {split: describe(source) for split, source in sources.items()}, {"data": "photos"})
+
+    class Killed(Exception):
+        pass
+
+    def kill(done: int) -> None:
+        if done == count:
+            raise Killed
+
+    with pytest.raises(Killed):
+        packing.fill(sources["train"], folder / "train", RunSettings(workers=0), kill)
+    return sources
+
+
+def test_a_packed_picture_that_was_replaced_before_going_on_is_noticed(photos: Path, tmp_path: Path) -> None:
+    begun(photos, tmp_path / "packed", 20)
+    replace(photos / "train" / "04.png")
+    with refused("train: its files have other names, sizes or times of change"):
+        pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
+
+
+def test_pixels_that_were_lost_are_packed_again(photos: Path, tmp_path: Path) -> None:
+    begun(photos, tmp_path / "packed", 20)
+    os.truncate(tmp_path / "packed" / "train" / "image.pixels", 1000)
+    for _ in range(2):  # the second time every pixel is looked at
+        assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
+
+
+def test_files_that_change_while_they_are_packed_are_noticed(photos: Path, tmp_path: Path) -> None:
+    sources = begun(photos, tmp_path / "packed", 20)
+    for split, source in sources.items():
+        packing.fill(source, tmp_path / "packed" / split, RunSettings(workers=0), lambda done: None)
+    replace(photos / "train" / "04.png")
+    with refused("train: files were changed while they were packed"):
+        packing.finish(tmp_path / "packed", sources)
+
+
+def test_a_full_disk_is_said_in_one_line_and_the_same_command_goes_on(photos: Path, tmp_path: Path) -> None:
+    words = ("pack", "photos", "packed", "--workers", "0")
+    stopped = run_fork(tmp_path, *words, largest_file=5000)
+    assert stopped.wait() == 2
+    assert stopped.stderr == "paceline: packed: file too large; make room, and the same command goes on\n"
+    again = run_fork(tmp_path, *words)
+    assert again.wait() == 0 and "going on: train" in again.stdout
+    packed = Packed("train", RunSettings(data_root=str(tmp_path / "packed")))
+    source = Photos("train", Photos.Settings(data_root=str(photos)))
+    assert all(np.array_equal(packed.read(index)["image"], source.read(index)["image"]) for index in range(COUNT))
+
+
+def test_a_folder_that_cannot_be_made_is_said_in_one_line(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/packed: Not a directory; name a folder that can be made and written"):
+        pack(str(photos), str(tmp_path / "file" / "packed"), NO_FLAGS, {})
+
+
+def test_a_pack_has_the_splits_of_its_source(own: Path, tmp_path: Path) -> None:
+    assert pack(str(tmp_path / "own.py"), str(tmp_path / "packed"), {"data_root": str(own), "workers": 0}, {}) == 0
+    config = configure("dcgan", {"data": "packed", "data_root": str(tmp_path / "packed")}, assignments=["size=0"])
+    assert list(open_sources(config)) == ["train"]
+    again = tmp_path / "again"
+    assert pack("packed", str(again), {"data_root": str(tmp_path / "packed"), "workers": 0}, {}) == 0
+    assert Packed.splits_of(RunSettings(data_root=str(again))) == ("train",)
+
+
+def test_a_worker_whose_reader_left_says_nothing_and_other_errors_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (BrokenPipeError(), ConnectionResetError(), EOFError()):
+        _say_unless_left(type(error), error, None)
+    assert capsys.readouterr().err == ""
+    _say_unless_left(KeyError, KeyError("unexpected"), None)
+    assert "KeyError: 'unexpected'" in capsys.readouterr().err
