@@ -1,4 +1,4 @@
-"""What `plan` measures, in turns: steps on all devices at once, with and without small exchanges, and all-reduces."""
+"""What `plan` measures: one device alone; in turns all at once, with and without small exchanges, and all-reduces."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from paceline.config import Config
@@ -39,17 +40,21 @@ def measurement_here(config: Config, path: str, sizes: str, check: str) -> None:
     target = assemble(config) if int(check) else None
     world = target.world if target else join(config.run, distributed=True)
     batches = [int(size) for size in sizes.split(",")]
-    alone = {batch: _without_exchange(config, batch, world) for batch in batches}
-    variants = {batch: synthetic(str(batch), parts, alone=False) for batch, parts in alone.items()}
-    first = alone[batches[0]]
+    parts = {batch: one_of_several(config, batch, world) for batch in batches}
+    variants = {batch: synthetic(str(batch), part, alone=False) for batch, part in parts.items()}
+    first = parts[batches[0]]
+    single = one_device(config, batches[0], world) if _has_batchnorm_of_its_own(config, world) else first
+    alone = synthetic("alone", single, alone=True)
     with _no_exchange() as counted:
         variants[batches[0]].advance()
     blocks = {batch: _quiet_block(variant, world) for batch, variant in variants.items()}
+    alone_steps = steps_per_block(alone, world, BLOCK_SECONDS)
     ddp = from_data("ddp", target) if target else None
     ddp_steps = steps_per_block(ddp, world, BLOCK_SECONDS) if ddp else 0
     exchanges = len(counted) or _torch_batchnorm_exchanges(first)
     exchanges += len(first.recipe.phases) if first.recipe.facts else 0
     base = Measurement(
+        alone_seconds={},
         step_seconds={},
         images_per_sample=first.feed.repeats,
         gradient_bytes=gradient_bytes(first),
@@ -58,34 +63,50 @@ def measurement_here(config: Config, path: str, sizes: str, check: str) -> None:
         bucket_bytes=NCCL_BUCKET if world.backend == "nccl" else GLOO_BUCKET,
         networks=[phase.network for phase in first.recipe.phases],
         rounds=ROUNDS,
+        threads=torch.get_num_threads() if world.device.type == "cpu" else 0,
     )
+    # Before and after the turns, so that what is predicted and checked in them never follows a wait of all but one.
+    lonely = [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS // 2)]
     turns: list[tuple[Measurement, float | None]] = []
     for _ in range(ROUNDS):
         seconds = {}
         for batch, variant in variants.items():
             with _no_exchange():
                 seconds[batch] = time_block(variant, blocks[batch], world) / blocks[batch]
-        smallest = variants[batches[-1]]
-        loud = time_block(smallest, blocks[batches[-1]], world) / blocks[batches[-1]] if counted else 0.0
-        added = (loud - seconds[batches[-1]]) / len(counted) if counted else 0.0
+        added = 0.0
+        if counted and world.size > 1:
+            loud = time_block(variants[batches[-1]], blocks[batches[-1]], world) / blocks[batches[-1]]
+            added = (loud - seconds[batches[-1]]) / len(counted)
         seen = replace(base, step_seconds=seconds, link=_link(base, world, added))
         speed = ddp.images * ddp_steps / time_block(ddp, ddp_steps, world) if ddp else None
         turns.append((seen, speed))
+    lonely += [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS - len(lonely))]
     if world.is_first:
+        base = replace(base, alone_seconds={batches[0]: float(np.median(lonely))})
         Path(path).write_text(json.dumps(_middle(base, turns, config)))
     world.wait_for_all()
     world.leave()
 
 
-def _without_exchange(config: Config, batch: int, world: World) -> Parts:
-    """The step of one device, with the BatchNorm that it would have among others."""
+def one_device(config: Config, batch: int, world: World) -> Parts:
+    """The step of a run on one device, which has torch's BatchNorm and nobody to wait for."""
     alone = config.with_run(strategy="single", devices=1, gpus="", batch_size=str(batch))
-    parts = assemble(alone, World(Place(), world.device))
-    if world.device.type == "cpu" and config.run.sync_batchnorm != "off":
+    return assemble(alone, World(Place(), world.device))
+
+
+def one_of_several(config: Config, batch: int, world: World) -> Parts:
+    """The step of one device, with the BatchNorm that it would have among others."""
+    parts = one_device(config, batch, world)
+    if _has_batchnorm_of_its_own(config, world):
         for name, network in parts.recipe.networks.items():
             if has_batchnorm(network):
                 setattr(parts.recipe, name, synchronize(network, ours=True))
     return parts
+
+
+def _has_batchnorm_of_its_own(config: Config, world: World) -> bool:
+    """Whether a step among others is timed with another BatchNorm than alone; on GPUs both have torch's."""
+    return world.device.type == "cpu" and config.run.sync_batchnorm != "off"
 
 
 @contextmanager
@@ -151,7 +172,12 @@ def _middle(base: Measurement, turns: list[tuple[Measurement, float | None]], co
         link = Link(latency, float(np.median([one.bytes_per_second for one in links])), links[0].devices)
     checked = [
         {
-            "predicted": predict(seen, seen.link, config.run.devices, int(config.run.batch_size)).images_per_second,
+            "predicted": predict(
+                replace(seen, alone_seconds=base.alone_seconds),
+                seen.link,
+                config.run.devices,
+                int(config.run.batch_size),
+            ).images_per_second,
             "measured": speed,
         }
         for seen, speed in turns

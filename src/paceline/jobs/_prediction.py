@@ -33,7 +33,8 @@ class Link:
 class Measurement:
     """What was seen on this machine's devices."""
 
-    step_seconds: dict[int, float]  # by the batch of one device, without exchange
+    alone_seconds: dict[int, float]  # by batch: a step of one device, while no other works
+    step_seconds: dict[int, float]  # by batch: a step of one of several devices, all at work, without exchange
     images_per_sample: int  # a step with repeated phases moves the clock by several batches
     gradient_bytes: dict[str, int]  # by phase
     exchanges: int  # small ones that a step waits for: BatchNorm's sums, facts
@@ -41,18 +42,22 @@ class Measurement:
     bucket_bytes: int  # what is left to send when the backward pass has ended
     networks: list[str]
     rounds: int
+    threads: int  # of each process, where the devices are a CPU's; else 0
     link: Link | None = None
     checked: list[dict[str, float]] | None = None  # images per second, predicted and measured, turn by turn
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Measurement:
         """As a process wrote it."""
-        steps = {int(batch): seconds for batch, seconds in values.pop("step_seconds").items()}
+        alone, together = (
+            {int(batch): seconds for batch, seconds in values.pop(name).items()}
+            for name in ("alone_seconds", "step_seconds")
+        )
         link = values.pop("link")
-        return cls(step_seconds=steps, link=Link(**link) if link else None, **values)
+        return cls(alone_seconds=alone, step_seconds=together, link=Link(**link) if link else None, **values)
 
     def seconds_of_step(self, batch: float) -> float:
-        """A step's time at any batch: between two that were measured, or along the line through the outermost."""
+        """A step of one of several at any batch: between two measured ones, or on the line through the outermost."""
         sizes = sorted(self.step_seconds)
         if len(sizes) == 1:
             return self.step_seconds[sizes[0]] * batch / sizes[0]
@@ -74,8 +79,8 @@ class Prediction:
 
 
 def predict(measured: Measurement, link: Link | None, devices: int, batch: int) -> Prediction:
-    """The step of a global batch on several devices."""
-    compute = measured.seconds_of_step(batch / devices)
+    """The step of a global batch on several devices; on one, as it was measured alone."""
+    compute = measured.alone_seconds[batch] if devices == 1 else measured.seconds_of_step(batch / devices)
     exchange = 0.0
     if devices > 1:
         assert link is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,14 +20,14 @@ from paceline.config import Config
 from paceline.engine.signals import INTERRUPTED
 from paceline.errors import UserError
 from paceline.jobs._prediction import Link, Measurement, predict, stops_paying_at
+from paceline.jobs._said_link import SaidLink
 from paceline.jobs.configure import configure
 from paceline.jobs.worker import run_in_processes
 from paceline.parallel.environment import uses_cuda
 from paceline.span import split_batch
 
 SECONDS_A_DAY = 86_400
-USUAL_LATENCY_SECONDS = 20e-6  # of one exchange between GPUs, where nothing was measured or said
-UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+WIDEST = 1000  # columns: more than a table here has
 
 
 @dataclass(frozen=True)
@@ -56,24 +55,28 @@ def plan(
     batch = split_batch(config.run.batch_size, devices, config.run.accumulate)
     if devices % wish.nodes:
         raise UserError(f"--nodes {wish.nodes}: does not divide --devices {devices}")
-    given = parse_bandwidth(wish.bandwidth) if wish.bandwidth else None
-    latency = parse_seconds(wish.latency) if wish.latency else None
+    said = SaidLink.parse(wish.bandwidth, wish.latency)
     processes = _processes_here(config, devices // wish.nodes)
-    if given is None and (processes == 1 or wish.nodes > 1) and devices > 1:
+    if not wish.bandwidth and (processes == 1 or wish.nodes > 1) and devices > 1:
         what = f"--nodes {wish.nodes}" if wish.nodes > 1 else f"--devices {devices}"
         raise UserError(f"{what}: the link between devices cannot be measured here; say it, like --bandwidth 25GB/s")
     if wish.check and processes != devices:
         raise UserError(f"--check: only as many devices as this machine has can be measured, here {processes}")
+    for flag, value in (("--bandwidth", wish.bandwidth), ("--latency", wish.latency)):
+        if wish.check and value:
+            raise UserError(f"{flag} {value}: --check measures over the link that is here; leave out one of the two")
     counts = _counts(devices)
     sizes = sorted({max(1, batch // n) for n in counts}, reverse=True)
     config = config.with_run(devices=processes, strategy="ddp", batch_size=str(batch))
     measured = _measure(config, sizes, wish.check)
-    link = measured.link
-    if given is not None:
-        link = Link(latency if latency is not None else USUAL_LATENCY_SECONDS, given, 2)
+    link = said.beside(measured.link) if devices > 1 else None
     assert link is not None or devices == 1
-    console = Console(highlight=False)
-    _say_what_was_measured(console, config, measured, link, given is not None, processes)
+    console = Console(highlight=False, soft_wrap=True)
+    _say_what_was_measured(console, measured, processes, devices)
+    if link:
+        console.print(f"link: {said.describe(link)}; overlap with the step: {measured.overlap:.0%}")
+    elif wish.bandwidth or wish.latency:
+        console.print("link: not used, since one device exchanges nothing")
     _print_table(console, config, measured, link, counts, batch, weak=False)
     if devices > 1:
         _print_table(console, config, measured, link, counts, batch, weak=True)
@@ -88,8 +91,16 @@ def _processes_here(config: Config, per_node: int) -> int:
     if uses_cuda(config.run):
         return min(per_node, torch.cuda.device_count())
     cores = len(os.sched_getaffinity(0))
-    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
-    return max(1, min(per_node, cores // max(1, threads)))
+    return max(1, min(per_node, cores // _threads_each()))
+
+
+def _threads_each() -> int:
+    """As the environment says; of a list, one number for each nested level, the outermost is meant."""
+    said = os.environ.get("OMP_NUM_THREADS", "1")
+    first = said.split(",")[0].strip()
+    if not first.isdecimal() or int(first) < 1:
+        raise UserError(f"OMP_NUM_THREADS={said}: is no number of threads; set it to one like 1, or unset it")
+    return int(first)
 
 
 def _measure(config: Config, sizes: Sequence[int], check: bool) -> Measurement:
@@ -109,18 +120,19 @@ def _counts(devices: int) -> list[int]:
     return [*counts, devices]
 
 
-def _say_what_was_measured(
-    console: Console, config: Config, measured: Measurement, link: Link | None, given: bool, processes: int
-) -> None:
-    together = f"{processes} processes at once" if processes > 1 else "one process"
-    sizes = ", ".join(f"{batch}: {seconds * 1e3:.1f} ms" for batch, seconds in sorted(measured.step_seconds.items()))
-    console.print(f"measured here, {together}, median of {measured.rounds}: a step without exchange, by batch {sizes}")
+def _say_what_was_measured(console: Console, measured: Measurement, processes: int, devices: int) -> None:
+    threads = f" of {measured.threads} thread{'s' * (measured.threads > 1)}" if measured.threads else ""
+    console.print(f"measured here, median of {measured.rounds}, a step by batch:")
+    console.print(f"  one device{threads} alone: {_by_batch(measured.alone_seconds)}")
+    if devices > 1:
+        together = f"{processes} at once" if processes > 1 else "one process"
+        console.print(f"  one of several, {together}, without exchange: {_by_batch(measured.step_seconds)}")
     grads = ", ".join(f"{phase} {size / 1e6:.2f} MB" for phase, size in measured.gradient_bytes.items())
     console.print(f"gradients a step: {grads}; other exchanges a step: {measured.exchanges} (BatchNorm, facts)")
-    if link:
-        how = "as said" if given else f"measured over {link.devices} processes"
-        speed = f"{link.bytes_per_second / 1e9:.3g} GB/s and {link.latency_seconds * 1e6:.0f} µs an exchange"
-        console.print(f"link, {how}: {speed}; overlap with the step: {measured.overlap:.0%}")
+
+
+def _by_batch(seconds: dict[int, float]) -> str:
+    return ", ".join(f"{batch}: {spent * 1e3:.1f} ms" for batch, spent in sorted(seconds.items()))
 
 
 def _print_table(
@@ -133,22 +145,22 @@ def _print_table(
     weak: bool,
 ) -> None:
     title = f"batch {batch} per device (weak scaling)" if weak else f"batch {batch} over all devices (strong scaling)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     rates = list(dict.fromkeys(config.learner_of(name).lr for name in measured.networks))
     rules = ("lr, linear", "lr, sqrt") if weak else ()
-    for heading in ("devices", "batch", "per device", "images/s", "efficiency", "images/day", *rules):
+    for heading in ("devices", "batch" if weak else "per device", "images/s", "efficiency", "images/day", *rules):
         table.add_column(heading, justify="right")
     one = predict(measured, link, 1, batch).images_per_second
     for count in counts:
         whole = batch * count if weak else batch
-        if whole < count:
-            continue
         seen = predict(measured, link, count, whole)
-        row = [str(count), str(whole), f"{whole / count:g}", f"{seen.images_per_second:,.0f}"]
+        row = [str(count), str(whole) if weak else f"{whole / count:g}", f"{seen.images_per_second:,.0f}"]
         row += [f"{seen.images_per_second / count / one:.0%}", f"{seen.images_per_second * SECONDS_A_DAY:.3g}"]
         if weak:
-            row += [" / ".join(f"{lr * factor:.3g}" for lr in rates) for factor in (count, count**0.5)]
+            row += ["\n".join(f"{lr * factor:.3g}" for lr in rates) for factor in (count, count**0.5)]
         table.add_row(*row)
+    # At its own width, whatever the terminal's: a number that is cut is none.
+    table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
     console.print(table)
 
 
@@ -178,28 +190,3 @@ def _whole(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise UserError(f"--devices {text}: is not a whole number of 1 or more")
     return int(text)
-
-
-def parse_bandwidth(text: str) -> float:
-    """`25GB/s`, `200Gbit/s` or `25e9` in bytes per second."""
-    match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*([kmgt]?)(b|bit|byte|bytes)?\s*(?:/\s*s|ps)?\s*", text.lower())
-    try:
-        if not match:
-            raise ValueError
-        value = float(match[1]) * UNITS[match[2]] / (8 if match[3] == "bit" else 1)
-        if value <= 0:
-            raise ValueError
-    except ValueError:
-        raise UserError(f"--bandwidth {text}: expected something like 25GB/s or 200Gbit/s") from None
-    return value
-
-
-def parse_seconds(text: str) -> float:
-    """`20us`, `0.1ms` or `1e-5` in seconds."""
-    match = re.fullmatch(r"\s*([\d.]+(?:e-?\d+)?)\s*(us|µs|ms|s|)\s*", text.lower())
-    try:
-        if not match:
-            raise ValueError
-        return float(match[1]) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}[match[2]]
-    except ValueError:
-        raise UserError(f"--latency {text}: expected something like 20us or 0.1ms") from None
