@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import statistics
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,6 @@ import pytest
 from commands import run_fork, run_ranks
 
 from paceline.cli import run
-from paceline.report.losses import communication_share, explain
-from paceline.report.numbers import recommend
 from paceline.report.phrases import at, fill, look_up
 from paceline.report.svg import Series, lines, ticks
 
@@ -86,7 +86,7 @@ def test_markdown_shows_the_tables_of_the_page(runs: Path, report: dict[str, Any
     missing = [shown for place, _, shown in page.numbers if shown not in words and not place.startswith("time::")]
     assert missing == []
     for sentence in report["summary"]:
-        assert sentence in words and "⟦" not in sentence
+        assert sentence in words and "::" not in sentence
 
 
 def test_the_json_has_what_the_runs_wrote(runs: Path, report: dict[str, Any]) -> None:
@@ -100,9 +100,10 @@ def test_the_json_has_what_the_runs_wrote(runs: Path, report: dict[str, Any]) ->
     speeds = []
     for seed in (2, 4):
         logged = [line for line in lines_of(runs / f"single-{seed}") if "time/step_seconds" in line]
-        images = logged[-1]["images"] - logged[0]["images"]
-        keys = ("time/data_seconds", "time/step_seconds", "time/log_seconds")
-        speeds.append(images / sum(line[key] for line in logged[1:] for key in keys))
+        lengths = [line["images"] - before["images"] for before, line in pairwise(logged)]
+        seconds = [n / line["time/images_per_second"] for n, line in zip(lengths, logged[1:], strict=True)]
+        away = [line.get(f"time/{name}_seconds", 0) for line in logged[1:] for name in ("evaluate", "save", "sample")]
+        speeds.append(sum(lengths) / (sum(seconds) - sum(away)))
     assert single["images_per_second"]["values"] == pytest.approx(speeds)
     ddp = report["groups"]["classification-ddp-2-64"]
     assert ddp["n"] == 1 and ddp["scaling"]["speedup"] == pytest.approx(
@@ -162,6 +163,55 @@ def _as_dcgan(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if line.split(" = ")[0] not in own) + "\n"
 
 
+def test_broken_lines_of_metrics_are_left_out_and_counted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    shutil.copytree("single-2", "torn")
+    with open("torn/metrics.jsonl", "a") as file:
+        file.write('{"images": 9000, "test/top1": 99.0, "test/of_images": 9000}\n')  # no seconds
+        file.write('{"images": 9000, "seconds": 9.0, "test/top1": "high", "test/of_images": 9000}\n')
+        file.write('{"images": 9000, "seconds": 1e999, "validation/top1": 99.0}\n{"images": 90')
+    assert run(["compare", "torn", "single-4", "--out", "with-torn"]) == 0
+    report = json.loads(Path("with-torn/report.json").read_text())
+    before = json.loads(Path("compared/report.json").read_text())
+    assert "4 broken lines of torn/metrics.jsonl (left out)" in report["not_measured"]
+    name = "classification-single-1-64"
+    assert report["groups"][name]["quality"] == before["groups"][name]["quality"]
+    assert report["groups"][name]["images_per_second"] == before["groups"][name]["images_per_second"]
+
+
+def test_a_run_that_does_not_say_with_what_it_was_made_is_shown(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    shutil.copytree("single-2", "unknown")
+    text = Path("unknown/config.toml").read_text()
+    Path("unknown/config.toml").write_text(text.partition("[made_with]")[0])
+    assert run(["compare", "unknown", "--out", "of-unknown"]) == 0
+    subtitle = json.loads(Path("of-unknown/report.json").read_text())["subtitle"]
+    assert subtitle == ["data digits", "seed 2", "versions and hardware unknown", "1 of 1 runs"]
+
+
+def test_a_run_of_another_machine_has_a_row_of_its_own(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    shutil.copytree("single-4", "elsewhere")
+    text = Path("elsewhere/config.toml").read_text()
+    Path("elsewhere/config.toml").write_text(re.sub('cpu = ".*"', 'cpu = "another | <one>::two"', text))
+    assert run(["compare", "single-2", "elsewhere", "ddp-2", "--out", "of-two"]) == 0
+    groups = json.loads(Path("of-two/report.json").read_text())["groups"]
+    assert [group["n"] for group in groups.values()] == [1, 1, 1]
+    assert [group["label"] for group in groups.values()][1] == "single, cpu=another | <one>::two"
+    assert list(groups.values())[2]["scaling"]["against"] == next(iter(groups))
+
+
+def test_energy_is_that_of_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    shutil.copytree("ddp-2", "with-gpus")
+    read = [x | {"gpu/utilisation": 50.0, "gpu/energy_joules": 1000.0 + x["images"]} for x in lines_of(Path("ddp-2"))]
+    Path("with-gpus/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in read))
+    assert run(["compare", "with-gpus", "--out", "of-gpus"]) == 0
+    (only,) = json.loads(Path("of-gpus/report.json").read_text())["groups"].values()
+    assert only["gpu"]["joules_per_1000_images"] == pytest.approx(2 * 1000)
+    assert "Energy is that GPU's times the number of GPUs" in Path("of-gpus/report.md").read_text()
+
+
 def test_a_stopped_run_is_shown_and_not_averaged(runs: Path) -> None:
     stopped = run_fork(runs, *TINY, "--seed", "5", "--images", "640", "--out", "stopped")
     assert stopped.wait() == 0
@@ -189,47 +239,13 @@ def test_generators_are_shown_side_by_side_and_must_be_judged_alike(tmp_path: Pa
     assert only["quality"]["train/FID[pixels-8x8]"]["values"] == best
     protocols = tmp_path / "1/protocols.json"
     protocols.write_text(protocols.read_text().replace('"area to 8"', '"none"'))
+    for content in (b"", (tmp_path / "0/samples/samples-000000000640.png").read_bytes()[:100]):
+        (tmp_path / "0/samples/samples-000000000640.png").write_bytes(content)
+        assert run_fork(tmp_path, "compare", "0", "--out", "torn").wait() == 0
+        assert "samples-000000000640.png cannot be read" in (tmp_path / "torn/report.html").read_text()
     refused = run_fork(tmp_path, "compare", "0", "1", "--out", "neither")
     assert refused.wait() == 2
     assert "0 and 1 were not measured alike and cannot be compared (resize: area to 8 ≠ none)" in refused.stderr
-
-
-def group(name: str, speed: float, top1: list[float], **more: Any) -> dict[str, Any]:
-    spread = statistics.stdev(top1) if len(top1) > 1 else None
-    quality = {"test/top1": {"mean": statistics.mean(top1), "std": spread, "n": len(top1)}}
-    judged = {"chosen_by": quality["test/top1"], "quality": quality, "family": more.pop("family", name)}
-    return {"id": name, "images_per_second": {"mean": speed}, "shares_a_gpu": False} | judged | more
-
-
-def test_the_fastest_that_is_not_worse_is_recommended() -> None:
-    groups = {"slow": group("slow", 100, [70.0, 71.0]), "fast": group("fast", 180, [70.4, 70.2])}
-    advice = recommend(groups, "test/top1", "max")
-    assert advice and advice["group"] == "fast" and advice["best"] == "slow" and advice["by_seeds"]
-    groups["worse"] = group("worse", 500, [60.0, 60.2])
-    groups["on one GPU"] = group("on one GPU", 900, [70.5, 70.6], shares_a_gpu=True)
-    advice = recommend(groups, "test/top1", "max")
-    assert advice and advice["group"] == "fast" and advice["equal"] == ["slow", "fast"]
-
-
-def test_of_one_seed_strategies_are_taken_together_and_recipes_are_not() -> None:
-    groups = {
-        "single": group("single", 400, [91.7], family="a"),
-        "ddp": group("ddp", 100, [95.8], family="a"),
-        "worse": group("worse", 900, [60.0], family="b"),
-    }
-    advice = recommend(groups, "test/top1", "max")
-    assert advice and advice["group"] == "single" and advice["best"] == "ddp"
-    assert advice["equal"] == ["single", "ddp"] and not advice["by_seeds"]
-
-
-def test_the_largest_loss_is_named_with_what_it_would_win_back() -> None:
-    speeds = {"one": 100.0, "part": 190.0, "together": 180.0, "gradients": 120.0, "batchnorm": 100.0, "loading": 95.0}
-    rungs = [{"name": name, "images_per_second": speed} for name, speed in speeds.items()]
-    ladder = explain({"devices": 2, "rungs": rungs})
-    assert ladder["largest"] == "gradients" and ladder["gain"] == pytest.approx(0.5)
-    assert ladder["efficiency"] == pytest.approx(95 / 200)
-    assert sum(rung.get("lost", 0.0) for rung in ladder["rungs"]) == pytest.approx(1 - 95 / 200)
-    assert communication_share({"rungs": rungs}) == pytest.approx(1 - 100 / 180)
 
 
 def test_a_phrase_shows_the_number_at_its_place() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.monitor.metrics import METRICS
+from paceline.report.advice import recommend
 from paceline.report.losses import communication_share, explain
 from paceline.report.markdown import to_markdown
-from paceline.report.numbers import Cell, make_groups, recommend
+from paceline.report.numbers import Cell, make_groups
 from paceline.report.page import to_html
 from paceline.report.phrases import fill
 from paceline.report.plots import plot_names
@@ -22,6 +25,7 @@ Report = dict[str, Any]
 CEILINGS_NOTE = (
     "Medians of interleaved blocks of steps, measured apart from the runs in the same number of processes: one device "
     "alone with the whole batch, alone with its part, all at once without communication, then with each part added. "
+    "Shares are of the time that an image takes in the last line; a line slower than a later one is so by chance. "
     "The runs themselves were other processes at another time: their speed can differ from the last line."
 )
 
@@ -35,11 +39,11 @@ def make_report(
     parity: Mapping[str, dict[str, Any]] | None = None,
     not_measured: Sequence[str] = (),
 ) -> Report:
-    """All numbers and words of a report; `ceilings` are by the name of a group."""
+    """All numbers and words of a report; `ceilings` are by the name of a group, without what else sets it apart."""
     groups = make_groups(cells)
     runs = [cell.run for cell in cells if cell.run is not None and cell.state == "done"]
     name, end = runs[0].best if runs else ("", "max")
-    ceilings = {key: one for key, one in (ceilings or {}).items() if key in groups}
+    ceilings, unplaced = _by_group(ceilings or {}, groups)
     report: Report = {
         "title": title,
         "subtitle": _subtitle(cells, runs),
@@ -51,17 +55,17 @@ def make_report(
         "runs": {run.folder: _kept_of(run) for run in runs},
         "recommendation": None,
         "ceilings": dict(ceilings),
-        "why_not": {key: explain(one) for key, one in ceilings.items()},
+        "why_not": {key: explain(one, weak=_is_weak(groups[key])) for key, one in ceilings.items()},
         "why_not_note": CEILINGS_NOTE,
-        "parity": dict(parity or {}),
+        "parity": {recipe: _finite(one) for recipe, one in (parity or {}).items()},
         "samples": _samples(groups, runs),
         "made_with": _made_with(runs),
         "settings": _alike(runs),
     }
-    report["recommendation"] = recommend(groups, report["metric"]["shown"], end)
+    report["recommendation"] = recommend(groups, report["metric"]["name"], end)
     report["best_by_choice"] = _best_by_choice(groups, end)
     report["time"], report["time_note"], more = _time(groups, ceilings, runs)
-    report["not_measured"] = [*not_measured, *more]
+    report["not_measured"] = [*not_measured, *unplaced, *more, *_broken(runs)]
     report["plots"] = plot_names(report)
     report["summary"] = summarise(report)
     return report
@@ -83,18 +87,63 @@ def write_report(report: Report, folder: Path) -> Path:
     return folder / "report.html"
 
 
+def _by_group(
+    ceilings: Mapping[str, dict[str, Any]], groups: Mapping[str, dict[str, Any]]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The ceilings by group, and which were measured for a name that several groups share."""
+    placed, unplaced = {}, []
+    for name, one in ceilings.items():
+        meant = [key for key, group in groups.items() if group["measured_as"] == name]
+        if len(meant) == 1:
+            placed[meant[0]] = one
+        elif meant:
+            labels = ", ".join(groups[key]["label"] for key in meant)
+            unplaced.append(f"ceilings of {labels} each (one measurement was made for all of them)")
+    return placed, unplaced
+
+
+def _is_weak(group: Mapping[str, Any]) -> bool:
+    return bool(group["scaling"]) and group["scaling"]["kind"] == "weak"
+
+
+def _finite(parity: Mapping[str, Any]) -> dict[str, Any]:
+    """A parity table whose differences that are not finite are None, since JSON has no NaN."""
+
+    def value(one: float | None) -> float | None:
+        return one if one is not None and math.isfinite(one) else None
+
+    return {**parity, "differences": [{**d, "value": value(d["value"])} for d in parity["differences"]]}
+
+
+def _broken(runs: Sequence[Run]) -> list[str]:
+    return [
+        f"{run.broken_lines} broken line{'s' if run.broken_lines > 1 else ''} of {run.folder}/{METRICS} (left out)"
+        for run in runs
+        if run.broken_lines
+    ]
+
+
 def _subtitle(cells: Sequence[Cell], runs: Sequence[Run]) -> list[str]:
     facts = []
     if runs:
         made = runs[0].made_with
         seeds = sorted({run.seed for run in runs})
-        facts.append(f"data {runs[0].data} ({runs[0].fingerprint.rpartition(', ')[0]} for training)")
+        samples = runs[0].fingerprint.rpartition(", ")[0]
+        facts.append(f"data {runs[0].data}" + (f" ({samples} for training)" if samples else ""))
         facts.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
-        facts.append(made.get("gpus") or f"{made.get('cpu', 'CPU')}, {made.get('cores', '?')} cores")
-        facts.append(f"torch {made.get('torch', '?')}")
+        facts += _hardware(runs) if made else ["versions and hardware unknown"]
         facts.append(made.get("started", "")[:10])
     facts.append(f"{len(runs)} of {len(cells)} runs")
     return [fact for fact in facts if fact]
+
+
+def _hardware(runs: Sequence[Run]) -> list[str]:
+    """Where the runs were made; of several places, that they are several."""
+    first = runs[0].hardware
+    if any(run.hardware != first for run in runs):
+        return ["different hardware or torch, see the rows"]
+    where = first["gpus"] if first["accelerator"] == "cuda" else f"{first['cpu']}, {first['cores']} cores"
+    return [where, f"torch {first['torch']}"]
 
 
 def _full_name(runs: Sequence[Run], name: str) -> str:
@@ -102,7 +151,7 @@ def _full_name(runs: Sequence[Run], name: str) -> str:
 
 
 def _shown_metric(groups: Mapping[str, dict[str, Any]], name: str) -> str:
-    """The metric to recommend by: on the test split where there is one, else the one that chooses."""
+    """The metric to show with the one that chooses: the same on the test split where there is one."""
     names = [metric for group in groups.values() for metric in group["quality"]]
     plain = name.partition("/")[2]
     return next((m for m in names if m.partition("/")[2].partition("[")[0] == plain), name)
@@ -119,7 +168,7 @@ def _kept_of(run: Run) -> dict[str, Any]:
     kept = asdict(run)
     return {
         n: kept[n] for n in (*names, "speed", "seconds_per_epoch", "gpu", "losses", "course", "protocols", "made_with")
-    }
+    } | {"broken_lines": run.broken_lines}
 
 
 def _samples(groups: Mapping[str, dict[str, Any]], runs: Sequence[Run]) -> list[dict[str, str]]:
@@ -170,10 +219,12 @@ def _time(
         else:
             row["step"] = seconds["step"]
             missing.append(f"communication of {group['label']} apart from compute (no ceilings were measured for it)")
-        row |= {"evaluation": seconds["evaluation"], "saving": seconds["saving"]}
+        row |= {name: seconds[name] for name in ("between", "evaluation", "saving") if name in seconds}
         split[key] = row | {"total": sum(row.values())}
     note = "Data wait, step, evaluation and saving are the host's clock in the runs. "
-    note += "Communication is the share of a step that the ceilings show, compute the rest."
+    note += "Communication is the share of a step that the ceilings show, compute the rest. "
+    note += "Between steps is what the loop around them takes, a Trainer's for one. "
+    note += "What is saved or sampled after a run's last log line is in no line, and so not here."
     copies = "copies run beside the step" if on_gpu else "on a CPU there is no copy to make"
     missing.append(f"host-to-device time inside a run ({copies})")
     if not on_gpu:

@@ -1,8 +1,8 @@
-"""Why N devices are not N times as fast: measured ceilings as a ladder, and the step down that costs most."""
+"""Why N devices are not N times as fast: measured ceilings as a ladder, and the step down that takes most time."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 # What is missing at each rung of the ladder, in the order of measuring, and what would win it back.
@@ -31,22 +31,29 @@ STEPS: dict[str, tuple[str, str]] = {
 }
 
 
-def explain(ceilings: dict[str, Any]) -> dict[str, Any]:
-    """The ladder from N times one device down to the step as it is in training, with what each step costs."""
-    devices = ceilings["devices"]
-    rungs = [{"name": "ideal", "images_per_second": devices * ceilings["rungs"][0]["images_per_second"]}]
-    rungs += [{"name": r["name"], "images_per_second": r["images_per_second"]} for r in ceilings["rungs"][1:]]
-    ideal = rungs[0]["images_per_second"]
-    for before, rung in pairwise(rungs):
-        rung["lost"] = (before["images_per_second"] - rung["images_per_second"]) / ideal
-        rung["gain"] = before["images_per_second"] / rung["images_per_second"] - 1
-    largest = max(rungs[1:], key=lambda rung: rung["lost"])
+def explain(ceilings: dict[str, Any], weak: bool = False) -> dict[str, Any]:
+    """The ladder from N times one device down to the step as it is in training, with the time that each step adds.
+
+    With the same batch per device (`weak`), one device has the part alone, and the ladder starts there.
+    """
+    devices, measured = ceilings["devices"], ceilings["rungs"]
+    first = next((n for n, rung in enumerate(measured) if rung["name"] == "part"), 0) if weak else 0
+    times = devices if first == 0 else 1  # a part's speed is that of all parts
+    rungs = [{"name": "ideal", "images_per_second": times * measured[first]["images_per_second"]}]
+    rungs += [{"name": r["name"], "images_per_second": r["images_per_second"]} for r in measured[first + 1 :]]
+    # A rung has all of the ones above it: one that took longer than a later rung did so by chance.
+    seconds = list(accumulate((1 / rung["images_per_second"] for rung in reversed(rungs)), min))
+    for rung, (after, before) in zip(reversed(rungs), pairwise(seconds), strict=False):
+        rung["share"] = (after - before) / seconds[0]
+        rung["gain"] = seconds[0] / (seconds[0] - (after - before)) - 1
+    largest = max(rungs[1:], key=lambda rung: rung["share"])
     return {
         "devices": devices,
+        "weak": weak,
         "rungs": rungs,
-        "largest": largest["name"] if largest["lost"] > 0 else None,
+        "largest": largest["name"] if largest["share"] > 0 else None,
         "gain": largest["gain"],
-        "efficiency": rungs[-1]["images_per_second"] / ideal,
+        "efficiency": rungs[-1]["images_per_second"] / rungs[0]["images_per_second"],
     }
 
 

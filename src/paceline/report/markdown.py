@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.report.content import Pictures, Plots, Table, sections
+from paceline.report.content import sections
+from paceline.report.parts import Pictures, Plots, Table
 from paceline.report.phrases import fill
 
 Report = dict[str, Any]

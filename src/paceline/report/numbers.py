@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ from paceline.evaluation._protocol import require_same
 from paceline.report.runs import Run
 
 # Settings that say where a run lies or how it was asked for, and not what it is; the rest tells groups apart.
+# The accelerator does so by what "auto" meant, along with the hardware.
 NO_DIFFERENCE = {"seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"}
 NO_DIFFERENCE |= {"backend", "inception", "inception_sha256", "check_replicas", "keep"}
-CLOSE = 0.02  # without several seeds, qualities this near (relative) are called equal
+NO_DIFFERENCE |= {"rdzv", "max_restarts", "timeout", "join_timeout", "mirror", "mirror_every", "mirror_wait"}
+BETWEEN_DEVICES = {"nnodes", "compress", "sync_batchnorm"}  # one device is the same one, whatever these say
+Extras = tuple[tuple[str, str], ...]  # names and values of what else tells groups apart
 
 
 @dataclass
@@ -66,19 +69,41 @@ def summary_of(values: Sequence[float]) -> dict[str, Any]:
 def make_groups(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
     """Runs that differ in nothing but their seed, together; by a name that says what they are."""
     runs = [cell.run for cell in cells if cell.run is not None and cell.state == "done"]
-    differing = _differing(runs)
+    settings, hardware = _differing(runs), _differing_hardware(runs)
     gathered: dict[tuple, list[Run]] = {}
     for run in runs:
-        extras = tuple((name, str(run.settings.get(name))) for name in differing)
+        extras = tuple((name, str(run.settings.get(name))) for name in settings)
+        extras += tuple((name, run.hardware[name]) for name in hardware)
         key = (run.recipe, run.strategy, run.devices, run.shares_a_gpu, run.batch, extras)
         gathered.setdefault(key, []).append(run)
     several = {name: len({getattr(run, name) for run in runs}) > 1 for name in ("recipe", "batch")}
     groups: dict[str, dict[str, Any]] = {}
-    for (*_, extras), members in gathered.items():
+    singles: dict[tuple[str, float, Extras], dict[str, Any]] = {}
+    for (recipe, strategy, devices, _, batch, extras), members in gathered.items():
         group = _group(members, extras, several)
+        while group["id"] in groups:  # recipes in two folders may have one name
+            group["id"] += "'"
         groups[group["id"]] = group
-    _add_scaling(groups)
+        if strategy == "single" and devices == 1:
+            singles.setdefault((recipe, batch, _of_one_device(extras)), group)
+    per_device = bool(cells) and all(cell.batch.endswith("/device") for cell in cells)
+    for (recipe, _, devices, _, batch, extras), group in zip(gathered, groups.values(), strict=True):
+        wanted = {"strong": batch, "weak": batch / devices}
+        order = sorted(wanted, reverse=per_device)
+        alone = {kind: singles.get((recipe, wanted[kind], _of_one_device(extras))) for kind in order}
+        group["scaling"] = _scaling(group, alone)
     return groups
+
+
+def _of_one_device(extras: Extras) -> Extras:
+    """The extras that a run on one device would share."""
+    return tuple((name, value) for name, value in extras if name not in BETWEEN_DEVICES)
+
+
+def _differing_hardware(runs: Sequence[Run]) -> list[str]:
+    """What of the hardware, and which torch, is not the same for all runs."""
+    names = runs[0].hardware if runs else {}
+    return [name for name in names if len({run.hardware[name] for run in runs}) > 1]
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
@@ -98,10 +123,11 @@ def _differing(runs: Sequence[Run]) -> list[str]:
 def group_name(run: Run, *more: str) -> str:
     """A name for the runs that differ from this one in nothing but their seed."""
     words = [Path(run.recipe).stem, run.strategy, str(run.devices), str(run.batch), *more]
-    return "-".join(words + (["on-one-gpu"] if run.shares_a_gpu else []))
+    name = "-".join(words + (["on-one-gpu"] if run.shares_a_gpu else []))
+    return name.replace("::", "-")  # which parts the words of a place in the report
 
 
-def _group(members: list[Run], extras: tuple, several: dict[str, bool]) -> dict[str, Any]:
+def _group(members: list[Run], extras: Extras, several: dict[str, bool]) -> dict[str, Any]:
     first = members[0]
     stem = Path(first.recipe).stem
     words = [stem] if several["recipe"] else []
@@ -110,12 +136,15 @@ def _group(members: list[Run], extras: tuple, several: dict[str, bool]) -> dict[
     label += f", batch {first.batch}" if several["batch"] else ""
     label += "".join(f", {name}={value}" for name, value in extras)
     label += " (on one GPU)" if first.shares_a_gpu else ""
+    speed = _common(members, lambda run: run.speed.get("images_per_second"))
     metrics = [name for name in first.quality if all(run.quality.get(name) is not None for run in members)]
     return {
         "id": group_name(first, *(value for _, value in extras)),
         "label": label,
         "recipe": stem,
-        "family": "-".join([stem, str(first.batch), *(value for _, value in extras)]),
+        "measured_as": group_name(first),  # what ceilings are kept under
+        "extras": dict(extras),
+        "family": "-".join([first.recipe, str(first.batch), *(value for _, value in extras)]),
         "data": first.data,
         "strategy": first.strategy,
         "devices": first.devices,
@@ -127,7 +156,11 @@ def _group(members: list[Run], extras: tuple, several: dict[str, bool]) -> dict[
         "runs": [run.folder for run in members],
         "quality": {name: summary_of([run.quality[name] for run in members]) for name in metrics},
         "chosen_by": _common(members, lambda run: run.chosen_by.get("value")),
-        "images_per_second": _common(members, lambda run: run.speed.get("images_per_second")),
+        "judged_on": min((run.chosen_by.get("judged_on") or 0 for run in members), default=0) or None,
+        "images_per_second": speed,
+        "speed_spread": _speed_spread(members, speed),
+        "with_warm_up": any(run.speed.get("with_warm_up", False) for run in members),
+        "more_processes_than_cores": any(_is_crowded(run) for run in members),
         "images_per_second_without_loading": _common(
             members, lambda run: run.speed.get("images_per_second_without_loading")
         ),
@@ -145,73 +178,30 @@ def _group(members: list[Run], extras: tuple, several: dict[str, bool]) -> dict[
     }
 
 
-def _common(members: list[Run], get: Any) -> dict[str, Any] | None:
+def _common(members: list[Run], get: Callable[[Run], Any]) -> dict[str, Any] | None:
     values = [get(run) for run in members]
     return None if any(value is None for value in values) else summary_of(values)
 
 
-def _add_scaling(groups: dict[str, dict[str, Any]]) -> None:
+def _speed_spread(members: list[Run], speed: dict[str, Any] | None) -> dict[str, Any]:
+    """How far the speed varies and over what: over seeds, of one seed over its logged stretches, or nobody knows."""
+    if speed and speed["std"] is not None:
+        return {"std": speed["std"], "over": "seeds"}
+    std = members[0].speed.get("std_of_stretches")
+    return {"std": std, "over": "logged stretches" if std is not None else ""}
+
+
+def _is_crowded(run: Run) -> bool:
+    """Whether processes on a CPU were more than its cores; cores of other hosts are not known."""
+    cores, one_host = run.hardware["cores"], str(run.settings.get("nnodes", "1")) == "1"
+    return run.hardware["accelerator"] == "cpu" and one_host and cores.isdigit() and run.devices > int(cores)
+
+
+def _scaling(group: dict[str, Any], alone: dict[str, dict[str, Any] | None]) -> dict[str, Any] | None:
     """How much faster a group is than one device with the same batch, or with the same batch per device."""
-    alone = {(g["recipe"], g["batch"]): g for g in groups.values() if g["devices"] == 1 and g["strategy"] == "single"}
-    for group in groups.values():
-        strong = alone.get((group["recipe"], group["batch"]))
-        weak = alone.get((group["recipe"], group["batch"] / group["devices"]))
-        one = strong or weak
-        speed = group["images_per_second"]
-        if one is None or speed is None or one["images_per_second"] is None or one is group:
-            group["scaling"] = None
-            continue
-        speedup = speed["mean"] / one["images_per_second"]["mean"]
-        group["scaling"] = {
-            "kind": "strong" if one is strong else "weak",
-            "against": one["id"],
-            "speedup": speedup,
-            "efficiency": speedup / group["devices"],
-        }
-
-
-def recommend(groups: dict[str, dict[str, Any]], metric: str, end: str) -> dict[str, Any] | None:
-    """The fastest group among those that are not worse than the best one beyond what seeds explain.
-
-    They are judged by what chose their checkpoints, which is not the test split; by `metric` where nothing chose.
-    """
-    found = [group for group in groups.values() if group["images_per_second"] and not group["shares_a_gpu"]]
-    if not found:
+    kind, one = next(((kind, one) for kind, one in alone.items() if one is not None), ("", None))
+    speed = group["images_per_second"]
+    if one is None or speed is None or one["images_per_second"] is None or one is group:
         return None
-    by_choice = all(group["chosen_by"] for group in found)
-    judged = {
-        group["id"]: group["chosen_by"] if by_choice else group["quality"][metric]
-        for group in found
-        if by_choice or metric in group["quality"]
-    }
-    if not judged:
-        first = max(found, key=lambda g: g["images_per_second"]["mean"])
-        return {"group": first["id"], "best": None, "equal": [], "by_seeds": False, "by_choice": False}
-    sign = 1 if end == "max" else -1
-    best = max(judged, key=lambda key: sign * judged[key]["mean"])
-    pooled = {key: _pooled(groups[key], judged, groups) for key in judged}
-    equal = [key for key, own in pooled.items() if _not_worse(own, pooled[best], sign)]
-    fastest = max(equal, key=lambda key: groups[key]["images_per_second"]["mean"])
-    by_seeds = all(summary["n"] > 1 for summary in judged.values())
-    return {"group": fastest, "best": best, "equal": equal, "by_seeds": by_seeds, "by_choice": by_choice}
-
-
-def _pooled(
-    group: dict[str, Any], judged: dict[str, dict[str, Any]], groups: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """A group's own values; of one seed, those of all groups that differ from it in where they ran alone.
-
-    Strategies give the same weights but for rounding, so that their runs of one seed are as good as seeds.
-    """
-    own = judged[group["id"]]
-    if own["n"] > 1:
-        return own
-    alike = [judged[key]["mean"] for key in judged if groups[key]["family"] == group["family"]]
-    return summary_of(alike) | {"n": 1}
-
-
-def _not_worse(own: dict[str, Any], best: dict[str, Any], sign: int) -> bool:
-    gap = sign * (best["mean"] - own["mean"])
-    spreads = [one["std"] for one in (own, best) if one["std"] is not None]
-    allowed = 2 * max(spreads) if len(spreads) == 2 else CLOSE * abs(best["mean"])
-    return gap <= allowed
+    speedup = speed["mean"] / one["images_per_second"]["mean"]
+    return {"kind": kind, "against": one["id"], "speedup": speedup, "efficiency": speedup / group["devices"]}

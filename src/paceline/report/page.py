@@ -11,9 +11,11 @@ from typing import Any
 
 from PIL import Image
 
-from paceline.report.content import Pictures, Plots, Section, Table, sections
-from paceline.report.phrases import fill, pieces
-from paceline.report.plots import draw, legend, time_legend
+from paceline.report.content import sections
+from paceline.report.parts import Pictures, Plots, Section, Table
+from paceline.report.phrases import fill, has_place, pieces
+from paceline.report.plots import draw, legend, scaling_legend, time_legend
+from paceline.report.svg import NUM_COLOURS
 
 Report = dict[str, Any]
 LARGEST_PICTURE_PX = 560
@@ -56,13 +58,18 @@ def _part(part: str | Table | Plots | Pictures, report: Report) -> str:
         return _table(part, report)
     if isinstance(part, Plots):
         colours = time_legend(report) if part.names == ["time"] else legend(report)
-        keys = "".join(f'<li class="c{number % 8}">{escape(label)}</li>' for number, label in colours)
-        drawn = "".join(f"<figure>{draw(name, report)}</figure>" for name in part.names)
-        return f'<ul class="legend">{keys}</ul><div class="plots">{drawn}</div>'
+        own = {"scaling": _legend(scaling_legend(report))} if "scaling" in part.names else {}
+        drawn = "".join(f"<figure>{draw(name, report)}{own.get(name, '')}</figure>" for name in part.names)
+        return f'{_legend(colours)}<div class="plots">{drawn}</div>'
     if isinstance(part, Pictures):
         shown = "".join(_picture(caption, path) for caption, path in part.pictures)
         return f'<div class="pictures">{shown}</div>'
     return f"<p>{_phrase(part, report)}</p>"
+
+
+def _legend(colours: list[tuple[int, str]]) -> str:
+    keys = "".join(f'<li class="c{number % NUM_COLOURS}">{escape(label)}</li>' for number, label in colours)
+    return f'<ul class="legend">{keys}</ul>'
 
 
 def _table(table: Table, report: Report) -> str:
@@ -77,7 +84,7 @@ def _table(table: Table, report: Report) -> str:
 
 def _kind(cell: str) -> str:
     """Long words may break into lines, short ones and numbers may not."""
-    return ' class="text"' if "⟦" not in cell and len(cell) > LONG_CELL else ""
+    return ' class="text"' if not has_place(cell) and len(cell) > LONG_CELL else ""
 
 
 def _phrase(phrase: str, report: Report) -> str:
@@ -89,7 +96,7 @@ def _phrase(phrase: str, report: Report) -> str:
 
     made = []
     for piece in pieces(phrase):
-        if piece.startswith("⟦"):
+        if has_place(piece):
             made.append(fill(piece, report, show))
         else:
             words = re.sub(r"`(.+?)`", r"<code>\1</code>", escape(piece))
@@ -98,13 +105,16 @@ def _phrase(phrase: str, report: Report) -> str:
 
 
 def _picture(caption: str, path: str) -> str:
-    with Image.open(path) as picture:
-        picture.thumbnail((LARGEST_PICTURE_PX, LARGEST_PICTURE_PX))
-        kept = io.BytesIO()
-        picture.save(kept, format="png", optimize=True)
-        width, height = picture.size
-    content = base64.b64encode(kept.getvalue()).decode()
     said = escape(caption, quote=True)
+    try:
+        with Image.open(path) as picture:
+            picture.thumbnail((LARGEST_PICTURE_PX, LARGEST_PICTURE_PX))
+            kept = io.BytesIO()
+            picture.save(kept, format="png", optimize=True)
+            width, height = picture.size
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # what Pillow says of broken files
+        return f"<figure><figcaption>{said}: the picture {escape(path)} cannot be read</figcaption></figure>"
+    content = base64.b64encode(kept.getvalue()).decode()
     return (
         f'<figure><img src="data:image/png;base64,{content}" width="{width}" height="{height}" alt="{said}">'
         f"<figcaption>{said}</figcaption></figure>"

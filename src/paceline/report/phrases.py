@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-_PLACE = re.compile(r"⟦(.+?)\|(.*?)⟧")
+# Around a place, and before its format: characters for private use, which no name or message has.
+_OPEN, _SPEC, _CLOSE = "\ue000", "\ue001", "\ue002"
+_PLACE = re.compile(f"{_OPEN}(.+?){_SPEC}(.*?){_CLOSE}")
 _BETWEEN = "::"
 NOTHING = "–"
 
 
 def at(spec: str, *path: str | int) -> str:
     """Stands for the number at a place of the report, shown by a format specification."""
-    return f"⟦{_BETWEEN.join(map(str, path))}|{spec}⟧"
+    return f"{_OPEN}{_BETWEEN.join(map(str, path))}{_SPEC}{spec}{_CLOSE}"
 
 
 def look_up(report: dict[str, Any], path: str) -> Any:
@@ -42,5 +44,15 @@ def fill(phrase: str, report: dict[str, Any], show: Callable[[str, Any, str], st
 
 
 def pieces(phrase: str) -> list[str]:
-    """The phrase cut into words of its own and places, which keep their brackets."""
-    return re.split(r"(⟦.+?\|.*?⟧)", phrase)
+    """The phrase cut into words of its own and places."""
+    return re.split(f"({_OPEN}.+?{_CLOSE})", phrase)
+
+
+def listed(labels: Iterable[str]) -> str:
+    """Labels one after the other; those with a comma of their own are quoted."""
+    return ", ".join(f"“{label}”" if "," in label else label for label in labels)
+
+
+def has_place(phrase: str) -> bool:
+    """Whether a number of the report stands in it."""
+    return _OPEN in phrase

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
-from paceline.report.content import SPLIT_WORDS, metric_words
+from paceline.report.content_speed import SPLIT_WORDS
+from paceline.report.metric_words import metric_words
 from paceline.report.phrases import at, fill
 from paceline.report.svg import Bar, Series, bars, lines
 
@@ -85,7 +87,10 @@ def _curves(report: Report, loss: str, axis: int) -> list[Series]:
 
 def _number(report: Report, spec: str, *path: str) -> str:
     """A number of the report in a plot, with its place."""
-    show = lambda place, value, text: f'<tspan data-path="{place}" data-value="{value!r}">{text}</tspan>'  # noqa: E731
+
+    def show(place: str, value: Any, text: str) -> str:
+        return f'<tspan data-path="{escape(place, quote=True)}" data-value="{value!r}">{text}</tspan>'
+
     return fill(at(spec, *path), report, show)
 
 
@@ -100,25 +105,40 @@ def _speed(report: Report) -> str:
 
 def _scaling(report: Report) -> str:
     """Speed against one device by number of devices, and the line that nothing can cross for long."""
-    groups = report["groups"]
-    colours = {key: number for number, key in enumerate(groups)}
-    found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
-    first: dict[tuple[str, str, str], int] = {}
-    for key, group in groups.items():
-        if group["scaling"]:
-            line = (group["recipe"], group["strategy"], group["scaling"]["kind"])
-            found.setdefault(line, [(1.0, 1.0)] if group["devices"] > 1 else []).append(
-                (float(group["devices"]), group["scaling"]["speedup"])
-            )
-            first.setdefault(line, colours[key])
+    found = _scaling_lines(report)
     largest = max(x for points in found.values() for x, _ in points)
     ideal = Series("ideal", [(1.0, 1.0), (largest, largest)], 0, thin=True, dashed=True)
-    several = len({recipe for recipe, _, _ in found}) > 1
-    series = [
-        Series(f"{f'{recipe} ' if several else ''}{strategy}", sorted(points), first[recipe, strategy, kind], dots=True)
-        for (recipe, strategy, kind), points in found.items()
-    ]
+    series = [Series(name, sorted(points), n, dots=True) for n, (name, points) in enumerate(found.items())]
     return lines("× one device (dashed: ideal)", "devices", "", [ideal, *series], zero=True)
+
+
+def scaling_legend(report: Report) -> list[tuple[int, str]]:
+    """The colour of each line of the scaling plot."""
+    return list(enumerate(_scaling_lines(report)))
+
+
+def _scaling_lines(report: Report) -> dict[str, list[tuple[float, float]]]:
+    """The points of one line for all that differs in the number of devices alone, by a name."""
+    groups = [group for group in report["groups"].values() if group["scaling"]]
+    several = {name: len({group[name] for group in groups}) > 1 for name in ("recipe", "shares_a_gpu")}
+    batches = {_batch_of_line(group) for group in groups}
+    found: dict[str, list[tuple[float, float]]] = {}
+    for group in groups:
+        words = [group["recipe"]] if several["recipe"] else []
+        name = " ".join([*words, group["strategy"]])
+        name += f", {_batch_of_line(group)}" if len(batches) > 1 else ""
+        name += "".join(f", {extra}={value}" for extra, value in group["extras"].items() if extra != "nnodes")
+        name += " (on one GPU)" if group["shares_a_gpu"] else ""
+        start = [(1.0, 1.0)] if group["devices"] > 1 else []
+        found.setdefault(name, start).append((float(group["devices"]), group["scaling"]["speedup"]))
+    return found
+
+
+def _batch_of_line(group: dict[str, Any]) -> str:
+    """What stays the same along a line: the batch, or with weak scaling the batch per device."""
+    if group["scaling"]["kind"] == "strong":
+        return f"batch {group['batch']}"
+    return f"batch {group['batch'] / group['devices']:g} per device"
 
 
 def _time(report: Report) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,15 @@ from typing import Any
 from paceline.config_file import MADE_WITH, flatten
 from paceline.engine.finished_run import config_of
 from paceline.engine.run_folder import RunFolder
-from paceline.monitor.metrics import read_metrics
+from paceline.monitor.metrics import METRICS, parse_line
 from paceline.recipe import Recipe
 from paceline.registry import load_class
+from paceline.report.stretches import Line, seconds_per_epoch, speed_of, stretches_of
 
-Line = dict[str, Any]
 MAX_POINTS = 400  # of a curve; more cannot be told apart on a page
 NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # groups of metrics of other kinds
-LOADING, STEPPING = ("time/data_seconds",), ("time/step_seconds", "time/log_seconds")
-KEEPING = ("time/save_seconds", "time/sample_seconds")
+TOO_LARGE = 1e300  # JSON can spell numbers that no float holds
+HARDWARE = ("cpu", "cores", "gpus", "torch")
 BOOKKEEPING = {"count", "of_images"}  # said along with metrics, and no quality
 
 
@@ -39,19 +38,21 @@ class Run:
     precision: str
     settings: dict[str, Any] = field(repr=False)
     made_with: dict[str, str] = field(repr=False)
+    hardware: dict[str, str]  # and torch: what else than its settings makes a run's speed
     images: int
     seconds: float
     finished: bool
     best: tuple[str, str]  # the metric that chooses, and its good end
     quality: dict[str, float]
-    chosen_by: dict[str, Any]  # the name, value and images of the checkpoint that was judged
-    speed: dict[str, float]
+    chosen_by: dict[str, Any]  # the name, value and images of the checkpoint that was judged, and by how many samples
+    speed: dict[str, Any]
     seconds_per_epoch: dict[str, float]
     gpu: dict[str, float]
     losses: dict[str, list[list[float]]] = field(repr=False)  # by name: [images, seconds, value]
     course: list[list[float]] = field(repr=False)  # of the metric that chooses: [images, seconds, value]
     protocols: dict[str, dict[str, Any]] = field(repr=False)
     samples: str = ""  # the last grid of pictures
+    broken_lines: int = 0  # of metrics.jsonl, which are left out
 
 
 def read_run(path: str) -> Run:
@@ -59,8 +60,9 @@ def read_run(path: str) -> Run:
     config = config_of(path, own_source=False)
     folder = RunFolder(Path(path))
     kept = tomllib.loads(folder.config_file.read_text())
-    made_with = kept.pop(MADE_WITH, {})
-    lines, _ = read_metrics(folder.path)
+    made_with = _texts(kept.pop(MADE_WITH, {}))
+    lines, after_gaps, broken = _read_lines(folder.path / METRICS)
+    stretches = stretches_of(lines, after_gaps)
     recipe: type[Recipe] = load_class("recipe", config.recipe_name, Recipe)
     quality, chosen_by = _quality(lines, recipe)
     run = config.run
@@ -81,20 +83,55 @@ def read_run(path: str) -> Run:
         precision=run.precision,
         settings=flatten({name: value for name, value in kept.items() if name != "recipe"}),
         made_with=made_with,
+        hardware=_hardware(run.accelerator, made_with),
         images=images,
-        seconds=max((line["seconds"] or 0.0 for line in lines), default=0.0),
+        seconds=max((line["seconds"] for line in lines), default=0.0),
         finished=_has_ended(folder, lines, config.run.images, config.run.epochs),
         best=recipe.best,
         quality=quality,
         chosen_by=chosen_by,
-        speed=_speed(lines),
-        seconds_per_epoch=_seconds_per_epoch(lines),
-        gpu=_gpu(lines),
+        speed=speed_of(stretches),
+        seconds_per_epoch=seconds_per_epoch(stretches, lines),
+        gpu=_gpu(lines, len(set(gpus)) or run.devices),
         losses=_losses(lines),
         course=_course(lines, recipe.best[0]),
         protocols={name: folder.protocol_of(name) for name in quality if folder.protocol_of(name)},
         samples=str(pictures[-1]) if pictures else "",
+        broken_lines=broken,
     )
+
+
+def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
+    """The whole lines, the places among them that follow a broken one, and how many are broken."""
+    lines: list[Line] = []
+    after_gaps: set[int] = set()
+    broken = 0
+    for raw in metrics.read_bytes().splitlines() if metrics.is_file() else []:
+        line = parse_line(raw)
+        if line is not None and _is_whole(line):
+            lines.append(line)
+        else:
+            broken += 1
+            after_gaps.add(len(lines))
+    return lines, after_gaps, broken
+
+
+def _is_whole(line: Line) -> bool:
+    """Whether every value is a number, or null where one was not finite; a line always has its seconds."""
+    numbers = [value for value in line.values() if value is not None]
+    return line.get("seconds") is not None and all(type(n) in (int, float) and abs(n) < TOO_LARGE for n in numbers)
+
+
+def _texts(made_with: Any) -> dict[str, str]:
+    return {name: str(value) for name, value in made_with.items()} if isinstance(made_with, dict) else {}
+
+
+def _hardware(accelerator: str, made_with: dict[str, str]) -> dict[str, str]:
+    """By name; "none" is what a machine has not, "unknown" what a run does not tell."""
+    if accelerator == "auto":
+        accelerator = "cuda" if "gpus" in made_with and "cuda" in made_with else "cpu"
+    missing = "none" if made_with else "unknown"
+    return {"accelerator": accelerator} | {name: made_with.get(name, missing) for name in HARDWARE}
 
 
 def _has_ended(folder: RunFolder, lines: list[Line], images: int, epochs: float) -> bool:
@@ -116,7 +153,11 @@ def _quality(lines: list[Line], recipe: type[Recipe]) -> tuple[dict[str, float],
     judged = [(value, line) for value, line in judged if value is not None]
     choose = max if end == "max" else min
     value, line = choose(judged, key=lambda pair: pair[0], default=(None, None))
-    chosen = {"name": _named(line, wanted), "value": value, "images": line["images"]} if line else {}
+    chosen = {}
+    if line:
+        split = wanted.partition("/")[0]
+        chosen = {"name": _named(line, wanted), "value": value, "images": line["images"]}
+        chosen["judged_on"] = line.get(f"{split}/count")
     tested = [line for line in lines if "test/of_images" in line]
     source = tested[-1] if tested else line or {}
     split = "test" if tested else recipe.judged_on
@@ -124,50 +165,8 @@ def _quality(lines: list[Line], recipe: type[Recipe]) -> tuple[dict[str, float],
     return {name: value for name, value in quality.items() if name.split("/")[1] not in BOOKKEEPING}, chosen
 
 
-def _windows(lines: list[Line]) -> list[tuple[int, Line]]:
-    """The stretches between two logs, with their images, less the first, which has the warm-up in it."""
-    logged = [line for line in lines if STEPPING[0] in line]
-    before = [0, *(line["images"] for line in logged)]
-    windows = [(line["images"] - start, line) for start, line in zip(before, logged, strict=False)]
-    return windows[1:] if len(windows) > 1 else windows
-
-
-def _sum(lines: Iterable[Line], names: Iterable[str]) -> float:
-    return sum(line.get(name) or 0.0 for line in lines for name in names)
-
-
-def _speed(lines: list[Line]) -> dict[str, float]:
-    """Images per second of training alone: without evaluation, samples and saving."""
-    windows = _windows(lines)
-    images, taken = sum(count for count, _ in windows), [line for _, line in windows]
-    stepping, loading = _sum(taken, STEPPING), _sum(taken, LOADING)
-    if not images or not stepping:
-        return {}
-    return {
-        "images_per_second": images / (stepping + loading),
-        "images_per_second_without_loading": images / stepping,
-        "windows": len(windows),
-    }
-
-
-def _seconds_per_epoch(lines: list[Line]) -> dict[str, float]:
-    """Where the time of one pass over the data goes, by the host's clock."""
-    windows = _windows(lines)
-    images, taken = sum(count for count, _ in windows), [line for _, line in windows]
-    last = next((line for line in reversed(lines) if line.get("epoch")), None)
-    if not images or last is None:
-        return {}
-    per_epoch = last["images"] / last["epoch"] / images
-    return {
-        "data": _sum(taken, LOADING) * per_epoch,
-        "step": _sum(taken, STEPPING) * per_epoch,
-        "evaluation": _sum(lines, ["time/evaluation_seconds"]) / last["epoch"],
-        "saving": _sum(lines, KEEPING) / last["epoch"],
-    }
-
-
-def _gpu(lines: list[Line]) -> dict[str, float]:
-    """What NVML said of the first process's GPU; nothing where it said nothing."""
+def _gpu(lines: list[Line], num_gpus: int) -> dict[str, float]:
+    """What NVML said of the first process's GPU, its energy taken for each; nothing where it said nothing."""
     read = [line for line in lines if "gpu/utilisation" in line]
     found: dict[str, float] = {}
     for name, key in (("utilisation", "gpu/utilisation"), ("power_watts", "gpu/power_watts")):
@@ -179,7 +178,8 @@ def _gpu(lines: list[Line]) -> dict[str, float]:
         found["peak_memory_gib"] = max(peaks)
     energy = [(line["images"], line["gpu/energy_joules"]) for line in read if line.get("gpu/energy_joules")]
     if len(energy) > 1 and energy[-1][0] > energy[0][0] and energy[-1][1] > energy[0][1]:
-        found["joules_per_1000_images"] = 1000 * (energy[-1][1] - energy[0][1]) / (energy[-1][0] - energy[0][0])
+        images, joules = energy[-1][0] - energy[0][0], num_gpus * (energy[-1][1] - energy[0][1])
+        found["joules_per_1000_images"] = 1000 * joules / images
     return found
 
 

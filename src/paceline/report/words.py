@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from paceline.report.content import digits_for, metric_said, quality_of, with_spread
+from paceline.report.advice import complexity, is_share
+from paceline.report.content import agrees
+from paceline.report.content_speed import is_beyond
 from paceline.report.losses import STEPS
-from paceline.report.phrases import at
+from paceline.report.metric_words import digits_for, metric_said, quality_of, with_spread
+from paceline.report.phrases import at, listed
 
 Report = dict[str, Any]
 
@@ -25,72 +29,115 @@ def summarise(report: Report) -> list[str]:
     return said
 
 
-def _judged(report: Report, group: dict[str, Any]) -> tuple[str, str]:
-    """What the groups are judged by, and the group's value."""
-    if not report["recommendation"]["by_choice"]:
-        shown = report["metric"]["shown"]
-        return shown, _with_unit(shown, quality_of(group, shown))
+def _judged(report: Report, group: dict[str, Any]) -> str:
+    """The group's value of the metric that chose its checkpoint."""
     name, summary = report["metric"]["name"], group["chosen_by"]
     value = with_spread(digits_for(name, summary), summary, "groups", group["id"], "chosen_by")
-    return name, _with_unit(name, value)
+    return value + (" %" if is_share(name) else "")
 
 
-def _with_unit(metric: str, value: str) -> str:
-    return value + (" %" if "/top" in metric else "")
+def _labels(report: Report, keys: Iterable[str]) -> str:
+    return listed(report["groups"][key]["label"] for key in keys)
 
 
 def _advice(report: Report) -> str:
     groups, advice = report["groups"], report["recommendation"]
     chosen = groups[advice["group"]]
-    speed = at(",.0f", "groups", advice["group"], "images_per_second", "mean")
-    others = [g for g in groups.values() if g["id"] != chosen["id"]]
-    if not others:
-        return f"**{chosen['label']}** trains at {speed} images per second; there is nothing to compare it with."
-    words = f"Use **{chosen['label']}**: {speed} images per second"
+    words = f"{at(',.0f', 'groups', advice['group'], 'images_per_second', 'mean')} images per second"
+    if len(groups) == 1:
+        return f"**{chosen['label']}** trains at {words}; there is nothing to compare it with."
     if chosen["scaling"] and chosen["devices"] > 1:
         words += f", {at('.2f', 'groups', chosen['id'], 'scaling', 'speedup')}× one device"
-    one = len(advice["equal"]) == 1
-    words += ", the fastest" if not one else ""
+    words += _tie(report)
+    metric = metric_said(report["metric"]["name"])
     if advice["best"] is None:
-        return f"{words}. No quality was measured, so this is about speed alone."
-    metric, value = _judged(report, chosen)
-    if one:
-        words += f", and the best {metric_said(metric)} of all, {value}"
-    elif len(advice["equal"]) < len([g for g in groups.values() if not g["shares_a_gpu"]]):
-        words += f" of those with a good {metric_said(metric)} ({value})"
+        missing = f"{metric} of {_labels(report, advice['unjudged'])}" if metric.strip() else "quality"
+        return (
+            f"No recommendation by quality: no {missing} was measured. By speed alone, **{chosen['label']}**: {words}."
+        )
+    value = _judged(report, chosen)
+    if not advice["by_seeds"]:
+        words += f" ({metric} {value})"
+    elif len(advice["equal"]) == 1:
+        words += f", and the best {metric} of all, {value}"
+    elif advice["behind"]:
+        words += f", of those with a good {metric} ({value})"
     else:
-        words += (
-            ", and none is worse beyond its seeds" if advice["by_seeds"] else ""
-        ) + f" ({metric_said(metric)} {value})"
+        words += f", and none is worse beyond its seeds ({metric} {value})"
     shown = report["metric"]["shown"]
-    if shown != metric and shown in chosen["quality"]:
-        words += f"; its {metric_said(shown)} is {_with_unit(shown, quality_of(chosen, shown))}"
-    return f"{words}."
+    if shown != report["metric"]["name"] and shown in chosen["quality"]:
+        unit = " %" if is_share(shown) else ""
+        words += f"; its {metric_said(shown)} is {quality_of(chosen, shown)}{unit}"
+    return f"Use **{chosen['label']}**: {words}."
+
+
+def _compared(report: Report) -> list[dict[str, Any]]:
+    return [g for g in report["groups"].values() if g["images_per_second"] and not g["shares_a_gpu"]]
+
+
+def _tie(report: Report) -> str:
+    """How the choice's speed stands among those that it was chosen from."""
+    groups, advice = report["groups"], report["recommendation"]
+    chosen, others = groups[advice["group"]], [key for key in advice["tied"] if key != advice["group"]]
+    if not others:
+        return ", the fastest" if advice["best"] is None or len(advice["equal"]) > 1 else ""
+    over = list(dict.fromkeys(groups[key]["speed_spread"]["over"] for key in advice["tied"]))
+    known = " and ".join(filter(None, over))
+    how = f"speeds vary over {known}" if known else "5 %, and one logged stretch says nothing of how speeds vary"
+    simplest = any(complexity(groups[key]) != complexity(chosen) for key in others)
+    end = ", and it is the simplest" if simplest else ""
+    return f", a tie with {_labels(report, others)} (they differ by less than {how}){end}"
 
 
 def _quality(report: Report) -> list[str]:
     advice, groups = report["recommendation"], report["groups"]
     if advice["best"] is None or len(groups) < 2:
         return []
-    best = groups[advice["best"]]
-    metric, value = _judged(report, best)
-    left = [g for g in groups.values() if g["id"] not in advice["equal"] and not g["shares_a_gpu"]]
-    worse = ", ".join(g["label"] for g in left if g["images_per_second"])
-    words = f"The best {metric_said(metric)} is {value}, of {best['label']}"
+    name, best = report["metric"]["name"], groups[advice["best"]]
+    spec = digits_for(name, best["chosen_by"])
+    unit = " points" if is_share(name) else ""
+    behind = _behind(report, spec, unit)
+    seen = "" if advice["by_seeds"] else " seen"
+    words = f"The best {metric_said(name)}{seen} is {_judged(report, best)}, of {best['label']}"
+    if len(advice["equal"]) > 1:
+        near = f"within {at(spec, 'recommendation', 'within')}{unit} of it"
+        near = near if advice["within"] else "equal to it"
+        words += f"; {_labels(report, (k for k in advice['equal'] if k != advice['best'])) if behind else 'all'} {near}"
     if advice["by_seeds"]:
-        words += f"; worse beyond what the seeds explain: {worse}" if worse else "; no other is worse beyond its seeds"
-    else:
-        words += f"; clearly worse: {worse}" if worse else ""
-        words += ". With one seed, rows that differ in their strategy alone are taken as equally good"
-    return [f"{words}."]
+        words += (
+            f"; worse beyond what the seeds explain: {behind}" if behind else "; no other is worse beyond its seeds"
+        )
+        return [f"{words}."]
+    words += f"; behind: {behind}" if behind else ""
+    told = f"{words}. One seed cannot tell whether another one would agree"
+    alike = len({group["family"] for group in _compared(report)}) < len(_compared(report))
+    told += "; rows that differ in their strategy alone are taken as equally good" if alike else ""
+    return [f"{told}."]
+
+
+def _behind(report: Report, spec: str, unit: str) -> str:
+    """Which rows are behind the best in quality, how far, and which of them are faster than the one to use."""
+    behind = report["recommendation"]["behind"]
+    if not behind:
+        return ""
+    ends = (choose(behind, key=lambda key: behind[key]["gap"]) for choose in (min, max))
+    gaps = [at(spec, "recommendation", "behind", key, "gap") for key in dict.fromkeys(ends)]
+    faster = ", ".join(
+        f"{_labels(report, [key])} at {at('.2f', 'recommendation', 'behind', key, 'speed')}× its speed"
+        for key, one in behind.items()
+        if one["speed"] > 1
+    )
+    told = f"{_labels(report, behind)} (by {' to '.join(gaps)}{unit})"
+    return told + (f"; faster than the one to use: {faster}" if faster else "")
 
 
 def _scaling(report: Report) -> list[str]:
     found = [g for g in report["groups"].values() if g["scaling"] and g["devices"] > 1 and not g["shares_a_gpu"]]
     if not found:
         return []
-    parts = [f"{g['label']} {at('.0%', 'groups', g['id'], 'scaling', 'efficiency')}" for g in found]
-    return [f"Scaling efficiency against one device: {', '.join(parts)}."]
+    parts = [f"{listed([g['label']])} {at('.0%', 'groups', g['id'], 'scaling', 'efficiency')}" for g in found]
+    doubt = " (more than devices can give: see the note under Speed)" if any(map(is_beyond, found)) else ""
+    return [f"Scaling efficiency against one device: {', '.join(parts)}{doubt}."]
 
 
 def _why(report: Report) -> list[str]:
@@ -106,11 +153,7 @@ def _why(report: Report) -> list[str]:
 def _parity(report: Report) -> list[str]:
     if not report["parity"]:
         return []
-    failed = [
-        recipe
-        for recipe, parity in report["parity"].items()
-        if any(d["value"] > d["tolerance"] for d in parity["differences"])
-    ]
+    failed = [recipe for recipe, parity in report["parity"].items() if not agrees(parity)]
     names = ", ".join(report["parity"])
     if failed:
         return [
