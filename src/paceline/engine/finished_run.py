@@ -25,8 +25,11 @@ def config_of(run: str, layers: Iterable[tuple[str, Mapping[str, Any]]] = (), *,
     if not file.is_file():
         raise UserError(f"{run}: not a run's folder (it has no {file.name}){name_stages(Path(run))}")
     kept = read_file(str(file))
-    recipe_class = load_class("recipe", kept["recipe"], Recipe)
-    return resolve(kept["recipe"], recipe_class.Settings, [(str(file), kept), *layers], own_source=own_source)
+    recipe = kept.get("recipe")
+    if not isinstance(recipe, str):
+        raise UserError(f"{file}: names no recipe, so {run} is not a run's folder")
+    recipe_class = load_class("recipe", recipe, Recipe)
+    return resolve(recipe, recipe_class.Settings, [(str(file), kept), *layers], own_source=own_source)
 
 
 def name_stages(folder: Path) -> str:

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from paceline.processes import die_with_parent
 
@@ -24,6 +25,19 @@ class Stopped(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+def words_of(flags: Mapping[str, Any], config_file: str, assignments: Iterable[str]) -> list[str]:
+    """What was said of a run's settings, as words of a command."""
+    words = []
+    for name, value in flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            words += [flag, str(value)]
+    words += ["--config", config_file] if config_file else []
+    return words + [word for one in assignments for word in ("--set", one)]
 
 
 def run_paceline(arguments: Sequence[str], log: Path, look: Callable[[], None] | None = None) -> int:

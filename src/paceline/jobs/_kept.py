@@ -17,5 +17,9 @@ def keep(path: Path, value: dict[str, Any]) -> None:
 
 
 def kept(path: Path) -> dict[str, Any]:
-    """What the file holds; nothing where there is none."""
-    return json.loads(path.read_text()) if path.is_file() else {}
+    """What the file holds; nothing where there is none, or one that cannot be read."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

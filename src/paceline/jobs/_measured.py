@@ -13,10 +13,11 @@ from rich.console import Console
 from paceline.config import Config
 from paceline.engine.signals import INTERRUPTED
 from paceline.errors import UserError
-from paceline.jobs._child import Stopped, last_words, run_paceline
+from paceline.jobs._cells import made_from
+from paceline.jobs._child import Stopped, last_words, run_paceline, words_of
 from paceline.jobs._grid import Grid
 from paceline.jobs._kept import keep, kept
-from paceline.jobs.configure import configure
+from paceline.jobs._stages import stages_of
 from paceline.jobs.worker import run_in_processes
 from paceline.report.numbers import Cell, group_name
 
@@ -32,8 +33,16 @@ class Measured:
         self.missing: list[str] = []
         self._ceilings: dict[str, dict[str, Any]] = {}  # by a cell's name without its seed
 
-    def verify(self, console: Console, configs: dict[str, Config], flags: dict[str, Any], grid: Grid) -> None:
-        """The parity table of each recipe, in a process of its own."""
+    def verify(
+        self,
+        console: Console,
+        configs: dict[str, Config],
+        flags: dict[str, Any],
+        grid: Grid,
+        config_file: str,
+        assignments: Sequence[str],
+    ) -> None:
+        """The parity table of each recipe, in a process of its own, with the settings of the runs."""
         several = [name for name in grid.strategies if name not in ("single", "dp")]
         if "dp" in grid.strategies:
             self.missing.append("parity of dp: its BatchNorm is each replica's own, so it differs where there is one")
@@ -41,19 +50,24 @@ class Measured:
             return
         for recipe, config in configs.items():
             arguments = ["verify", recipe, "--strategies", ",".join(["single", *several]), "--steps", str(VERIFY_STEPS)]
-            for name in ("data", "data_root", "accelerator"):
-                arguments += [f"--{name.replace('_', '-')}", str(flags[name])] if name in flags else []
+            shared = {name: value for name, value in flags.items() if name != "gpus"}
+            last = stages_of(config)[-1]
+            stage = [f"stage={last.recipe.stage}"] if last.recipe != config.recipe else []
+            arguments += words_of(shared, config_file, [*assignments, *stage])
             ids = config.run.gpus.split(",") if config.run.gpus else []
             arguments += ["--gpus", ",".join(ids[:2])] if len(ids) > 1 else []
             stem = Path(recipe).stem
-            found = self._once(console, f"verify {stem}", f"parity-{stem}", arguments)
+            found = self._once(console, f"verify {stem}", f"parity-{stem}", arguments, made_from(config))
             if found:
                 self.parity[stem] = found
 
-    def _once(self, console: Console, words: str, name: str, arguments: list[str]) -> dict[str, Any] | None:
-        """What a command writes to its `--json` file, from the last time where that was the same command."""
+    def _once(
+        self, console: Console, words: str, name: str, arguments: list[str], facts: dict[str, str]
+    ) -> dict[str, Any] | None:
+        """What a command writes to its `--json` file, of the last time where nothing has changed."""
         file = self.folder / f"{name}.json"
-        if (before := kept(file)).get("arguments") == arguments:
+        before = kept(file)
+        if (before.get("arguments"), before.get("made_from")) == (arguments, facts):
             return before["result"]
         fresh, log = self.folder / f"{name}.fresh.json", self.folder.parent / "logs" / f"{name}.txt"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -64,35 +78,25 @@ class Measured:
             console.print(f"{words}: not measured: {last_words(log)}", markup=False, soft_wrap=True)
             return None
         result = json.loads(fresh.read_text())
-        keep(file, {"arguments": arguments, "result": result})
+        keep(file, {"arguments": arguments, "made_from": facts, "result": result})
         fresh.unlink()
         console.print(f"{words}: done", markup=False, soft_wrap=True)
         return result
 
-    def ceilings(
-        self,
-        console: Console,
-        configs: dict[str, Config],
-        flags: dict[str, Any],
-        wanted: Sequence[tuple[Cell, dict[str, Any]]],
-        config_file: str,
-        assignments: Sequence[str],
-    ) -> None:
+    def ceilings(self, console: Console, wanted: Sequence[tuple[Cell, Config | None]]) -> None:
         """The ladder of each kind of cell on several devices, in as many processes."""
-        for cell, own in wanted:
-            if cell.state != "done" or cell.devices == 1 or _kind(cell) in self._ceilings:
+        for cell, config in wanted:
+            if cell.state != "done" or config is None or cell.devices == 1 or _kind(cell) in self._ceilings:
                 continue
             why = _why_no_ceilings(cell)
             if why:
                 self.missing += [why] if why not in self.missing else []
                 continue
-            recipe = next(name for name in configs if Path(name).stem == cell.recipe)
-            config = configure(recipe, flags | own, config_file=config_file, assignments=assignments)
-            self._measure_ceilings(console, _kind(cell), config)
+            self._measure_ceilings(console, _kind(cell), stages_of(config)[-1])
 
     def _measure_ceilings(self, console: Console, kind: str, config: Config) -> None:
-        file, settings = self.folder / f"ceilings-{kind}.json", _plain(config)
-        if (before := kept(file)).get("settings") == settings:
+        file, facts = self.folder / f"ceilings-{kind}.json", made_from(config.with_run(seed=0))
+        if (before := kept(file)).get("made_from") == facts:
             self._ceilings[kind] = before["result"]
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +114,7 @@ class Measured:
             self.missing.append(f"ceilings of {kind}: {why}")
             return
         self._ceilings[kind] = json.loads(fresh.read_text())
-        keep(file, {"settings": settings, "result": self._ceilings[kind]})
+        keep(file, {"made_from": facts, "result": self._ceilings[kind]})
         fresh.unlink()
         console.print(f"ceilings of {kind}: done", markup=False, soft_wrap=True)
 
@@ -129,10 +133,6 @@ def _why_no_ceilings(cell: Cell) -> str:
     if cell.strategy == "lightning":
         return f"ceilings of lightning × {cell.devices} (its Trainer drives the steps; those of ddp are close)"
     return f"ceilings of dp × {cell.devices} (one process drives all its devices)" if cell.strategy == "dp" else ""
-
-
-def _plain(config: Config) -> dict[str, str]:
-    return {name: str(value) for name, value in config.values().items() if name not in ("out", "seed", "log_every")}
 
 
 def _kind(cell: Cell) -> str:

@@ -57,9 +57,14 @@ def last_finished(path: str) -> str:
     return next((str(folder) for folder in reversed(folders) if _is_finished(folder)), path)
 
 
-def _is_finished(run: Path) -> bool:
+def status_of(run: Path) -> Status | None:
+    """What a run says of itself, if anything."""
     file = run / STATUS
-    status = Status.parse(file.read_bytes()) if file.is_file() else None
+    return Status.parse(file.read_bytes()) if file.is_file() else None
+
+
+def _is_finished(run: Path) -> bool:
+    status = status_of(run)
     return status is not None and status.state == "finished"
 
 

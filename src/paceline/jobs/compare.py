@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,40 +15,52 @@ from rich.markdown import Markdown
 from rich.status import Status
 
 from paceline.config import Config
+from paceline.config_file import parse_assignments
+from paceline.engine.run_folder import RunFolder
 from paceline.errors import UserError
-from paceline.jobs._child import Stopped, last_words, run_paceline
+from paceline.jobs._cells import check_kept, read_one, run_cell
+from paceline.jobs._child import Stopped, words_of
 from paceline.jobs._grid import Grid
-from paceline.jobs._kept import keep, kept
+from paceline.jobs._kept import kept
 from paceline.jobs._measured import Measured
+from paceline.jobs._stages import last_finished
 from paceline.jobs.configure import configure
-from paceline.monitor.metrics import METRICS
 from paceline.recipe import Recipe
-from paceline.registry import load_class
+from paceline.registry import load_class, names
 from paceline.report.build import make_report, write_report
-from paceline.report.numbers import Cell, check_alike
+from paceline.report.numbers import Cell, check_alike, make_groups
 from paceline.report.phrases import fill
-from paceline.report.runs import Run, read_run
+from paceline.report.runs import Run
 
-LAST_BYTES = 4096  # of metrics, which hold the last line
-KEPT = "cell.json"  # beside a run that has ended: the command that made it, so that it is not made twice
+EACH_ITS_OWN = {"seed": "--seeds", "strategy": "--strategies"}  # of a run; the lists of the grid have other names
+EACH_ITS_OWN |= {"devices": "--devices", "batch_size": "--batch-size", "gpus": "--gpus", "out": "--out"}
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a person asked for besides the settings of the runs."""
+    """What a person asked for besides the settings of the runs; None is what was not said."""
 
-    strategies: str = "single,ddp"
-    seeds: str = "0"
-    scaling: str = "strong"
-    verify: bool = True
-    ceilings: bool = True
+    strategies: str | None = None
+    seeds: str | None = None
+    scaling: str | None = None
+    verify: bool | None = None
+    ceilings: bool | None = None
     config_file: str = ""
     assignments: tuple[str, ...] = ()
+
+    def said(self) -> list[str]:
+        """The flags that ask for runs to be made, or for more to be measured."""
+        flags: dict[str, object] = {"--strategies": self.strategies, "--seeds": self.seeds}
+        flags |= {"--scaling": self.scaling, "--verify": self.verify or None, "--ceilings": self.ceilings or None}
+        flags |= {"--config": self.config_file or None, "--set": self.assignments or None}
+        return [name for name, value in flags.items() if value is not None]
 
 
 def runs_among(words: Sequence[str]) -> bool:
     """Whether the words are folders of runs; a mixture with recipes is refused."""
-    folders = [word for word in words if Path(word).is_dir()]
+    if not all(words):
+        raise UserError("compare '': names neither a recipe nor a run's folder")
+    folders = [word for word in words if _is_folder_of_run(word)]
     if folders and len(folders) < len(words):
         other = next(word for word in words if word not in folders)
         raise UserError(
@@ -59,62 +69,134 @@ def runs_among(words: Sequence[str]) -> bool:
     return bool(folders)
 
 
-def compare_runs(folders: Sequence[str], out: str, across_recipes: bool) -> int:
+def _is_folder_of_run(word: str) -> bool:
+    """A folder that has the name of a recipe is meant only where it holds a run."""
+    folder = Path(word)
+    return folder.is_dir() and (word not in names("recipe") or RunFolder(folder).config_file.is_file())
+
+
+def compare_runs(folders: Sequence[str], flags: dict[str, Any], wish: Wish, across_recipes: bool) -> int:
     """The report of runs that others made."""
-    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+    said = [*(f"--{name.replace('_', '-')}" for name in flags if name != "out"), *wish.said()]
+    if said:
+        raise UserError(f"{said[0]}: is for runs that compare makes, and {folders[0]} is made already; leave it out")
+    found: dict[Path, str] = {}  # by what a path means, however it is written
+    for path in map(last_finished, folders):
+        found.setdefault(Path(path).resolve(), path)
+    runs = [read_one(path) for path in found.values()]
     check_alike(runs, across_recipes)
     cells = [_cell_of(run) for run in runs]
+    _refuse_copies(cells)
     stems = list(dict.fromkeys(cell.recipe for cell in cells))
-    target = Path(out or f"runs/compare-{'-'.join(stems)}-{Path(runs[0].data).stem}")
+    target = Path(flags.get("out") or f"runs/compare-finished-{'-'.join(stems)}-{Path(runs[0].data).stem}")
     not_measured = ["ceilings and parity (these are finished runs; `paceline compare RECIPE` measures them)"]
-    _finish(_title(stems, runs[0].data), cells, target, not_measured=not_measured)
+    with _only_writer(target):
+        _finish(_title(stems, runs[0].data), cells, target, not_measured=not_measured)
     return 0
 
 
 def compare_recipes(recipes: Sequence[str], flags: dict[str, Any], wish: Wish) -> int:
     """Runs what is not done yet of the grid, one process at a time, then writes the report; 1 where a cell failed."""
-    for name in ("mirror", "resume_from"):
-        if flags.get(name):
-            raise UserError(f"--{name.replace('_', '-')}: is for one run, and compare makes many; give it to train")
+    _check_words(flags, wish)
     flags = dict(flags)
-    devices, out = str(flags.pop("devices", "2")), flags.pop("out", "")
-    batches, seeds = flags.pop("batch_size", ""), str(flags.pop("seed", wish.seeds))
-    strategies = flags.pop("strategy", wish.strategies)
+    devices, out, batches = flags.pop("devices", "2"), flags.pop("out", ""), flags.pop("batch_size", None)
+    seeds, strategies = flags.pop("seed", wish.seeds), flags.pop("strategy", wish.strategies)
     configs = {name: _configured(name, flags, wish) for name in recipes if name}
     if not configs:
         raise UserError("compare: names no recipe, so there is nothing to run")
     _check_recipes(configs)
-    first = next(iter(configs.values()))
+    first = next(iter(configs.values())).run
     grid = Grid.parse(
-        list(configs), strategies, devices, batches if batches != "" else first.run.batch_size, seeds, wish.scaling
+        list(configs),
+        "single,ddp" if strategies is None else strategies,
+        str(devices),
+        first.batch_size if batches is None else batches,
+        str(first.seed if seeds is None else seeds),
+        "strong" if wish.scaling is None else wish.scaling,
     )
     stems = [Path(name).stem for name in configs]
-    folder = Path(out or f"runs/compare-{'-'.join(stems)}-{Path(first.run.data).stem}")
-    console = Console(highlight=False)
-    wanted = grid.cells(configs)
+    title = _title(stems, first.data)
+    folder = Path(out or f"runs/compare-{'-'.join(stems)}-{Path(first.data).stem}")
+    with _only_writer(folder):
+        return _compare_cells(configs, flags, wish, grid, folder, title)
+
+
+def _compare_cells(
+    configs: dict[str, Config], flags: dict[str, Any], wish: Wish, grid: Grid, folder: Path, title: str
+) -> int:
+    console, measured = Console(highlight=False), Measured(folder)
+    by_stem = {Path(name).stem: name for name in configs}
+    chosen = [(cell, by_stem[cell.recipe], flags | own) for cell, own in grid.cells(configs)]
+    wanted = [(cell, _config_of_cell(cell, recipe, own, wish, folder)) for cell, recipe, own in chosen]
     cells = [cell for cell, _ in wanted]
-    title = _title(stems, first.run.data)
-    measured = Measured(folder)
+    check_kept(folder, wanted)
     try:
-        for number, (cell, own) in enumerate(wanted, start=1):
-            recipe = next(name for name in configs if Path(name).stem == cell.recipe)
+        for number, (cell, recipe, own) in enumerate(chosen, start=1):
+            config = wanted[number - 1][1]
             with _saying(console, f"[{number}/{len(wanted)}] {cell.name}", cell) as status:
-                _run_cell(cell, _arguments(recipe, flags, own, wish, folder / "cells" / cell.name), folder, status)
+                if config is not None:
+                    arguments = ["train", recipe, "--out", config.run.out]
+                    arguments += words_of(own, wish.config_file, wish.assignments)
+                    run_cell(cell, config, arguments, folder / "logs" / f"{cell.name}.txt", status)
         _check_cells(cells, len(configs) > 1)
-        if wish.verify:
-            measured.verify(console, configs, flags, grid)
-        if wish.ceilings:
-            measured.ceilings(console, configs, flags, wanted, wish.config_file, wish.assignments)
+        if wish.verify is not False:
+            measured.verify(console, configs, flags, grid, wish.config_file, wish.assignments)
+        if wish.ceilings is not False:
+            measured.ceilings(console, wanted)
     except Stopped as stop:
         print("stopped; the same command goes on from here and repeats no finished run", file=sys.stderr)
         return 128 + stop.number
+    if all(cell.run is None for cell in cells) and kept(folder / "report.json").get("counts", {}).get("done"):
+        print(f"no run came to its end; {folder}/report.html stays as it was", file=sys.stderr)
+        return 1
     command = "paceline " + shlex.join(sys.argv[1:]) if "compare" in sys.argv[1:2] else ""
     _finish(title, cells, folder, command, measured.ceilings_by_group(cells), measured.parity, measured.missing)
     return int(any(cell.state == "failed" for cell in cells))
 
 
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Holds the folder of a comparison as a run's is held: two at once would mix."""
+    claimed = RunFolder(folder)
+    claimed.claim()
+    try:
+        yield
+    finally:
+        claimed.release()
+
+
+def _check_words(flags: dict[str, Any], wish: Wish) -> None:
+    """Refuses what is said twice, or for all runs where each has its own."""
+    for name, many in (("seed", wish.seeds), ("strategy", wish.strategies)):
+        if name in flags and many is not None:
+            raise UserError(f"--{name} {flags[name]}: cannot go with {EACH_ITS_OWN[name]}; put it into that list")
+    for name in parse_assignments(wish.assignments):
+        flag = EACH_ITS_OWN.get(name.replace("-", "_"))
+        if flag:
+            raise UserError(f"--set {name}: compare gives each run its own; use {flag}")
+
+
+def _refuse_copies(cells: Sequence[Cell]) -> None:
+    """A run counts once: its copy would make a spread over seeds of nothing."""
+    for group in make_groups(cells).values():
+        by_seed: dict[int, str] = {}
+        for seed, folder in zip(group["seeds"], group["runs"], strict=True):
+            if by_seed.setdefault(seed, folder) != folder:
+                told = f"{group['label']}, seed {seed}"
+                raise UserError(f"{by_seed[seed]} and {folder}: the same run twice ({told}); leave one out")
+
+
 def _check_recipes(configs: dict[str, Config]) -> None:
     """Refuses recipes that cannot share a table, before anything runs."""
+    by_stem: dict[str, str] = {}
+    for name, config in configs.items():
+        other = by_stem.setdefault(Path(name).stem, name)
+        if other != name:
+            raise UserError(f"{other} and {name} would have one name in the report; rename one of the files")
+        for setting in ("mirror", "resume_from"):
+            if getattr(config.run, setting):
+                flag = f"--{setting.replace('_', '-')}"
+                raise UserError(f"{flag}: is for one run, and compare makes many; give it to train")
     (name, first), *others = configs.items()
     for other, config in others:
         if config.run.data != first.run.data:
@@ -133,47 +215,16 @@ def _configured(recipe: str, flags: dict[str, Any], wish: Wish) -> Config:
     return config.with_run(gpus=str(flags.get("gpus", "")))
 
 
-def _arguments(recipe: str, flags: dict[str, Any], own: dict[str, Any], wish: Wish, out: Path) -> list[str]:
-    """The `train` command of one cell."""
-    words = ["train", recipe, "--out", str(out)]
-    for name, value in (flags | own).items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
-            words += [flag, str(value)]
-    words += ["--config", wish.config_file] if wish.config_file else []
-    return words + [word for one in wish.assignments for word in ("--set", one)]
-
-
-def _run_cell(cell: Cell, arguments: list[str], folder: Path, status: Status | None) -> None:
-    """Trains the cell, if it is not there already, and reads what came of it."""
+def _config_of_cell(cell: Cell, recipe: str, flags: dict[str, Any], wish: Wish, folder: Path) -> Config | None:
+    """The settings of one run; nothing where it cannot be run, which its cell then says."""
     if cell.state == "not measured":
-        return
-    run_folder, log = folder / "cells" / cell.name, folder / "logs" / f"{cell.name}.txt"
-    if kept(run_folder / KEPT).get("arguments") != arguments:
-        start = time.monotonic()
-        code = run_paceline(arguments, log, lambda: _show_progress(status, cell.name, run_folder))
-        if code:
-            cell.state, cell.reason = "failed", last_words(log)
-            return
-        keep(run_folder / KEPT, {"arguments": arguments, "wall_seconds": time.monotonic() - start})
-    else:
-        cell.reason = "done before"
-    cell.run = read_run(str(run_folder))
-    cell.state = "done"
-
-
-def _show_progress(status: Status | None, name: str, run_folder: Path) -> None:
-    """Reads no more than the end of the metrics: the run needs the machine more."""
-    metrics = run_folder / METRICS
-    if status is None or not metrics.is_file():
-        return
-    with metrics.open("rb") as file:
-        file.seek(max(0, metrics.stat().st_size - LAST_BYTES))
-        seen = re.findall(rb'"images": (\d+)', file.read())
-    if seen:
-        status.update(f"{name}  {int(seen[-1]):,} images")
+        return None
+    try:
+        config = configure(recipe, flags, config_file=wish.config_file, assignments=wish.assignments)
+    except UserError as mistake:
+        cell.state, cell.reason = "failed", str(mistake)
+        return None
+    return config.with_run(out=str(folder / "cells" / cell.name))
 
 
 @contextmanager
