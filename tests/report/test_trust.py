@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,17 @@ def test_each_line_of_the_scaling_plot_is_of_one_family_and_has_a_name(tmp_path:
     drawn = page[page.index('aria-label="× one device') :].partition("</figure>")[0]
     assert drawn.count('<path class="line c') == 3  # two and the ideal
     assert "ddp, batch 64: 3.6 at 4<" in drawn and "ddp, batch 128: 1.3 at 4<" in drawn
-    assert '<li class="c0">ddp, batch 64</li><li class="c1">ddp, batch 128</li>' in drawn
+    named = re.findall(r'<li class="(c\d)">(ddp, batch \d+)</li>', drawn)
+    assert [name for _, name in named] == ["ddp, batch 64", "ddp, batch 128"]
+    for colour, label in ((named[0][0], "ddp × 2, batch 64"), (named[1][0], "ddp × 2, batch 128")):
+        assert f'<li class="{colour}">{label}</li>' in page, "a line has the colour of its first row"
+
+
+def test_the_fastest_of_the_good_is_not_called_the_fastest_of_all() -> None:
+    rows = [cell(speed=1000, top1=90.0), cell("ddp", 2, speed=800, top1=90.0)]
+    rows += [cell(batch=128, speed=1900, top1=40.0), cell("ddp", 2, 128, speed=900, top1=40.0)]
+    _, said = made(*rows)
+    assert "the fastest of those as good" in said and "(by 50.00 points)" in said
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])

@@ -106,31 +106,33 @@ def _speed(report: Report) -> str:
 def _scaling(report: Report) -> str:
     """Speed against one device by number of devices, and the line that nothing can cross for long."""
     found = _scaling_lines(report)
-    largest = max(x for points in found.values() for x, _ in points)
+    largest = max(x for _, points in found.values() for x, _ in points)
     ideal = Series("ideal", [(1.0, 1.0), (largest, largest)], 0, thin=True, dashed=True)
-    series = [Series(name, sorted(points), n, dots=True) for n, (name, points) in enumerate(found.items())]
+    series = [Series(name, sorted(points), colour, dots=True) for name, (colour, points) in found.items()]
     return lines("× one device (dashed: ideal)", "devices", "", [ideal, *series], zero=True)
 
 
 def scaling_legend(report: Report) -> list[tuple[int, str]]:
     """The colour of each line of the scaling plot."""
-    return list(enumerate(_scaling_lines(report)))
+    return [(colour, name) for name, (colour, _) in _scaling_lines(report).items()]
 
 
-def _scaling_lines(report: Report) -> dict[str, list[tuple[float, float]]]:
-    """The points of one line for all that differs in the number of devices alone, by a name."""
-    groups = [group for group in report["groups"].values() if group["scaling"]]
+def _scaling_lines(report: Report) -> dict[str, tuple[int, list[tuple[float, float]]]]:
+    """One line for all that differs in the number of devices alone, by a name: its first group's colour, its points."""
+    numbered = [(number, group) for number, group in enumerate(report["groups"].values()) if group["scaling"]]
+    groups = [group for _, group in numbered]
     several = {name: len({group[name] for group in groups}) > 1 for name in ("recipe", "shares_a_gpu")}
     batches = {_batch_of_line(group) for group in groups}
-    found: dict[str, list[tuple[float, float]]] = {}
-    for group in groups:
+    found: dict[str, tuple[int, list[tuple[float, float]]]] = {}
+    for number, group in numbered:
         words = [group["recipe"]] if several["recipe"] else []
         name = " ".join([*words, group["strategy"]])
         name += f", {_batch_of_line(group)}" if len(batches) > 1 else ""
         name += "".join(f", {extra}={value}" for extra, value in group["extras"].items() if extra != "nnodes")
         name += " (on one GPU)" if group["shares_a_gpu"] else ""
         start = [(1.0, 1.0)] if group["devices"] > 1 else []
-        found.setdefault(name, start).append((float(group["devices"]), group["scaling"]["speedup"]))
+        _, points = found.setdefault(name, (number, start))
+        points.append((float(group["devices"]), group["scaling"]["speedup"]))
     return found
 
 

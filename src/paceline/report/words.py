@@ -80,7 +80,12 @@ def _tie(report: Report) -> str:
     groups, advice = report["groups"], report["recommendation"]
     chosen, others = groups[advice["group"]], [key for key in advice["tied"] if key != advice["group"]]
     if not others:
-        return ", the fastest" if advice["best"] is None or len(advice["equal"]) > 1 else ""
+        if advice["best"] is None:
+            return ", the fastest"
+        if len(advice["equal"]) == 1:
+            return ""
+        faster = any(one["speed"] > 1 for one in advice["behind"].values())
+        return ", the fastest of those as good" if faster and not advice["by_seeds"] else ", the fastest"
     over = list(dict.fromkeys(groups[key]["speed_spread"]["over"] for key in advice["tied"]))
     known = " and ".join(filter(None, over))
     how = f"speeds vary over {known}" if known else "5 %, and one logged stretch says nothing of how speeds vary"
@@ -101,7 +106,7 @@ def _quality(report: Report) -> list[str]:
     words = f"The best {metric_said(name)}{seen} is {_judged(report, best)}, of {best['label']}"
     if len(advice["equal"]) > 1:
         near = f"within {at(spec, 'recommendation', 'within')}{unit} of it"
-        near = near if advice["within"] else "equal to it"
+        near = near if float(format(advice["within"], spec)) else "equal to it"
         words += f"; {_labels(report, (k for k in advice['equal'] if k != advice['best'])) if behind else 'all'} {near}"
     if advice["by_seeds"]:
         words += (
@@ -120,8 +125,9 @@ def _behind(report: Report, spec: str, unit: str) -> str:
     behind = report["recommendation"]["behind"]
     if not behind:
         return ""
-    ends = (choose(behind, key=lambda key: behind[key]["gap"]) for choose in (min, max))
-    gaps = [at(spec, "recommendation", "behind", key, "gap") for key in dict.fromkeys(ends)]
+    ends = [choose(behind, key=lambda key: behind[key]["gap"]) for choose in (min, max)]
+    apart = {format(behind[key]["gap"], spec): key for key in ends}  # one where they read the same
+    gaps = [at(spec, "recommendation", "behind", key, "gap") for key in apart.values()]
     faster = ", ".join(
         f"{_labels(report, [key])} at {at('.2f', 'recommendation', 'behind', key, 'speed')}× its speed"
         for key, one in behind.items()
