@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "paceline"
 
 LAYERS = (  # a module imports from its own unit, from its own layer and from the layers below
-    {"paceline", "__main__", "cli", "cli_flags", "cli_launch", "cli_pictures"},
+    {"paceline", "__main__", "cli", "cli_flags", "cli_interrupt", "cli_launch", "cli_pictures"},
     {"jobs"},
     {"launch", "report", "board", "engine"},
     {"parallel", "recipes", "data", "evaluation", "monitor"},

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from paceline import __version__
 from paceline.cli_flags import (
@@ -25,24 +24,10 @@ from paceline.cli_flags import (
     with_settings,
     with_vgg,
 )
+from paceline.cli_interrupt import Commands, Interrupted
 from paceline.cli_launch import launch
 from paceline.cli_pictures import apply, export, import_weights, sample
 from paceline.errors import UserError
-
-
-class Interrupted(Exception):
-    """Ctrl-C inside a command, in a form that the command line's own parser lets through."""
-
-
-class Commands(TyperGroup):
-    """Commands that tell Ctrl-C from an exit code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            raise Interrupted(str(stop)) from None
-
 
 app = typer.Typer(
     cls=Commands,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -138,10 +138,7 @@ def write_json(file: Path, content: Any) -> None:
 def sha256_of(file: Path) -> str:
     """The checksum of a file."""
     with open(file, "rb") as opened:
-        digest = sha256()
-        while block := opened.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+        return file_digest(opened, "sha256").hexdigest()
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:

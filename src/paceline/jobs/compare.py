@@ -131,8 +131,7 @@ def _compare_cells(
     cells = [cell for cell, _ in wanted]
     check_kept(folder, wanted)
     try:
-        for number, (cell, recipe, own) in enumerate(chosen, start=1):
-            config = wanted[number - 1][1]
+        for number, ((cell, recipe, own), (_, config)) in enumerate(zip(chosen, wanted, strict=True), start=1):
             with _saying(console, f"[{number}/{len(wanted)}] {cell.name}", cell) as status:
                 if config is not None:
                     arguments = ["train", recipe, "--out", config.run.out]
