@@ -1,4 +1,7 @@
-"""What all tests share: one thread per process, since small networks wait for each other on several; a cache apart."""
+"""What all tests share: one thread per process, since small networks wait for each other on several; a cache apart.
+
+Where there is no GPU, Triton's kernels run in its interpreter.
+"""
 
 import os
 import tempfile
@@ -6,3 +9,8 @@ import tempfile
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 _cache = tempfile.TemporaryDirectory(prefix="paceline-cache-")
 os.environ["XDG_CACHE_HOME"] = _cache.name  # what one test keeps there, a person's runs never see
+
+import torch  # noqa: E402 - reads the number of threads
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, when it is imported

@@ -30,5 +30,6 @@ def test_a_gpu_tells_its_load_memory_power_temperature_and_energy() -> None:
     assert values["gpu/memory_gib"] > 1 and values["gpu/peak_memory_gib"] >= 1
     assert 0 <= values["gpu/utilisation"] <= 100
     assert values["gpu/power_watts"] > 10 and 10 < values["gpu/temperature_celsius"] < 110
-    assert readings.read()["gpu/energy_joules"] >= values["gpu/energy_joules"] > 0
+    assert readings.read() == {}, "so soon after the last"
+    assert GpuReadings(0).read()["gpu/energy_joules"] >= values["gpu/energy_joules"] > 0
     del held

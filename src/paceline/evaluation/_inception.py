@@ -6,6 +6,7 @@ A TorchScript file is a program. It is loaded only if its SHA-256 is known here,
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
 from functools import lru_cache
 from hashlib import file_digest
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UserError
 from paceline.evaluation._feature_network import Arithmetic, FeatureNetwork, Seen, computing_in, hash_of
-from paceline.evaluation._inception_network import in_float16, inception_network
+from paceline.evaluation._inception_network import inception_network
 
 SIDE_PX = 299
 NUM_FEATURES = 2048
@@ -50,9 +51,9 @@ class FoldedInception(FeatureNetwork):
     resize = ScriptedInception.resize
     arithmetics = ("fp32", "tf32", "fp16")
 
-    def __init__(self, network: nn.Module, digest: str) -> None:
-        self.networks: dict[Arithmetic, nn.Module] = {"fp32": network}
-        self.weights = digest
+    def __init__(self, network: nn.Sequential, digest: str) -> None:
+        self.network, self.weights = network, digest
+        self.networks: dict[Arithmetic, Callable[[Tensor], Tensor]] = {"fp32": network}
 
     def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
         if arithmetic not in self.networks:
@@ -62,12 +63,26 @@ class FoldedInception(FeatureNetwork):
         return Seen(self.networks[arithmetic](enlarged(pictures).contiguous(memory_format=layout)))
 
     def _in_tf32(self) -> nn.Module:
-        return deepcopy(self.networks["fp32"]).to(memory_format=torch.channels_last)
+        return deepcopy(self.network).to(memory_format=torch.channels_last)
 
-    def _in_fp16(self, device: torch.device) -> nn.Module:
-        """Refused where it sees something else, since cuDNN does not promise to take float32 biases with float16."""
-        network, trial = in_float16(self.networks["fp32"]), enlarged(trial_picture(device))
-        if not torch.allclose(network(trial), self.networks["fp32"](trial), rtol=0.02, atol=0.01):
+    def _in_fp16(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """Refused where its kernels cannot be made, or see something else than float32 does."""
+        if find_spec("triton") is None:
+            raise UserError("judge_precision=fp16 needs the package triton; install it or take judge_precision=tf32")
+        from paceline.evaluation._inception_half import Half
+
+        trial = enlarged(trial_picture(device))
+        try:
+            network = Half(self.network)
+            found = network(trial)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of no common class: no compiler, an old GPU, too little shared memory
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"judge_precision=fp16: Triton cannot compute in it here ({reason}); take judge_precision=tf32"
+            ) from error
+        if not torch.allclose(found, self.network(trial), rtol=0.02, atol=0.01):
             raise UserError("judge_precision=fp16: this GPU computes other features in it; take judge_precision=tf32")
         return network
 

@@ -1,4 +1,4 @@
-"""The Inception network of 2015 as a plain module: BatchNorm folded into its convolutions; in float32 and in float16.
+"""The Inception network of 2015 as a plain module: BatchNorm folded into its convolutions.
 
 Names are those of the file that its weights come from: `conv`, `conv_1`, …, `mixed`, `mixed_1`, …, with towers inside.
 """
@@ -46,39 +46,6 @@ class AveragedConvReLU(ConvReLU):
         return F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False).relu_()
 
 
-class HalfConvReLU(nn.Module):
-    """The same layer from and to float16, with each weight as the sum of two float16 numbers.
-
-    One number alone is off by the same amount for every picture, which does not average out: it moves FID by some
-    0.3 %. What comes in and goes out is off by another amount each time. For the same reason the sum is rounded once.
-    """
-
-    high: Tensor
-    low: Tensor
-    bias: Tensor
-
-    def __init__(self, layer: ConvReLU) -> None:
-        super().__init__()
-        high = layer.weight.half()
-        self.register_buffer("high", high.contiguous(memory_format=torch.channels_last))
-        low = (layer.weight - high).half()
-        self.register_buffer("low", low.contiguous(memory_format=torch.channels_last))
-        self.register_buffer("bias", layer.bias)
-        self.stride, self.padding, self.aligned = layer.stride, layer.padding, layer.aligned
-        self.averaged = isinstance(layer, AveragedConvReLU)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.averaged:  # first, unlike above: in between, a result would be rounded without its bias
-            x = F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)
-        if self.aligned and _may_fuse(x):
-            small = F.conv2d(x, self.low, None, self.stride, self.padding)
-            steps = (self.stride, self.padding, (1, 1), 1)
-            return torch.cudnn_convolution_add_relu(x, self.high, small, 1, self.bias, *steps)
-        weight = (self.high.float() + self.low.float()).contiguous()
-        x = F.conv2d(x.float().contiguous(), weight, self.bias, self.stride, self.padding).relu_()
-        return x.to(torch.float16, memory_format=torch.channels_last)
-
-
 class Branches(nn.Module):
     """What several modules make of the same input, one behind the other as channels."""
 
@@ -97,7 +64,7 @@ class Mean(nn.Module):
         return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def inception_network(weights: Mapping[str, Tensor]) -> nn.Module:
+def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
     """The network, from pictures of 299 pixels in -1…1 to 2048 features; KeyError where a weight is not there."""
 
     def conv(name: str, stride: int = 1, *, padded: bool = True, kind: type[ConvReLU] = ConvReLU) -> ConvReLU:
@@ -145,17 +112,6 @@ def inception_network(weights: Mapping[str, Tensor]) -> nn.Module:
         forked("mixed_10", nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), conv("mixed_10.tower_2_conv"))),
         Mean(),
     ).eval()
-
-
-def in_float16(module: nn.Module) -> nn.Module:
-    """The network with float16 between its layers; it takes float32 pictures and gives float32 features."""
-    if isinstance(module, ConvReLU):
-        return HalfConvReLU(module)
-    if isinstance(module, Branches):
-        return Branches(*map(in_float16, module.branches))
-    if isinstance(module, nn.Sequential):
-        return nn.Sequential(*map(in_float16, module)).eval()
-    return module
 
 
 def _may_fuse(x: Tensor) -> bool:

@@ -1,0 +1,139 @@
+"""Convolutions and pools on float16 pictures [n, h, w, c] in Triton: float32 sums, each rounded once.
+
+Results go where they belong in a wider tensor, so that branches need not be copied together. cuDNN has such
+convolutions too; on an H200 one of them (1×7 of 160 channels, 500 pictures) gave other, wrong values at every call.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PIXELS, CHANNELS = 128, 64  # of a tile, which one program computes
+POOLED = 32  # pixels of a tile of a pool
+
+
+class TwoHalves(NamedTuple):
+    """A convolution's weights, `(high + low) · scale` in float16 and float32, padded with zeros to whole tiles."""
+
+    high: Tensor  # [tap, channel in, channel out]
+    low: Tensor
+    scale: Tensor  # a power of two for each channel out, by which even the smallest weights keep their digits
+    bias: Tensor
+    kernel: tuple[int, int]
+    channels: tuple[int, int]  # in and out, without the padding
+    depth: int  # channels in that a program multiplies at a time
+
+
+def two_halves(weight: Tensor, bias: Tensor) -> TwoHalves:
+    """Weights [out, in, height, width] in float32, as the kernel takes them: about 22 bits of each are kept."""
+    num_out, num_in, height, width = weight.shape
+    depth = 64 if num_in % 64 == 0 else 32
+    exponent = torch.frexp(weight.abs().amax(dim=(1, 2, 3)))[1]
+    exact = torch.ldexp(weight, -exponent[:, None, None, None]).permute(2, 3, 1, 0).reshape(-1, num_in, num_out)
+    whole = weight.new_zeros(height * width, _up_to(num_in, depth), _up_to(num_out, CHANNELS))
+    whole[:, :num_in, :num_out] = exact
+    high = whole.half()
+    scale, padded_bias = (weight.new_zeros(whole.shape[2]) for _ in range(2))
+    scale[:num_out], padded_bias[:num_out] = torch.ldexp(torch.ones_like(bias), exponent), bias
+    return TwoHalves(high, (whole - high).half(), scale, padded_bias, (height, width), (num_in, num_out), depth)
+
+
+def convolve(x: Tensor, weights: TwoHalves, out: Tensor, stride: int, padding: tuple[int, int], *, relu: bool) -> None:
+    """Fills `out`, of float16 or float32; both may be slices of wider tensors."""
+    (count, in_h, in_w, _), (_, out_h, out_w, _) = x.shape, out.shape
+    (num_in, num_out), pixels = weights.channels, count * out_h * out_w
+    programs = triton.cdiv(pixels, PIXELS) * triton.cdiv(num_out, CHANNELS)
+    _convolve[programs,](
+        *(x, weights.high, weights.low, weights.scale, weights.bias, out),
+        *(pixels, out_h, out_w, in_h, in_w, num_in, num_out, x.stride(2), out.stride(2)),
+        *(*weights.kernel, stride, *padding, weights.high.shape[2]),
+        **dict(WHOLE=num_in % weights.depth == 0, RELU=relu, M=PIXELS, N=CHANNELS, K=weights.depth),
+        **dict(num_warps=4, num_stages=3 if weights.depth == 64 else 4),
+    )
+
+
+def pool(x: Tensor, out: Tensor, stride: int, padding: int, *, average: bool) -> None:
+    """Fills `out` with the largest of 3×3 neighbours, or with their average's positive part; padding never counts."""
+    (_, in_h, in_w, _), (count, out_h, out_w, channels) = x.shape, out.shape
+    pixels = count * out_h * out_w
+    programs = triton.cdiv(pixels, POOLED) * triton.cdiv(channels, CHANNELS)
+    _pool[programs,](
+        *(x, out, pixels, out_h, out_w, in_h, in_w, channels, x.stride(2), out.stride(2), stride, padding),
+        **dict(AVERAGE=average, M=POOLED, N=CHANNELS),
+    )
+
+
+def _up_to(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+# Not compiled anew for each size that happens to be 1 or a multiple of 16, as Triton would by itself.
+_SIZES = ["pixels", "out_h", "out_w", "in_h", "in_w", "stride"]
+
+
+# Offsets are 32 bits wide: of 500 pictures, the widest layer has 691 million numbers.
+@triton.jit(do_not_specialize=[*_SIZES, "height", "width", "pad_h", "pad_w"])
+def _convolve(
+    x, high, low, scale, bias, out,
+    pixels, out_h, out_w, in_h, in_w, num_in, num_out, x_step, out_step,
+    height, width, stride, pad_h, pad_w, padded_out,
+    WHOLE: tl.constexpr, RELU: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """A tile of M pixels and N channels; K channels of one tap of the kernel at a time."""
+    columns = tl.cdiv(num_out, N)
+    pixel = tl.program_id(0) // columns * M + tl.arange(0, M)
+    channel = tl.program_id(0) % columns * N + tl.arange(0, N)
+    image, place = pixel // (out_h * out_w), pixel % (out_h * out_w)
+    row, column = place // out_w * stride - pad_h, place % out_w * stride - pad_w
+    first = (image * in_h + row) * in_w + column
+    k = tl.arange(0, K)
+    weight = k[:, None] * padded_out + channel[None, :]
+    blocks = tl.cdiv(num_in, K)
+    sums = tl.zeros((M, N), dtype=tl.float32)
+    for step in range(height * width * blocks):
+        down, right = step // blocks // width, step // blocks % width
+        inside = (row + down >= 0) & (row + down < in_h) & (column + right >= 0) & (column + right < in_w)
+        there = (inside & (pixel < pixels))[:, None]
+        some = step % blocks * K + k
+        if not WHOLE:
+            there = there & (some < num_in)[None, :]
+        values = tl.load(x + ((first + down * in_w + right) * x_step)[:, None] + some[None, :], mask=there, other=0.0)
+        sums = tl.dot(values, tl.load(high + step * K * padded_out + weight), sums)
+        sums = tl.dot(values, tl.load(low + step * K * padded_out + weight), sums)
+    sums = sums * tl.load(scale + channel)[None, :] + tl.load(bias + channel)[None, :]
+    if RELU:
+        sums = tl.maximum(sums, 0.0)
+    inside = (pixel < pixels)[:, None] & (channel < num_out)[None, :]
+    tl.store(out + (pixel * out_step)[:, None] + channel[None, :], sums.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "padding"])
+def _pool(
+    x, out, pixels, out_h, out_w, in_h, in_w, channels, x_step, out_step, stride, padding,
+    AVERAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """A tile of M pixels and N channels."""
+    columns = tl.cdiv(channels, N)
+    pixel = tl.program_id(0) // columns * M + tl.arange(0, M)
+    channel = (tl.program_id(0) % columns * N + tl.arange(0, N))[None, :]
+    image, place = pixel // (out_h * out_w), pixel % (out_h * out_w)
+    row, column = place // out_w * stride - padding, place % out_w * stride - padding
+    there = (pixel < pixels)[:, None] & (channel < channels)
+    neutral = 0.0 if AVERAGE else float("-inf")
+    result = tl.full((M, N), neutral, dtype=tl.float32)
+    count = tl.zeros((M,), dtype=tl.float32)
+    for tap in tl.static_range(9):
+        down, right = row + tap // 3, column + tap % 3
+        inside = (down >= 0) & (down < in_h) & (right >= 0) & (right < in_w)
+        at = (((image * in_h + down) * in_w + right) * x_step)[:, None] + channel
+        value = tl.load(x + at, mask=inside[:, None] & there, other=neutral).to(tl.float32)
+        result = result + value if AVERAGE else tl.maximum(result, value)
+        count += inside.to(tl.float32)
+    if AVERAGE:
+        result = tl.maximum(result / tl.maximum(count, 1.0)[:, None], 0.0)  # beyond the last pixel none are inside
+    tl.store(out + (pixel * out_step)[:, None] + channel, result.to(out.dtype.element_ty), mask=there)
