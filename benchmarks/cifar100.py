@@ -39,7 +39,7 @@ def train(preset: str, seed: int, data_root: Path, folder: Path, extra: list[str
 
 def test_metrics(folder: Path) -> dict[str, float]:
     """The last line of a run's metrics that was measured on the test split."""
-    rows, _ = read_metrics(folder)
+    rows = read_metrics(folder)
     judged = [row for row in rows if "test/top1" in row]
     if not judged:
         sys.exit(f"{folder}: metrics.jsonl has no test/top1")

@@ -77,7 +77,7 @@ def waiting(recipe: str, options: argparse.Namespace, folder: Path) -> dict[str,
     assignments = [f"log_every={often} steps", f"evaluate_every={rare}", f"save_every={rare}", f"sample_every={rare}"]
     with redirect_stdout(StringIO()):
         train_here(configure(recipe, settings, assignments=assignments, small=True))
-    lines, _ = read_metrics(folder / recipe)
+    lines = read_metrics(folder / recipe)
     shares = [line["time/data_wait"] for line in lines if "time/data_wait" in line][1:]
     return {"recipe": recipe, "data_wait": float(np.median(shares)), "high": max(shares), "n": len(shares)}
 

@@ -5,7 +5,8 @@ little noise so that their PNG files are as large as a camera's. Then, without a
 
 - `decode each time`: torch's DataLoader over Pillow, torchvision's RandomCrop and ToTensor, as a plain script has
   it, with each of the given numbers of workers (started anew for each epoch, as such scripts do);
-- `resident`: all pixels in the device's memory, windows cut there;
+- `resident`: all pixels in memory, windows cut there: in the device's where they fit, else in the host's (as a run
+  chooses; where they fit nowhere, the row is of `workers`, which decode each time too);
 - `packed`: windows read from a memory map by loading processes.
 
 Every side ends an epoch with its batches as floats on the device. The first epoch of each is left out of the
@@ -35,7 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from paceline.data.loader import Loader
-from paceline.data.loaders.resident import Resident
+from paceline.data.loader_choice import choose_loader
 from paceline.data.loaders.workers import Workers
 from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
@@ -143,8 +144,13 @@ def sides(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[s
         data_root=str(folder), test_root=str(folder / "train"), crop=options.crop, workers=options.our_workers
     )
     start = perf_counter()
-    loader: Loader = Resident(Photos("train", settings), device, settings, options.crop)
-    yield "resident", our_epoch(loader, options.batch_size), perf_counter() - start, "reading all once"
+    source = Photos("train", settings)
+    choice = choose_loader(settings, source, device)
+    loader = choice.build(source, device, settings, options.crop)
+    print(f"loader {choice.name}: {choice.why}")
+    where = " on the host" if choice.home and choice.home != device else ""
+    once = "reading all once" if choice.home else ""
+    yield f"{choice.name}{where}", our_epoch(loader, options.batch_size), perf_counter() - start, once
     loader.close()
     packed = folder.with_name(f"{folder.name}-packed")
     start = perf_counter()

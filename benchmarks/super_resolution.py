@@ -66,7 +66,7 @@ def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) 
     test = arguments.tests[0]  # named, so that no fifth of the photographs is kept for testing
     test_data = [f"test_root={test / 'HR'}", f"test_low_root={test / 'LRx4'}"]
     _, seconds = paceline(*words, *sets(CADENCE + test_data), *more, *arguments.extra)
-    rows, _ = read_metrics(folder)
+    rows = read_metrics(folder)
     speeds = [row["time/images_per_second"] for row in rows if "time/images_per_second" in row]
     waits = [row["time/data_wait"] for row in rows if "time/data_wait" in row]
     middle = sorted(speeds)[len(speeds) // 2] if speeds else 0.0

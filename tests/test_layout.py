@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,10 @@ LAYERS = (  # a module imports from its own unit, from its own layer and from th
     {"launch", "report", "board", "engine"},
     {"parallel", "recipes", "data", "evaluation", "monitor"},
     {"models"},
-    {"config", "config_file", "errors", "processes", "recipe", "registry", "secrets", "settings", "span"},
+    {
+        *("checksums", "config", "config_file", "errors", "lock", "processes", "recipe", "registry", "secrets"),
+        *("settings", "span"),
+    },
 )
 DEPTH = {unit: depth for depth, layer in enumerate(LAYERS) for unit in layer}
 CONTRACTS = LAYERS[-1]  # these may import each other
@@ -183,6 +187,16 @@ def test_source_files_can_be_read_in_one_sitting() -> None:
     lengths = {file.relative_to(ROOT).as_posix(): len(file.read_text().splitlines()) for file in PACKAGE.rglob("*.py")}
     long = [f"{name}: {lines} lines" for name, lines in lengths.items() if lines > MAX_LINES]
     assert not long, "\n".join([f"longer than {MAX_LINES} lines; split by what a reader looks for:", *long])
+
+
+def test_any_set_of_test_files_can_be_named_together() -> None:
+    files = [file for file in (ROOT / "tests").rglob("*.py") if file.name != "conftest.py"]
+    counts = Counter(file.name for file in files)
+    assert not [name for name, count in counts.items() if count > 1], "two modules of one name"
+    importers = [
+        file.name for file in files if re.search(r"^(?:from|import) conftest\b", file.read_text(), re.MULTILINE)
+    ]
+    assert not importers, "folders have one each: put what tests import into a module of another name"
 
 
 PRIVATE = {

@@ -8,10 +8,10 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from paceline.checksums import checksum_of_content
 from paceline.config import Config, Inherited, flatten, settings_of_sources
 from paceline.errors import UserError
 
@@ -71,7 +71,7 @@ def identity(config: Config, data: str) -> str:
     """What a run has in common with itself on another machine, in short: all that it may not change, and its data."""
     free = _free(config)
     fixed = {name: value for name, value in _portable(config.values()).items() if name not in free}
-    return sha256(json.dumps([fixed, data], sort_keys=True).encode()).hexdigest()[:16]
+    return checksum_of_content([fixed, data])[:16]
 
 
 def changed_settings(kept: Mapping[str, Any], now: Config) -> list[str]:

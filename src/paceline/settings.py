@@ -49,7 +49,7 @@ class RunSettings:
     )
     rdzv: str = setting("", "HOST:PORT where the hosts meet; HOST is one of them", flag=True, free=True)
     max_restarts: int = setting(
-        0, "how often to begin again from the last checkpoint after a loss", flag=True, free=True, at_least=0
+        0, "how often the command begins again from the last checkpoint after a loss", flag=True, free=True, at_least=0
     )
     timeout: float = setting(
         600.0, "seconds without a sign of life after which a process counts as hung", flag=True, free=True, above=0

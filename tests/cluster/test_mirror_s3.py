@@ -14,8 +14,9 @@ import pytest
 from commands import Running, metrics_without_times, run_fork, start_fork, wait_until, weights_of
 from s3_server import BUCKET, S3Server, find_weed
 
+from paceline.checksums import checksum_of_file
 from paceline.monitor.destination import Destination, open_destination
-from paceline.monitor.published import digest, list_manifests, read_manifest
+from paceline.monitor.published import list_manifests, read_manifest
 from paceline.monitor.status import MirrorState, Status
 
 TINY = str(Path(__file__).resolve().parent.parent / "engine" / "tiny.py")
@@ -40,7 +41,7 @@ def whole_snapshots(destination: Destination, scratch: Path) -> list[int]:
         manifest = read_manifest(destination, name)
         for piece in manifest.files.values():
             destination.fetch(piece.object, scratch)
-            assert digest(scratch) == piece.sha256, f"{piece.object} of {name}"
+            assert checksum_of_file(scratch) == piece.sha256, f"{piece.object} of {name}"
         found.append(manifest.images)
     return found
 

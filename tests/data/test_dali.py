@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import random_pictures
+from made_data import random_pictures
 from PIL import Image, ImageFilter
 
 from paceline.data.feed import evaluation_batches

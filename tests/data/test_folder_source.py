@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random_pictures
+from made_data import random_pictures
 from PIL import Image
 
 from paceline.data.sources.folder import Folder

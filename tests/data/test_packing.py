@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import random_pictures
+from made_data import random_pictures
 from PIL import Image
 
 from paceline.data.crop import Window

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from commands import Running, run_fork, start_fork, wait_until
-from conftest import random_pictures
+from made_data import random_pictures
 from PIL import Image
 
 from paceline.data import packing
@@ -20,6 +21,7 @@ from paceline.engine.assemble import open_sources
 from paceline.errors import UserError
 from paceline.jobs.configure import configure
 from paceline.jobs.pack import pack
+from paceline.lock import LOCK, Lock
 from paceline.settings import RunSettings
 
 COUNT = 40  # of which a look at 16 would miss some
@@ -256,3 +258,32 @@ def test_a_worker_whose_reader_left_says_nothing_and_other_errors_are_shown(caps
     assert capsys.readouterr().err == ""
     _say_unless_left(KeyError, KeyError("unexpected"), None)
     assert "KeyError: 'unexpected'" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_pack_into_one_folder(photos: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    sources = {split: Photos(split, Photos.Settings(data_root=str(photos))) for split in ("train", "test")}
+    packing.begin(packed, {split: describe(source) for split, source in sources.items()}, {"data": "photos"})
+    other = Lock(packed)
+    with pytest.raises(UserError, match=rf"packed: another process \({os.getpid()}\) is packing into it"):
+        pack(str(photos), str(packed), NO_FLAGS, {})
+    other.release(remove=True)
+    assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0
+    assert not (packed / LOCK).exists()
+
+
+def test_a_folder_that_another_process_finishes_meanwhile_stays_whole(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / "packed"
+
+    def begin_too_late(*arguments: Any) -> bool:
+        goes_on = packing.begin(*arguments)
+        monkeypatch.undo()
+        assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0
+        return goes_on
+
+    monkeypatch.setattr("paceline.jobs.pack.begin", begin_too_late)
+    with pytest.raises(UserError, match="another process has just packed into it; the same command checks it"):
+        pack(str(photos), str(packed), NO_FLAGS, {})
+    assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0

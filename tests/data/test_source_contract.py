@@ -1,4 +1,4 @@
-"""What every source promises; a new source is tested by existing (give it a writer in conftest.py)."""
+"""What every source promises; a new source is tested by existing (give it a writer in made_data.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 from paceline import registry
 from paceline.config import source_settings
 from paceline.data.crop import Window
-from paceline.data.source import Source, sizes_of, split_off
+from paceline.data.source import Source, Subset, sizes_of, split_off
 from paceline.errors import UserError
 from paceline.recipe import Recipe
 from paceline.settings import LearnerSettings, RunSettings
@@ -49,6 +49,17 @@ def test_reading_many_is_reading_each(name: str, make_data) -> None:
     for row, index in enumerate(indices):
         for field, value in source.read(int(index)).items():
             assert np.array_equal(many[field][row], value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_that_need_no_reading_are_those_of_the_samples(name: str, make_data) -> None:
+    source = build(name, "train", make_data(name))
+    indices = np.array([2, 0, 3])
+    for one, places in ((source, indices), (Subset(source, indices), np.arange(3))):
+        numbers, read = one.numbers_of(places), one.read_many(places)
+        names = {field for field, values in read.items() if values.ndim == 1}
+        assert numbers is None or numbers.keys() == names
+        assert all(np.array_equal(values, read[field]) for field, values in (numbers or {}).items())
 
 
 @pytest.mark.parametrize("name", NAMES)

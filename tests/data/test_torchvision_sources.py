@@ -14,7 +14,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torchvision.datasets
-from conftest import mnist_files, random_pictures, zip_files
+from made_data import mnist_files, random_pictures, zip_files
 
 from paceline import registry
 from paceline.data.source import Source

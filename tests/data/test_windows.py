@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import random_pictures
+from made_data import random_pictures
 from PIL import Image
 
 from paceline import registry
 from paceline.data.crop import Window, check_crop, windows
 from paceline.data.draws import Drawer
 from paceline.data.feed import Cut, TrainingFeed, evaluation_batches
+from paceline.data.fingerprint import fingerprint
 from paceline.data.loader import Loader
 from paceline.data.loaders import resident
-from paceline.data.source import ArraySource, Source, fingerprint, split_off
+from paceline.data.source import ArraySource, Source, split_off
 from paceline.data.sources.photos import Photos
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, TURN, Stream, Tickets
 from paceline.data.transforms import Augment, prepare

@@ -210,6 +210,27 @@ def test_what_an_interrupted_save_or_removal_left_is_swept(tmp_path: Path) -> No
     assert [entry.name for entry in tmp_path.iterdir()] == ["000000000640"]
 
 
+def test_a_checkpoint_that_was_just_being_replaced_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, rename = Checkpoints(tmp_path), Path.rename
+    first = snapshot(640)
+    checkpoints.save(first)
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.name.startswith(".writing"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        checkpoints.save(replace_numbers(first, best={"images": 640}))
+    assert checkpoints.all() == [], "between two names"
+    found = checkpoints.latest(pytest.fail)
+    assert found and same(found, first)
+    checkpoints.save(replace_numbers(first, best={"images": 640}))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["000000000640"]
+    assert load(checkpoints.path(640)).numbers["best"] == {"images": 640}
+
+
 def test_a_run_keeps_its_last_checkpoints_and_the_best(tmp_path: Path, tiny: str) -> None:
     command = ("--images", "320", "--set", "save_every=2 steps", "--set", "keep=3", "--set", "evaluate_every=4 steps")
     assert run_fork(tmp_path, "train", tiny, "--out", "run", *command).wait() == 0

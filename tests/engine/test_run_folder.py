@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from commands import metrics_without_times, run_fork, run_ranks, start_fork, wait_until, weights_of
 
+from paceline.engine.checkpoint import choose_checkpoint
 from paceline.engine.run_folder import RunFolder
 from paceline.errors import UserError
 from paceline.monitor.metrics import read_metrics
@@ -116,11 +118,40 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path, tiny: str) ->
     assert run_fork(tmp_path, *command, "--data-root", "moved.npz").wait() == 0
 
 
+def test_other_labels_of_the_same_pictures_are_refused_and_runs_that_kept_none_go_on(tmp_path: Path, tiny: str) -> None:
+    pictures = np.random.default_rng(0).integers(256, size=(64, 8, 8, 1), dtype=np.uint8)
+    for name, labels in (("a", np.arange(64) % 10), ("b", np.arange(1, 65) % 10)):
+        np.savez(tmp_path / f"{name}.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+    command = ("train", tiny, "--data", "npz", "--out", "run")
+    assert run_fork(tmp_path, *command, "--data-root", "a.npz", "--images", "32").wait() == 0
+    refused = run_fork(tmp_path, *command, "--data-root", "b.npz", "--images", "64")
+    assert refused.wait() == 2 and "the data is not what this run was made from (58 samples, " in refused.stderr
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(re.sub(" with labels [0-9a-f]{16}", "", config.read_text()))  # as earlier versions wrote it
+    goes_on = run_fork(tmp_path, *command, "--data-root", "a.npz", "--images", "64")
+    assert goes_on.wait() == 0 and "going on from 32 images" in goes_on.stdout, goes_on.stderr
+    assert " with labels " in config.read_text(), "from now on they are compared"
+
+
 def test_the_last_weights_are_judged_whatever_the_cadence(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "80", "--set", "evaluate_every=48 images")
     assert run_fork(tmp_path, *command).wait() == 0
-    judged = [line["images"] for line in read_metrics(tmp_path / "run")[0] if "validation/top1" in line]
+    judged = [line["images"] for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
     assert judged == [48, 80]
+
+
+def test_the_last_checkpoint_knows_how_it_was_judged_whatever_the_cadence(tmp_path: Path, tiny: str) -> None:
+    cadence = ("--set", "evaluate_every=48 images", "--set", "save_every=40 images")
+    command = ("train", tiny, "--out", "run", "--images", "80", *cadence)
+    for _ in range(2):  # the second time there is nothing left to do
+        assert run_fork(tmp_path, *command).wait() == 0
+        lines = [line for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
+        assert [line["images"] for line in lines] == [48, 80]
+        highest = max(lines, key=lambda line: (line["validation/top1"], -line["images"]))
+        kept = choose_checkpoint(RunFolder(tmp_path / "run").checkpoints, "last")
+        assert kept.images == kept.numbers["evaluated_at"] == 80
+        assert kept.numbers["best"]["images"] == highest["images"]
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
 
 
 def test_an_average_that_nothing_judges_is_refused(tmp_path: Path, tiny: str) -> None:

@@ -67,7 +67,7 @@ def test_both_stages_are_runs_of_their_own_the_second_from_the_best_of_the_first
     assert {name.split(".")[0] for name in weights("both/adversarial")} == {"generator", "discriminator"}
     kept = Path("both/adversarial/config.toml").read_text()
     assert 'init_from = "both/pretrain"' in kept and 'stage = "adversarial"' in kept
-    rows, _ = read_metrics(Path("both/adversarial"))
+    rows = read_metrics(Path("both/adversarial"))
     assert {"generator/perceptual", "generator/adversarial", "discriminator/real"} <= set().union(*rows)
 
 

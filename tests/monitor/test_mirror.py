@@ -16,12 +16,13 @@ from commands import Running, metrics_without_times, run_fork, start_fork, wait_
 
 from paceline.board.files import LocalFiles
 from paceline.board.gallery import Gallery
+from paceline.checksums import checksum_of_file
 from paceline.engine.checkpoint import Checkpoints, Snapshot, load
 from paceline.errors import UserError
 from paceline.monitor import mirror as mirror_module
 from paceline.monitor.destination import Destination, FsspecDestination, open_destination
 from paceline.monitor.mirror import Mirror
-from paceline.monitor.published import Manifest, Piece, digest, list_manifests, read_manifest, restore
+from paceline.monitor.published import Manifest, Piece, list_manifests, read_manifest, restore
 from paceline.monitor.status import MirrorState, Status
 
 TINY = str(Path(__file__).resolve().parent.parent / "engine" / "tiny.py")
@@ -68,7 +69,7 @@ def assert_whole(destination: Destination, scratch: Path) -> list[int]:
     for manifest in manifests:
         for name, piece in manifest.files.items():
             destination.fetch(piece.object, scratch)
-            assert digest(scratch) == piece.sha256, f"{name} of the snapshot at {manifest.images} images"
+            assert checksum_of_file(scratch) == piece.sha256, f"{name} of the snapshot at {manifest.images} images"
     return [manifest.images for manifest in manifests]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -19,6 +18,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from paceline.checksums import checksum_of_content, checksum_of_file
 from paceline.data.source import Source
 from paceline.errors import UserError
 
@@ -101,7 +101,7 @@ def load_manifest(file: Path, root: Path) -> dict[str, Any]:
         raise UserError(f"{file}: not written by `paceline pack`")
     if manifest.get("version") != VERSION:
         raise _damaged(file, root, f"version {manifest.get('version')} of the format, and this is {VERSION}")
-    if manifest.pop("sha256", None) != _checksum(manifest):
+    if manifest.pop("sha256", None) != checksum_of_content(manifest):
         raise _damaged(file, root, "damaged (its checksum differs)")
     return manifest
 
@@ -109,7 +109,7 @@ def load_manifest(file: Path, root: Path) -> dict[str, Any]:
 def write_manifest(file: Path, made_from: Mapping[str, Any], splits: Mapping[str, Any]) -> None:
     """Says what a packed folder holds, with a checksum of that."""
     manifest = {"format": FORMAT, "version": VERSION, "made_from": dict(made_from), "splits": dict(splits)}
-    write_json(file, manifest | {"sha256": _checksum(manifest)})
+    write_json(file, manifest | {"sha256": checksum_of_content(manifest)})
 
 
 def pixels_file(folder: Path, name: str) -> Path:
@@ -135,23 +135,13 @@ def write_json(file: Path, content: Any) -> None:
     beside.rename(file)
 
 
-def sha256_of(file: Path) -> str:
-    """The checksum of a file."""
-    with open(file, "rb") as opened:
-        return file_digest(opened, "sha256").hexdigest()
-
-
-def _checksum(manifest: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
 def _check_file(file: Path, listed: Mapping[str, Any], root: Path) -> None:
     found = file.stat().st_size if file.is_file() else -1
     if found < 0:
         raise _damaged(file, root, "missing")
     if found != listed["bytes"]:
         raise _damaged(file, root, f"{found:,} bytes instead of {listed['bytes']:,}")
-    if "sha256" in listed and sha256_of(file) != listed["sha256"]:
+    if "sha256" in listed and checksum_of_file(file) != listed["sha256"]:
         raise _damaged(file, root, "damaged (its checksum differs)")
 
 

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from paceline.data.fingerprint import LOOKED_AT, fingerprint
 from paceline.data.pack_format import Layout
-from paceline.data.source import Source, fingerprint, lies_in_memory
+from paceline.data.source import Source, lies_in_memory
 from paceline.errors import UserError
 
-LOOKED_AT = 16  # samples that are decoded
-ROWS_AT_ONCE = 1024
 DIFFERENCES = {  # in the order in which they are looked for
     "pictures": "its samples consist of other pictures",
     "numbers": "its samples have other numbers",
@@ -105,14 +104,6 @@ def _sha256_of_names(source: Source) -> str:
 def _sha256_of_numbers(source: Source, layout: Layout) -> str:
     if only_reading_tells(source) or not layout.numbers:
         return ""
-    digest = sha256()
-    if lies_in_memory(source):
-        for start in range(0, len(source), ROWS_AT_ONCE):
-            rows = source.read_many(np.arange(start, min(start + ROWS_AT_ONCE, len(source))))
-            digest.update(np.stack([rows[name] for name in layout.numbers], axis=1).astype(np.int64).tobytes())
-        return digest.hexdigest()
-    for index in range(len(source)):
-        made_of = source.made_of(index)
-        assert made_of is not None
-        digest.update(np.array([made_of.numbers[name] for name in layout.numbers], dtype=np.int64).tobytes())
-    return digest.hexdigest()
+    numbers = source.numbers_of(np.arange(len(source)))
+    assert numbers is not None
+    return sha256(np.stack([numbers[name] for name in layout.numbers], axis=1).astype(np.int64).tobytes()).hexdigest()

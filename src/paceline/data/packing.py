@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from paceline.checksums import checksum_of_file
 from paceline.data.loaders._pixels import bytes_needed
 from paceline.data.loaders._transfer import channels_last
 from paceline.data.loaders.workers import Workers
@@ -26,7 +27,6 @@ from paceline.data.pack_format import (
     load_manifest,
     pixels_file,
     read_manifest,
-    sha256_of,
     write_json,
     write_manifest,
 )
@@ -110,7 +110,7 @@ def finish(folder: Path, sources: Mapping[str, Source]) -> None:
         for file in (pixels_file(here, name) for name in layout.pictures):
             listed[file.name] = {"bytes": file.stat().st_size}
         for file in (here / "index.npy", here / "names.json"):
-            listed[file.name] = {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
+            listed[file.name] = {"bytes": file.stat().st_size, "sha256": checksum_of_file(file)}
         about["files"] = listed
     write_manifest(folder / MANIFEST, manifest["made_from"], manifest["splits"])
     (folder / UNFINISHED).unlink()

@@ -7,10 +7,8 @@ takes the split and the run's settings, to which it may add some; a person's own
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,8 +16,6 @@ from paceline.data.crop import Window, cut
 from paceline.recipe import Facts
 from paceline.settings import HasSettings, RunSettings
 
-FINGERPRINT_SAMPLES = 256  # read for a fingerprint where reading costs
-FINGERPRINT_PIXELS = 16_000_000  # of large pictures fewer are read
 Sample = dict[str, np.ndarray]  # pictures are uint8 [height, width, channels], numbers are int64 []
 
 
@@ -69,6 +65,16 @@ class Source(HasSettings):
         """All files that `read` makes the sample of, and its numbers; None where only reading it tells these."""
         return None
 
+    def numbers_of(self, indices: np.ndarray) -> Sample | None:
+        """The numbers of several samples (labels), stacked; None where only reading the samples tells them."""
+        found = []
+        for index in indices:
+            made_of = self.made_of(int(index))
+            if made_of is None:
+                return None
+            found.append(made_of.numbers)
+        return {name: np.stack([numbers[name] for numbers in found]) for name in found[0]}
+
     def name_of(self, index: int) -> str:
         """What a person calls a sample, for errors."""
         return f"sample {index}"
@@ -92,6 +98,9 @@ class ArraySource(Source):
 
     def read(self, index: int) -> Sample:
         return {name: array[index] for name, array in self.arrays.items()}
+
+    def numbers_of(self, indices: np.ndarray) -> Sample | None:
+        return {name: array[indices] for name, array in self.arrays.items() if array.ndim == 1}
 
     def read_many(self, indices: np.ndarray) -> Sample:
         return {name: array[indices] for name, array in self.arrays.items()}
@@ -121,6 +130,9 @@ class Subset(Source):
 
     def made_of(self, index: int) -> Encoded | None:
         return self.source.made_of(int(self.indices[index]))
+
+    def numbers_of(self, indices: np.ndarray) -> Sample | None:
+        return self.source.numbers_of(self.indices[indices])
 
     def name_of(self, index: int) -> str:
         return self.source.name_of(int(self.indices[index]))
@@ -159,24 +171,3 @@ def _underlying(source: Source) -> Source:
     while isinstance(source, Subset):
         source = source.source
     return source
-
-
-@lru_cache(maxsize=8)
-def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
-    """A hash of the pictures: of all that lie in memory, else of some spread over the source, and of their number."""
-    wanted = len(source) if lies_in_memory(source) else min(len(source), samples)
-    digest = sha256(str(len(source)).encode())
-    if source.sizes is not None:
-        digest.update(np.ascontiguousarray(source.sizes).tobytes())
-        wanted = max(1, min(wanted, int(FINGERPRINT_PIXELS / source.sizes.prod(axis=1).mean())))
-        for index in np.linspace(0, len(source) - 1, wanted).round().astype(np.int64):
-            _add_pictures(digest, source.read(int(index)))
-        return digest.hexdigest()[:32]
-    for indices in np.array_split(np.linspace(0, len(source) - 1, wanted).round().astype(np.int64), -(-wanted // 1024)):
-        _add_pictures(digest, source.read_many(indices))
-    return digest.hexdigest()[:32]
-
-
-def _add_pictures(digest: Any, sample: Sample) -> None:
-    for field in (field for field in sample.values() if field.ndim >= 3):
-        digest.update(np.ascontiguousarray(field).tobytes())

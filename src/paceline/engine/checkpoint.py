@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.checksums import checksum_of_content
 from paceline.engine.tensors import pack, unpack
 from paceline.errors import UserError, unknown
 
@@ -25,6 +27,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
 TENSORS = ("weights.safetensors", "state.safetensors")
+REPLACED = ".replaced-"  # before the name of a checkpoint while another takes its place
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,11 @@ class Checkpoints:
         return self.folder / f"{images:012d}"
 
     def save(self, snapshot: Snapshot) -> Path:
-        """Writes a checkpoint that is either whole or not there."""
+        """Writes a checkpoint that is either whole or not there; one with other numbers is replaced."""
         final, beside = self.path(snapshot.images), self.folder / f".writing-{snapshot.images:012d}"
-        if final.exists() and is_whole(final):
+        numbers = json.dumps({"images": snapshot.images, **snapshot.numbers}, indent=1).encode()
+        whole = final.exists() and is_whole(final)
+        if whole and (final / NUMBERS).read_bytes() == numbers:
             return final
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -73,17 +78,20 @@ class Checkpoints:
             files, notes = {}, {}
             for name, tensors in zip(TENSORS, (snapshot.weights, snapshot.state), strict=True):
                 files[name], notes[name] = pack(tensors)
-            files[NUMBERS] = json.dumps({"images": snapshot.images, **snapshot.numbers}, indent=1).encode()
+            files[NUMBERS] = numbers
             digests = {name: sha256(content).hexdigest() for name, content in files.items()}
             manifest = {"format": FORMAT, "sha256": digests, "tensors": notes}
-            files[MANIFEST] = json.dumps(manifest | {"seal": _seal(manifest)}, indent=1).encode()
+            files[MANIFEST] = json.dumps(manifest | {"seal": checksum_of_content(manifest)}, indent=1).encode()
             for name, content in files.items():
                 _write_synced(beside / name, content)
             _sync_folder(beside)
+            replaced = final.rename(final.with_name(REPLACED + final.name)) if whole else None
             if final.exists():
                 self._set_aside(final)
             beside.rename(final)
             _sync_folder(self.folder)
+            if replaced:
+                shutil.rmtree(replaced)
         except OSError as error:
             shutil.rmtree(beside, ignore_errors=True)
             reason = error.strerror or error
@@ -97,6 +105,7 @@ class Checkpoints:
 
     def latest(self, report: Callable[[str], None]) -> Snapshot | None:
         """The newest checkpoint that is whole; `report` gets a line for each damaged one, and one must be whole."""
+        self._bring_back()
         there = self.all()
         for images in reversed(there):
             try:
@@ -140,12 +149,18 @@ class Checkpoints:
 
     def _remove(self, path: Path) -> None:
         """Renames first, so that no kill leaves half a checkpoint under its name."""
-        going = path.with_name(f".removing-{path.name}")
-        path.rename(going)
-        shutil.rmtree(going)
+        shutil.rmtree(path.rename(path.with_name(f".removing-{path.name}")))
+
+    def _bring_back(self) -> None:
+        """A checkpoint that was to be replaced, where a kill came before the new one had its name."""
+        for old in self.folder.glob(f"{REPLACED}*"):
+            final = old.with_name(old.name.removeprefix(REPLACED))
+            if not final.exists():
+                with suppress(FileNotFoundError):  # another process was quicker
+                    old.rename(final)
 
     def _sweep(self) -> None:
-        for pattern in (".writing-*", ".removing-*"):
+        for pattern in (".writing-*", ".removing-*", f"{REPLACED}*"):
             for leftover in self.folder.glob(pattern):
                 shutil.rmtree(leftover)
 
@@ -191,7 +206,7 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT:
             raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, this version reads {FORMAT}")
-        if manifest.pop("seal") != _seal(manifest):
+        if manifest.pop("seal") != checksum_of_content(manifest):
             raise Damaged(path, f"{MANIFEST} does not match its own SHA-256")
         files = {name: (path / name).read_bytes() for name in manifest["sha256"]}
     except Damaged:
@@ -206,10 +221,6 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
         if sha256(content).hexdigest() != manifest["sha256"][name]:
             raise Damaged(path, f"{name} does not match its SHA-256")
     return files, manifest["tensors"]
-
-
-def _seal(manifest: dict[str, Any]) -> str:
-    return sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _write_synced(path: Path, content: bytes) -> None:

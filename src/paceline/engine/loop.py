@@ -194,6 +194,8 @@ class Loop:
             return
         self._log()
         self._evaluated_at = self.images
+        if self._saved_at == self.images:
+            self._saved_at = -1  # what was found is kept in the checkpoint, also in one that was written before
         with self.stopwatch("evaluate"), judged_weights(self.recipe, self.step.learners):
             results = self.examiner.measure()
         values = {f"{self.examiner.split}/{name}": value for name, value in results.items()}

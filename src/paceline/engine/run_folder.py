@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import time
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,13 +11,13 @@ from typing import Any
 
 from paceline.config import Config
 from paceline.config_file import MADE_WITH, changed_settings, to_toml
+from paceline.data.fingerprint import are_same
 from paceline.engine.checkpoint import Checkpoints
 from paceline.errors import UserError
 from paceline.evaluation._protocol import differences
-from paceline.monitor.status import LOCK, Status
+from paceline.lock import InUse, Lock
+from paceline.monitor.status import Status
 from paceline.secrets import redact
-
-READERS_LOOK_SECONDS = 1.0  # who only looks whether a run is in use has a share of its lock for a moment
 
 
 class RunFolder:
@@ -29,7 +26,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = Checkpoints(path / "checkpoints")
-        self._lock: int | None = None
+        self._lock: Lock | None = None
         self._total_images: int | None = None  # known once the run has begun
 
     @property
@@ -46,14 +43,11 @@ class RunFolder:
         """Makes this process the folder's one writer; the claim dies with the process."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = Lock(self.path)
+        except InUse as owner:
+            raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out") from None
         except OSError as error:
             raise UserError(f"--out {self.path}: {error.strerror}") from None
-        if not _lock(self._lock):
-            owner = (os.read(self._lock, 32) or b"?").decode().strip()
-            raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out")
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     @property
     def is_mine(self) -> bool:
@@ -63,7 +57,7 @@ class RunFolder:
     def release(self) -> None:
         """Gives up the claim."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def begin(self, total_images: int) -> None:
@@ -96,7 +90,7 @@ class RunFolder:
                 f"--out {self.path}: this run was made with other settings ({'; '.join(changed)}); "
                 "use the same ones to go on, or choose another --out"
             )
-        if made_with.get("data", data) != data:
+        if not are_same(made_with.get("data", data), data):
             raise UserError(
                 f"--out {self.path}: the data is not what this run was made from ({made_with['data']} → {data}); "
                 "use the same data to go on, or choose another --out"
@@ -134,16 +128,3 @@ class RunFolder:
         beside = self.config_file.with_suffix(".writing")
         beside.write_text(to_toml(config, {**made_with, "data": data}))
         beside.rename(self.config_file)
-
-
-def _lock(file: int) -> bool:
-    """Takes a file's lock; false where another process holds it and keeps it."""
-    until = time.monotonic() + READERS_LOOK_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.01)

@@ -38,8 +38,9 @@ class Half:
         self.middle = InRow([_in_float16(module) for module in middle])
 
     def __call__(self, pictures: Tensor) -> Tensor:
-        x = self.first(pictures).permute(0, 2, 3, 1).to(torch.float16, memory_format=torch.contiguous_format)
-        return self.mean(_made_by(self.middle, x).permute(0, 3, 1, 2))
+        with torch.cuda.device_of(pictures):  # Triton takes the current GPU, whichever one has the pictures
+            x = self.first(pictures).permute(0, 2, 3, 1).to(torch.float16, memory_format=torch.contiguous_format)
+            return self.mean(_made_by(self.middle, x).permute(0, 3, 1, 2))
 
 
 class Convolution:

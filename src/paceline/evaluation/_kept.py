@@ -14,6 +14,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from paceline.checksums import checksum_of_content
 from paceline.evaluation._sums import Statistics
 
 
@@ -61,5 +62,5 @@ def keep(identity: Mapping[str, Any], statistics: Statistics) -> None:
 
 
 def _path(identity: Mapping[str, Any]) -> Path:
-    key = sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+    key = checksum_of_content(identity)[:32]
     return folder() / f"{key}.safetensors"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.data.source import fingerprint
+from paceline.data.fingerprint import fingerprint
 from paceline.data.transforms import to_eight_bits
 from paceline.errors import UserError
 from paceline.evaluation import _kept

@@ -6,6 +6,7 @@ import math
 
 from paceline.config import Config
 from paceline.config_file import identity
+from paceline.data.fingerprint import without_labels
 from paceline.engine.checkpoint import is_whole
 from paceline.engine.run_folder import RunFolder
 from paceline.errors import UserError
@@ -38,7 +39,7 @@ class Mirroring:
         if self.settings.mirror:
             url = self.settings.mirror
             destination = open_destination(url, "--mirror")
-            run = identity(self.config, data)
+            run = identity(self.config, without_labels(data))  # as mirrors of earlier versions have it
             self._mirror = Mirror(self.folder.path, destination, url, run, self.settings.mirror_every)
             self._mirror.check()
 

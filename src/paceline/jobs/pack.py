@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import shutil
 import sys
 import time
@@ -16,11 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from paceline.config import resolve
 from paceline.data.loaders._pixels import bytes_needed
-from paceline.data.pack_format import MANIFEST
+from paceline.data.pack_format import MANIFEST, UNFINISHED
 from paceline.data.pack_origin import describe
 from paceline.data.packing import begin, check_same, check_whole, fill, finish
 from paceline.data.source import Source
 from paceline.errors import NO_ROOM, UserError
+from paceline.lock import InUse, Lock
 from paceline.recipe import NoSettings
 from paceline.registry import is_path, load_class, names
 from paceline.settings import RunSettings
@@ -105,13 +105,16 @@ def _can_go_on(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
-    with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another process is packing into it") from None
+    try:
+        lock = Lock(folder)
+    except InUse as owner:
+        raise UserError(f"{folder}: another process ({owner}) is packing into it") from None
+    try:
+        if not (folder / UNFINISHED).is_file():
+            raise UserError(f"{folder}: another process has just packed into it; the same command checks it")
         yield
-    (folder / ".lock").unlink(missing_ok=True)
+    finally:
+        lock.release(remove=True)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.config import Config
 from paceline.data.crop import cropped
-from paceline.data.source import fingerprint
+from paceline.data.fingerprint import describe_samples
 from paceline.engine.agreement import checkpoint_at, claim_folder, newest_snapshot
 from paceline.engine.assemble import Parts, assemble, strategy_class
 from paceline.engine.checkpoint import Snapshot
@@ -36,7 +36,6 @@ from paceline.processes import prepare
 from paceline.recipe import Recipe
 from paceline.registry import load_class
 
-LOOKED_AT = 16  # samples that tell one data set from another, where reading costs
 SECONDS_FOR_LAST_WORDS = 10.0  # that an error waits for the mirror
 
 
@@ -66,7 +65,7 @@ def train_and_report(config: Config) -> Result:
     config = config.with_run(out=config.run.out or default_folder(config))
     code = train(config)
     folder = RunFolder(Path(stages_of(config)[0].run.out))  # of several stages, the last one that has begun
-    lines, _ = read_metrics(folder.path)
+    lines = read_metrics(folder.path)
     metrics = {name: value for line in lines for name, value in line.items() if "/" in name}
     return Result(folder.path, max(folder.checkpoints.all(), default=0), code, metrics)
 
@@ -103,7 +102,7 @@ def _train_stage(config: Config, world: World) -> Result:
     parts = assemble(config, world)
     folder, stop = RunFolder(Path(config.run.out)), StopRequest()
     mirroring = Mirroring(parts.config, folder, parts.world.is_first)
-    data = cache(lambda: _describe_data(parts))
+    data = cache(lambda: describe_samples(parts.feed.loader.source))
     with _ending(folder, parts, mirroring):
         loop, examiner = Loop(parts, folder, stop), _test_examiner(parts)
         loop.on_saved = mirroring.notice
@@ -162,12 +161,6 @@ def _ending(folder: RunFolder, parts: Parts, mirroring: Mirroring) -> Iterator[N
             loader.close()
 
 
-def _describe_data(parts: Parts) -> str:
-    """The training samples in short: how many, and a hash of some of them."""
-    source = parts.feed.loader.source
-    return f"{len(source):,} samples, {fingerprint(source, LOOKED_AT)}"
-
-
 def _find_snapshot(folder: RunFolder, parts: Parts, data: Callable[[], str]) -> Snapshot | None:
     """Says what was chosen and where the run goes on; every rank gets the newest snapshot that one of them has."""
     for note in parts.notes:
@@ -211,7 +204,7 @@ def _judge_best(
     results = examiner.measure()
     metrics = {f"test/{name}": value for name, value in results.items()}
     if writer:
-        lines, _ = read_metrics(folder.path)
+        lines = read_metrics(folder.path)
         if not any(line["images"] == loop.images and line.get("test/of_images") == images for line in lines):
             writer.write(loop.images, metrics | {"test/of_images": float(images)})
     if parts.world.is_first:

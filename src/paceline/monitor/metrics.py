@@ -83,15 +83,13 @@ class MetricsWriter:
         self._events.close()
 
 
-def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines of a run's metrics, and how many more were broken; None stands for a value that was not finite."""
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, broken ones left out; None stands for a value that was not finite."""
     try:
         content = (folder / METRICS).read_bytes()
     except FileNotFoundError:
-        return [], 0
-    rows = [parse_line(line) for line in content.splitlines()]
-    whole = [row for row in rows if row is not None]
-    return whole, len(rows) - len(whole)
+        return []
+    return [row for line in content.splitlines() if (row := parse_line(line)) is not None]
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
@@ -112,9 +110,8 @@ def _cut_metrics(path: Path, images: int) -> list[dict[str, Any]]:
     """Drops broken lines and those past `images` from the file, and gives those that stay."""
     if not path.exists():
         return []
-    rows, _ = read_metrics(path.parent)
     # Before the first checkpoint nothing was seen: a line at 0 images will be written again.
-    kept = [row for row in rows if row["images"] <= images and images > 0]
+    kept = [row for row in read_metrics(path.parent) if row["images"] <= images and images > 0]
     content = b"".join(json.dumps(row).encode() + b"\n" for row in kept)
     if content != path.read_bytes():
         _replace(path, content)

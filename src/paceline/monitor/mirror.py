@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.checksums import checksum_of_file
 from paceline.errors import UserError
 from paceline.monitor.destination import Destination
 from paceline.monitor.metrics import SAMPLES
@@ -22,7 +23,6 @@ from paceline.monitor.published import (
     OBJECTS,
     Manifest,
     Piece,
-    digest,
     list_manifests,
     manifest_name,
     order_of,
@@ -261,7 +261,7 @@ class Mirror:
             return
         copy = self._staging.copy(name)
         if copy:
-            self._send(copy, Piece(name, digest(copy), copy.stat().st_size))
+            self._send(copy, Piece(name, checksum_of_file(copy), copy.stat().st_size))
             self._facts[name] = (facts.st_mtime_ns, facts.st_size)
 
 

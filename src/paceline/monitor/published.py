@@ -16,10 +16,10 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
+from paceline.checksums import checksum_of_content, checksum_of_file
 from paceline.errors import UserError
 from paceline.monitor.destination import Destination
 from paceline.monitor.metrics import METRICS, SAMPLES
@@ -62,14 +62,14 @@ class Manifest:
             "images": self.images,
             "files": {name: vars(piece) for name, piece in self.files.items()},
         }
-        return json.dumps(content | {"seal": _seal(content)}, indent=1).encode()
+        return json.dumps(content | {"seal": checksum_of_content(content)}, indent=1).encode()
 
     @classmethod
     def parse(cls, content: bytes) -> Manifest:
         """What a file says; ValueError where it is not whole, or names what no snapshot holds."""
         try:
             said: Any = json.loads(content)
-            if said.pop("seal") != _seal(said):
+            if said.pop("seal") != checksum_of_content(said):
                 raise ValueError("it does not match its own SHA-256")
             if said["format"] != FORMAT:
                 raise ValueError(f"it has format {said['format']}, this version reads {FORMAT}")
@@ -85,16 +85,6 @@ class Manifest:
             if not own and not (name in CHANGING and _OBJECT_NAME.fullmatch(piece.object)):
                 raise ValueError(f"it names {name!r}, which is no part of a snapshot")
         return manifest
-
-
-def _seal(content: dict[str, Any]) -> str:
-    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def digest(file: Path) -> str:
-    """A file's SHA-256."""
-    with file.open("rb") as content:
-        return file_digest(content, "sha256").hexdigest()
 
 
 def manifest_name(images: int, serial: int) -> str:
@@ -164,7 +154,7 @@ def _fetch_all(
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             destination.fetch(piece.object, file)
-            if digest(file) != piece.sha256:
+            if checksum_of_file(file) != piece.sha256:
                 raise ValueError(f"{name} does not match its SHA-256")
         except (ValueError, FileNotFoundError):
             if not SAMPLE_FILE.fullmatch(name):  # a run goes on without an old picture

@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline.checksums import checksum_of_file
 from paceline.monitor.metrics import SAMPLE_NAME, SAMPLES
-from paceline.monitor.published import CHANGING, CHECKPOINTS, OBJECTS, Piece, digest
+from paceline.monitor.published import CHANGING, CHECKPOINTS, OBJECTS, Piece
 from paceline.monitor.status import STATUS
 from paceline.secrets import redact
 
@@ -50,7 +51,9 @@ class Staging:
     def describe(self, files: dict[str, Path]) -> dict[str, Piece]:
         """What a manifest says of each file; one that was described before is not read again."""
         keys = {name: _key(name, file) for name, file in files.items()}
-        self._digests = {keys[name]: self._digests.get(keys[name]) or digest(file) for name, file in files.items()}
+        self._digests = {
+            keys[name]: self._digests.get(keys[name]) or checksum_of_file(file) for name, file in files.items()
+        }
         return {name: _piece(name, self._digests[key], key[-1]) for name, key in keys.items()}
 
     def clear(self) -> None:
@@ -89,14 +92,16 @@ def _checkpoints(folder: Path) -> list[int]:
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """A folder's files under other names too; nothing where the folder is being removed just now."""
+    """A folder's files under other names too; nothing where the folder is being removed or replaced just now."""
     target.mkdir(parents=True)
     try:
+        before = source.stat().st_ino
         for file in source.iterdir():
             _link(file, target / file.name)
+        same = source.stat().st_ino == before  # then nothing of it had gone
     except FileNotFoundError:
-        pass
-    if not source.exists():  # while it was, nothing of it had gone
+        same = False
+    if not same:
         shutil.rmtree(target)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 STATUS = "status.json"
 MIRROR_STATE = "mirror.json"
-LOCK = ".lock"  # held by a run's one writer for as long as it lives
 STATES = ("running", "finished", "stopped", "failed")
 
 

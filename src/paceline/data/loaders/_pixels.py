@@ -6,6 +6,7 @@ Pictures of one size are kept as [n, h, w, c]; those of different sizes one afte
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from functools import lru_cache
 
 import numpy as np
@@ -112,20 +113,19 @@ def _read_all(source: Source, device: torch.device, settings: RunSettings, offse
         settings = dataclasses.replace(settings, workers=0)  # processes would only cost
     rows = max(1, BYTES_PER_READ * len(source) // bytes_needed(source)) if has_one_size(source) else 1
     starts = range(0, len(source), rows)
-    reader = Workers(source, torch.device("cpu"), settings)
     samples: Batch = {}
-    pieces = reader.load(in_order(start, min(start + rows, len(source))) for start in starts)
-    for start, piece in zip(starts, pieces, strict=True):
-        for name, field in channels_last(piece).items():
-            if name in Tickets._fields:
-                continue
-            if has_one_size(source) or field.ndim < 4:
-                shape, first, values = (len(source), *field.shape[1:]), start, field
-            else:
-                found = offsets[max(1, source.facts.scale) if name == "low" else 1]
-                shape, first, values = (int(found[-1]), field.shape[-1]), int(found[start]), field.flatten(0, 2)
-            if name not in samples:
-                samples[name] = torch.empty(shape, dtype=field.dtype, device=device)
-            samples[name][first : first + len(values)] = values
-    reader.close()
+    with closing(Workers(source, torch.device("cpu"), settings)) as reader:
+        pieces = reader.load(in_order(start, min(start + rows, len(source))) for start in starts)
+        for start, piece in zip(starts, pieces, strict=True):
+            for name, field in channels_last(piece).items():
+                if name in Tickets._fields:
+                    continue
+                if has_one_size(source) or field.ndim < 4:
+                    shape, first, values = (len(source), *field.shape[1:]), start, field
+                else:
+                    found = offsets[max(1, source.facts.scale) if name == "low" else 1]
+                    shape, first, values = (int(found[-1]), field.shape[-1]), int(found[start]), field.flatten(0, 2)
+                if name not in samples:
+                    samples[name] = torch.empty(shape, dtype=field.dtype, device=device)
+                samples[name][first : first + len(values)] = values
     return samples

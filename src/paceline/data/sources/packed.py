@@ -55,6 +55,10 @@ class Packed(Source):
     def read_window(self, index: int, window: Window) -> Sample:
         return cut(self._fields(index), window, self.facts.scale)
 
+    def numbers_of(self, indices: np.ndarray) -> Sample | None:
+        rows = self.packed.index[self.rows[indices]]
+        return {name: rows[:, self.packed.column[name]] for name in self.packed.layout.numbers}
+
     def name_of(self, index: int) -> str:
         return self.packed.names[self.rows[index]]
 

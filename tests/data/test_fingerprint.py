@@ -1,0 +1,42 @@
+"""What a run keeps of its data, to know it again: pictures and labels count."""
+
+from __future__ import annotations
+
+import numpy as np
+from made_data import random_pictures
+
+from paceline.data.fingerprint import LOOKED_AT, are_same, describe_samples, fingerprint
+from paceline.data.source import ArraySource, Sample, Source
+from paceline.recipe import Facts
+
+
+class OnlyRead(Source):
+    """Nothing but reading a sample tells its label."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.facts = source, source.facts
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, index: int) -> Sample:
+        return self.source.read(index)
+
+
+def test_samples_are_told_apart_by_their_labels_too() -> None:
+    image, labels = random_pictures(40, 6, 6, 3), np.arange(40)
+    plain = describe_samples(ArraySource({"image": image}, Facts(3, 6, 6)))
+    assert plain == f"40 samples, {fingerprint(ArraySource({'image': image}, Facts(3, 6, 6)), LOOKED_AT)}"
+    for change in (slice(0, None), slice(7, 8)):  # all of them, and one at which no look at some would fall
+        other = labels.copy()
+        other[change] += 1
+        sources = [ArraySource({"image": image, "label": one}, Facts(3, 6, 6, 41)) for one in (labels, labels, other)]
+        first, same, changed = map(describe_samples, sources)
+        assert first == same != changed and not are_same(first, changed)
+        assert are_same(first, plain) and are_same(plain, changed), "earlier versions said nothing of labels"
+    read = [describe_samples(OnlyRead(source)) for source in (sources[0], shifted(sources[0]))]
+    assert not are_same(*read)
+
+
+def shifted(source: ArraySource) -> Source:
+    return ArraySource(source.arrays | {"label": source.arrays["label"] + 1}, source.facts)
