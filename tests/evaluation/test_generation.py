@@ -17,10 +17,11 @@ from paceline.data.tickets import NUM_UNIFORMS
 from paceline.data.transforms import prepare, to_eight_bits
 from paceline.engine.finished_run import open_run
 from paceline.errors import UserError
-from paceline.evaluation import _inception, _kept
-from paceline.evaluation._features import Pixels
+from paceline.evaluation import _kept
 from paceline.evaluation._judge import Case
 from paceline.evaluation._protocol import require_same, same_protocol
+from paceline.evaluation.features import inception
+from paceline.evaluation.features.choice import Pixels
 from paceline.evaluation.generation import Generation
 from paceline.recipe import Facts
 from paceline.settings import RunSettings
@@ -180,8 +181,8 @@ def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path
         begun(real, 250, inception=path, inception_sha256="00ff")
     with pytest.raises(UserError, match="no such file"):
         begun(real, 250, inception=str(tmp_path / "nothing.pt"))
-    answer = network(_inception.trial_picture(CPU) / 128 - 1)[0, :8]
-    monkeypatch.setattr(_inception, "ANSWER", tuple(answer.tolist()))  # now this one is the Inception
+    answer = network(inception.trial_picture(CPU) / 128 - 1)[0, :8]
+    monkeypatch.setattr(inception, "ANSWER", tuple(answer.tolist()))  # now this one is the Inception
     with pytest.raises(UserError, match=r"too few for the covariance of 2,048 features"):
         begun(real, 250, inception=path, inception_sha256=digest)
     judge = begun(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
@@ -205,7 +206,7 @@ def test_a_trusted_file_that_is_no_inception_is_refused(tmp_path):
 
 def test_pictures_are_enlarged_as_tensorflow_1_does_it():
     row = torch.tensor([0.0, 8.0, 4.0]).expand(1, 1, 1, 3)
-    enlarged = _inception.resize_like_tensorflow(row, 6)
+    enlarged = inception.resize_like_tensorflow(row, 6)
     assert enlarged[0, 0, 0].tolist() == [0, 4, 8, 6, 4, 4]  # pixel i lies at i / 2; the last one is repeated
     assert enlarged.shape == (1, 1, 6, 6)
 

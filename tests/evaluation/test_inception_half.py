@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from narrow_inception import file_network
 from torch import Tensor
 
-from paceline.evaluation._feature_network import computing_in
-from paceline.evaluation._inception_network import inception_network
+from paceline.evaluation.features.inception_network import inception_network
+from paceline.evaluation.features.network import computing_in
 
 pytest.importorskip("triton")
 
-from paceline.evaluation import _half_kernels as kernels
-from paceline.evaluation._inception_half import Half
+from paceline.evaluation.features import half_kernels as kernels
+from paceline.evaluation.features.inception_half import Half
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []

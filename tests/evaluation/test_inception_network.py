@@ -11,10 +11,10 @@ from narrow_inception import file_network
 from torch import Tensor, nn
 
 from paceline.errors import UserError
-from paceline.evaluation import _inception
-from paceline.evaluation._feature_network import FeatureNetwork, computing_in
-from paceline.evaluation._inception import FoldedInception, ScriptedInception
-from paceline.evaluation._inception_network import inception_network
+from paceline.evaluation.features import inception
+from paceline.evaluation.features.inception import FoldedInception, ScriptedInception
+from paceline.evaluation.features.inception_network import inception_network
+from paceline.evaluation.features.network import FeatureNetwork, computing_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -27,20 +27,20 @@ def opened(
     """What a file is opened as, and the network that it was made of."""
     torch.manual_seed(0)
     network, path = file_network(padding_counts=padding_counts), folder / "narrow.pt"
-    trial = _inception.enlarged(_inception.trial_picture(CPU))
+    trial = inception.enlarged(inception.trial_picture(CPU))
     with computing_in("fp32"):  # a trace keeps, for ever, whether its convolutions may be in TF32
         torch.jit.trace(network, trial).save(str(path))
     digest = sha256(path.read_bytes()).hexdigest()
     with pytest.raises(UserError, match="not the Inception of 2015: it sees other features"):
-        _inception.load_inception(str(path), digest, CPU)
-    patch.setattr(_inception, "ANSWER", tuple(network(trial)[0, :8].tolist()))  # now this one is the Inception
-    return _inception.load_inception(str(path), digest, device), network
+        inception.load_inception(str(path), digest, CPU)
+    patch.setattr(inception, "ANSWER", tuple(network(trial)[0, :8].tolist()))  # now this one is the Inception
+    return inception.load_inception(str(path), digest, device), network
 
 
 def folded_beside(scripted: FeatureNetwork, folder: Path, device: torch.device) -> str:
     """Why our own network was not taken, for a failure's message; raises where it cannot be run at all."""
-    trial = _inception.trial_picture(device)
-    weights = _inception.load_script(str(folder / "narrow.pt"), device).state_dict()
+    trial = inception.trial_picture(device)
+    weights = inception.load_script(str(folder / "narrow.pt"), device).state_dict()
     answer, found = (
         network(trial, "fp32").features for network in (scripted, FoldedInception(inception_network(weights), ""))
     )
@@ -62,7 +62,7 @@ def some_pictures() -> Tensor:
 def test_our_network_sees_what_the_file_sees_in_every_arithmetic(tmp_path, monkeypatch, device):
     ours, file = opened(tmp_path, monkeypatch, device)
     assert isinstance(ours, FoldedInception), folded_beside(ours, tmp_path, device)
-    wanted = file(_inception.enlarged(some_pictures()))
+    wanted = file(inception.enlarged(some_pictures()))
     assert wanted.shape == (4, 2048) and (wanted[0] - wanted[1]).abs().max() > 0.1, "pictures can be told apart"
     on_gpu = {"tf32": 3e-3, "fp16": 2e-3}
     for arithmetic, within in {"fp32": 1e-5, **({"tf32": 1e-5} if device == CPU else on_gpu)}.items():
@@ -82,7 +82,7 @@ def test_our_network_sees_what_the_file_sees_in_every_arithmetic(tmp_path, monke
 def test_fp16_is_refused_where_it_does_not_work(tmp_path, monkeypatch, broken, refused):
     pytest.importorskip("triton")
     ours, _ = opened(tmp_path, monkeypatch)
-    monkeypatch.setattr("paceline.evaluation._inception_half.Half", broken)
+    monkeypatch.setattr("paceline.evaluation.features.inception_half.Half", broken)
     with pytest.raises(UserError, match=rf"judge_precision=fp16: {refused}; take judge_precision=tf32"):
         ours(some_pictures(), "fp16")
 
@@ -90,7 +90,7 @@ def test_fp16_is_refused_where_it_does_not_work(tmp_path, monkeypatch, broken, r
 def test_a_file_of_the_same_names_that_computes_otherwise_is_run_as_it_is(tmp_path, monkeypatch):
     network, file = opened(tmp_path, monkeypatch, padding_counts=True)
     assert isinstance(network, ScriptedInception)
-    wanted = file(_inception.enlarged(some_pictures()))
+    wanted = file(inception.enlarged(some_pictures()))
     assert torch.allclose(network(some_pictures(), "fp32").features, wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="judge_precision=fp16: only the Inception of a known file has it"):
         network.require("fp16", GPU)
@@ -105,7 +105,7 @@ def test_fp16_is_for_gpus():
 
 def test_enlarging_by_two_matrices_is_enlarging_pixel_by_pixel():
     pictures = torch.rand(2, 3, 5, 7) * 255
-    enlarged = _inception.resize_like_tensorflow(pictures, 12)
+    enlarged = inception.resize_like_tensorflow(pictures, 12)
     for row, column in ((0, 0), (1, 11), (6, 5), (11, 3), (11, 11)):
         y, x = row * 5 / 12, column * 7 / 12
         top, left = int(y), int(x)

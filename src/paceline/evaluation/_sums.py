@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.evaluation._feature_network import Seen
+from paceline.evaluation.features.network import Seen
 
 NUM_SPLITS = 10  # of the pictures, for the Inception Score
 

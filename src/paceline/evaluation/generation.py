@@ -19,8 +19,6 @@ from paceline.data.fingerprint import fingerprint
 from paceline.data.transforms import to_eight_bits
 from paceline.errors import UserError
 from paceline.evaluation import _kept
-from paceline.evaluation._feature_network import NAMES
-from paceline.evaluation._features import choose_features
 from paceline.evaluation._judge import Case, Judge
 from paceline.evaluation._statistics import (
     KERNEL_SUBSET,
@@ -31,6 +29,8 @@ from paceline.evaluation._statistics import (
     precision_and_recall,
 )
 from paceline.evaluation._sums import NUM_SPLITS, FeatureSums, Layout, Statistics, statistics_from, unflatten
+from paceline.evaluation.features.choice import choose_features
+from paceline.evaluation.features.network import NAMES
 from paceline.recipe import Batch, Facts
 from paceline.settings import RunSettings
 

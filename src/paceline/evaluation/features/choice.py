@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.errors import UserError
-from paceline.evaluation._feature_network import Arithmetic, FeatureNetwork, Seen, hash_of
-from paceline.evaluation._inception import load_inception
 from paceline.evaluation._judge import OpenedRun
+from paceline.evaluation.features.inception import load_inception
+from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Seen, hash_of
 from paceline.recipe import Facts
 from paceline.settings import RunSettings
 
@@ -47,7 +47,8 @@ class Classifier(FeatureNetwork):
             raise UserError(f"features={name}: not a classification run with a last linear layer")
         if _shape(run.facts) != _shape(facts):
             raise UserError(
-                f"features={name}: it knows pictures of {_shape(run.facts)}, and these are of {_shape(facts)}"
+                f"features={name}: it knows pictures of {_shape(run.facts)}, and these are of {_shape(facts)}; "
+                "train a classifier on such pictures (--set size=… sets their side)"
             )
         self.recipe, self.last = run.recipe.float().to(device).eval().requires_grad_(False), layers[-1]
         self.num_features, self.num_classes = self.last.in_features, self.last.out_features

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from paceline.evaluation import _half_kernels as kernels
-from paceline.evaluation._inception_network import AveragedConvReLU, Branches, ConvReLU, Mean
+from paceline.evaluation.features import half_kernels as kernels
+from paceline.evaluation.features.inception_network import AveragedConvReLU, Branches, ConvReLU, Mean
 
 Shape = tuple[int, int, int]  # height, width, channels
 

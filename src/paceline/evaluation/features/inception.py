@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UserError
-from paceline.evaluation._feature_network import Arithmetic, FeatureNetwork, Seen, computing_in, hash_of
-from paceline.evaluation._inception_network import inception_network
+from paceline.evaluation.features.inception_network import inception_network
+from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Seen, computing_in, hash_of
 
 SIDE_PX = 299
 NUM_FEATURES = 2048
@@ -69,7 +69,7 @@ class FoldedInception(FeatureNetwork):
         """Refused where its kernels cannot be made, or see something else than float32 does."""
         if find_spec("triton") is None:
             raise UserError("judge_precision=fp16 needs the package triton; install it or take judge_precision=tf32")
-        from paceline.evaluation._inception_half import Half
+        from paceline.evaluation.features.inception_half import Half
 
         trial = enlarged(trial_picture(device))
         try:
