@@ -16,7 +16,7 @@ help:  ## show this list
 install: $(INSTALLED)  ## make the virtual environment (the other targets do it when needed)
 
 # One thread a process: the networks are so small that more only wait for each other.
-demo: $(INSTALLED)  ## compare strategies and recipes on the CPU, and write a report
+demo: $(INSTALLED)  ## compare strategies, then two GANs, on the CPU, and write reports
 	@OMP_NUM_THREADS=1 $(BIN)/python -m paceline.jobs.demo
 
 test: lint  ## lint, check types and run the tests

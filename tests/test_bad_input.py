@@ -88,14 +88,45 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: weights are imported for "
     "super_resolution and translation alone",
     "train classification --out a_file": "--out a_file: ",
-    "train classification --bogus": "No such option",
+    "train classification --out full": "--out full: is there and no run (it holds diary.txt); name a folder that is",
+    "train classification --bogus": "No such option: --bogus (--help lists what there is; a setting of the recipe or "
+    "of the source is given as --set bogus=VALUE)",
+    "train classification --warmup 5": "No such option: --warmup (use --set warmup=VALUE)",
+    "train classification --learning-rate 1": "No such option: --learning-rate (use --lr)",
+    "train classification --config other_word.toml": "unknown setting 'learning_rate'; did you mean 'lr'?",
+    "train classification --set zzz=1": "--set: unknown setting 'zzz'; `paceline settings classification` lists them",
+    "train ./lossless.py --preset quick": "unknown preset 'quick'; there are none",
+    "train ./lossless.py": "recipe './lossless.py': phase 'classifier' needs a method classifier_loss(self, batch); "
+    "it has clasifier_loss",
+    "train ./netless.py": "recipe './netless.py': phase 'critic' names an unknown network 'critic'; there are: network",
+    "train ./phaseless.py": "recipe './phaseless.py': has no phases; give it phases = (Phase(NAME, NETWORK),)",
+    "plan dcgan --preset quick --devices 2 --mirror s3://x": "No such option: --mirror (plan has no use for it)",
+    "plan dcgan --nnodes 3": "No such option: --nnodes (use --nodes)",
+    "verify dcgan --precision bf16": "No such option: --precision (verify has no use for it)",
     "train": "Missing argument",
     "trian classification": "No such command 'trian'",
     "evaluate nowhere": "nowhere: not a run's folder",
     "verify classification --strategies single": "--strategies: name at least two",
+    "verify classification --accelerator cpu --strategies single,dp": "--strategies single,dp: DataParallel needs "
+    "GPUs; on a CPU it is the same as single; leave dp out",
     "verify classification --strategies single,dpd": "unknown strategy 'dpd'",
     "verify classification --control nothing": "unknown control 'nothing'",
 }
+
+RECIPE = """
+from torch import nn
+from paceline.recipe import Loss, Phase, Recipe
+
+class Mine(Recipe):
+    phases = {phases}
+
+    def __init__(self, settings, facts):
+        super().__init__(settings, facts)
+        self.network = nn.Linear(1, 1)
+
+    def {loss}(self, batch):
+        return Loss({{}})
+"""
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +139,15 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "broken.toml").write_text("epochs = \n")
     (folder / "broken.ini").write_text("epochs = 3\n")
     (folder / "typo.toml").write_text("epocs = 3\n")
+    (folder / "other_word.toml").write_text("learning_rate = 3\n")
+    for name, phases, loss in (
+        ("lossless", '(Phase("classifier", "network"),)', "clasifier_loss"),
+        ("netless", '(Phase("critic", "critic"),)', "critic_loss"),
+        ("phaseless", "()", "network_loss"),
+    ):
+        (folder / f"{name}.py").write_text(RECIPE.format(phases=phases, loss=loss))
+    (folder / "full").mkdir()
+    (folder / "full" / "diary.txt").write_text("")
     (folder / "a_file").write_text("")
     (folder / "empty").mkdir()
     for name in ("input", "target"):

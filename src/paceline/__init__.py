@@ -1,10 +1,17 @@
 """Paceline trains image models on one device or many, from one recipe.
 
 import paceline
-paceline.train("classification", data="digits", preset="quick")
+paceline.train("classification", data="digits", preset="quick", out="runs/first")
+model = paceline.load("runs/first")
 """
 
-from typing import Any
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.jobs.load import Model
 
 __version__ = "0.1.0"
 
@@ -15,3 +22,10 @@ def train(recipe: str, **settings: Any) -> Any:
     from paceline.jobs.train import train_and_report
 
     return train_and_report(configure(recipe, settings))
+
+
+def load(run: str | os.PathLike[str], checkpoint: str | int = "best", device: Any = None) -> Model:
+    """What a run learned, or a weights file holds: `predict`, `sample` or `apply` it; `networks` has its networks."""
+    from paceline.jobs.load import load as job
+
+    return job(str(run), str(checkpoint), device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,13 +21,15 @@ from paceline.cli_flags import (
     TestLowRoot,
     TestRoot,
     Vgg,
+    instead_of,
     with_settings,
     with_vgg,
 )
 from paceline.cli_interrupt import Commands, Interrupted
 from paceline.cli_launch import launch
-from paceline.cli_pictures import apply, export, import_weights, sample
+from paceline.cli_pictures import apply, export, import_weights, predict, sample
 from paceline.errors import UserError
+from paceline.settings import NOT_OF_PLAN, NOT_OF_VERIFY
 
 app = typer.Typer(
     cls=Commands,
@@ -41,7 +43,7 @@ app.add_typer(launch, name="launch")
 
 
 @app.command()
-@with_settings
+@with_settings()
 def train(
     recipe: RecipeName,
     flags: dict,
@@ -86,7 +88,7 @@ def evaluate(
 
 
 @app.command()
-@with_settings
+@with_settings(but=NOT_OF_VERIFY, defaults={"devices": 2})
 def verify(
     recipe: RecipeName,
     flags: dict,
@@ -111,7 +113,7 @@ def verify(
 
 
 @app.command()
-@with_settings
+@with_settings(defaults={"devices": 2})
 def compare(
     what: Annotated[list[str], typer.Argument(metavar="RECIPE|RUN…", help="recipes with commas, or finished runs")],
     flags: dict,
@@ -149,7 +151,7 @@ def compare(
 
 
 @app.command()
-@with_settings
+@with_settings(but=NOT_OF_PLAN, defaults={"devices": 8})
 def plan(
     recipe: RecipeName,
     flags: dict,
@@ -242,7 +244,7 @@ def settings(
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(metavar="recipe|source", help="what to write")],
+    kind: Annotated[str, typer.Argument(metavar="recipe|gan|source", help="what to write; gan is a recipe too")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="its name, and its file's")],
 ) -> None:
     """Write a recipe or a source of your own that works as it is."""
@@ -252,12 +254,13 @@ def new(
 
     path = job(kind, name, Path.cwd())
     print(
-        f"wrote {path.name}; try: paceline train {'./' if kind == 'recipe' else 'classification --data ./'}{path.name}"
+        f"wrote {path.name}; try: paceline train {'classification --data ./' if kind == 'source' else './'}{path.name}"
     )
 
 
 app.command()(sample)
 app.command()(apply)
+app.command()(predict)
 app.command("import")(import_weights)
 app.command()(export)
 
@@ -283,8 +286,15 @@ def run(arguments: list[str] | None = None) -> int:
         if not hasattr(error, "format_message"):  # of the command line's own parser
             traceback.print_exc()
             return 1
-        print(f"paceline: {error.format_message()} (--help lists what there is)", file=sys.stderr)
+        print(f"paceline: {_in_one_line(error)}", file=sys.stderr)
         return 2
+
+
+def _in_one_line(mistake: Any) -> str:
+    """What the command line's parser has to say, and what to do."""
+    if hasattr(mistake, "option_name") and hasattr(mistake, "possibilities"):
+        return f"{mistake.message} ({instead_of(mistake.option_name, mistake.cmd)})"
+    return f"{mistake.format_message()} (--help lists what there is)"
 
 
 def main() -> None:

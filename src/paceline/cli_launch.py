@@ -15,7 +15,7 @@ Submit = Annotated[bool, typer.Option("--submit", help="give the job to the clus
 
 
 @launch.command()
-@with_settings
+@with_settings()
 def slurm(
     recipe: RecipeName,
     flags: dict,
@@ -40,7 +40,7 @@ def slurm(
 
 
 @launch.command()
-@with_settings
+@with_settings()
 def kubernetes(
     recipe: RecipeName,
     flags: dict,
@@ -74,7 +74,7 @@ def kubernetes(
 
 
 @launch.command()
-@with_settings
+@with_settings()
 def torchrun(
     recipe: RecipeName,
     flags: dict,

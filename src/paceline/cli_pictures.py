@@ -1,4 +1,4 @@
-"""The commands that show what networks make, or use them outside of a run: sample, apply, import and export."""
+"""The commands that show what networks make, or use them outside of a run: sample, apply, predict, import, export."""
 
 from __future__ import annotations
 
@@ -60,6 +60,24 @@ def apply(
     raise typer.Exit(job(run, pictures, out, wish))
 
 
+def predict(
+    run: Weights,
+    pictures: Annotated[list[str], typer.Argument(metavar="PICTURES…", help="files, folders or patterns")],
+    top: Annotated[int, typer.Option(help="how many classes to name of each picture")] = 5,
+    out: Annotated[str, typer.Option(help="a file to write as well: .csv or .jsonl", metavar="FILE")] = "",
+    checkpoint: Checkpoint = "best",
+    accelerator: Accelerator = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it is there already")] = False,
+) -> None:
+    """Tell which classes pictures show, by what a classifier learned.
+
+    The middle of each picture is scaled to the size that the run learned from.
+    """
+    from paceline.jobs.predict import predict as job
+
+    raise typer.Exit(job(run, pictures, top, out, checkpoint, accelerator, overwrite=overwrite))
+
+
 def import_weights(
     files: Annotated[list[str], typer.Argument(metavar="FILE…", help="a .pth file; for translation, all or a folder")],
     recipe: Annotated[str, typer.Option(help="super_resolution or translation")],
@@ -77,8 +95,14 @@ def export(
     run: Weights,
     out: Annotated[str, typer.Option(help="the .onnx file to write", metavar="FILE")],
     checkpoint: Checkpoint = "best",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it is there already")] = False,
 ) -> None:
-    """Write what a run learned as ONNX, for pictures of any size, and check it against PyTorch."""
+    """Write what a run learned as ONNX, and check it against PyTorch.
+
+    What restores, enlarges or translates takes pictures in -1…1 of any size and gives such pictures. A classifier takes
+    pictures as they are (uint8, of the size that it learned from) and gives the probability of each class. A generator
+    takes noise and gives pictures in -1…1.
+    """
     from paceline.jobs.export import export as job
 
-    raise typer.Exit(job(run, out, checkpoint))
+    raise typer.Exit(job(run, out, checkpoint, overwrite=overwrite))

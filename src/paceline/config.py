@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.errors import UserError, unknown
 from paceline.registry import is_path, load_class, names
-from paceline.settings import BOUNDS, HasSettings, LearnerSettings, RunSettings
+from paceline.settings import ALSO_CALLED, BOUNDS, HasSettings, LearnerSettings, RunSettings
 from paceline.span import Span
 
 
@@ -92,7 +92,9 @@ def resolve(
                 if name in others:
                     raise UserError(f"{said} belongs to source {' or '.join(others[name])}; --data is {source!r}")
                 where = "" if origin == "flag" else f"{origin}: "
-                raise UserError(f"{where}{unknown('setting', name, {*owner, *others})}")
+                every, listed_by = {*owner, *others}, f"`paceline settings {recipe_name}`"
+                meant = ALSO_CALLED.get(name)
+                raise UserError(f"{where}{unknown('setting', name, every, meant=meant, listed_by=listed_by)}")
             parsed = convert(value, hints[owner[name]][name], said)
             if not network:
                 chosen[owner[name]][name] = parsed

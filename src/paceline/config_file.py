@@ -51,20 +51,23 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
 MADE_WITH = "made_with"  # the table of versions and hardware in a kept config, not settings
 
 
-def to_toml(config: Config, made_with: Mapping[str, Any]) -> str:
-    """The resolved settings as a file that `--config` takes."""
+def to_toml(settings: Mapping[str, Any], made_with: Mapping[str, Any]) -> str:
+    """Resolved settings, by full names, as a file that `--config` takes; lists in `made_with` are of tables."""
     tables: dict[str, dict[str, Any]] = {"": {}}
-    for full_name, value in config.values().items():
+    for full_name, value in settings.items():
         network, _, name = full_name.rpartition(".")
         tables.setdefault(network, {})[name] = value
+    several = {name: value for name, value in made_with.items() if isinstance(value, list)}
     if made_with:
-        tables[MADE_WITH] = dict(made_with)
-    lines = []
-    for table, values in tables.items():
-        if table:
-            lines.append(f"\n[{table}]")
-        lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+        tables[MADE_WITH] = {name: value for name, value in made_with.items() if name not in several}
+    lines = [line for name, values in tables.items() for line in _table(f"[{name}]" if name else "", values)]
+    lines += [line for name in several for one in several[name] for line in _table(f"[[{MADE_WITH}.{name}]]", one)]
     return "\n".join(lines) + "\n"
+
+
+def _table(head: str, values: Mapping[str, Any]) -> list[str]:
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+    return [f"\n{head}", *lines] if head else lines
 
 
 def identity(config: Config, data: str) -> str:

@@ -12,6 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from paceline.errors import UserError, unknown
+
 Batch = dict[str, Tensor]  # dimension 0 of every tensor is the sample
 
 
@@ -109,6 +111,21 @@ class Recipe(nn.Module):
     def restore(self, pictures: Tensor) -> dict[str, Tensor]:
         """What the recipe makes of pictures in -1…1 of any size, by name; the one that matters is "image"."""
         raise NotImplementedError(f"{type(self).__name__} has no restore(): it cannot be applied to pictures")
+
+    def check_phases(self, name: str) -> None:
+        """Refuses phases without a loss, or of a network that is not there; `name` is the recipe's, for a person."""
+        if not self.phases:
+            raise UserError(f"recipe {name!r}: has no phases; give it phases = (Phase(NAME, NETWORK),)")
+        for phase in self.phases:
+            method, made = f"{phase.name}_loss", type(self).forward is not Recipe.forward
+            if not made and not callable(getattr(self, method, None)):
+                others = [one for one in dir(type(self)) if one.endswith("_loss")]
+                hint = f"; it has {', '.join(others)}" if others else ""
+                raise UserError(f"recipe {name!r}: phase {phase.name!r} needs a method {method}(self, batch){hint}")
+            if phase.network not in dict(self.named_modules()):
+                found = [child for child, _ in self.named_children()]
+                told = unknown("network", phase.network, found)
+                raise UserError(f"recipe {name!r}: phase {phase.name!r} names an {told}")
 
     @property
     def networks(self) -> dict[str, nn.Module]:

@@ -168,3 +168,15 @@ class LearnerSettings:
     drop: float = setting(0.1, "step: the factor", above=0)
     clip: float = setting(0.0, "largest norm of the gradient; 0 does not clip", at_least=0)
     average: str = setting("0 images", "half-life of the moving average of the weights; 0 keeps none")
+
+
+# Settings whose flags a command does not have that only tries some steps: it would pass over them.
+_OF_WHOLE_RUNS = (
+    *("strategy", "nnodes", "rdzv", "max_restarts", "epochs", "images", "inception", "inception_sha256"),
+    *("out", "mirror", "resume_from", "check_replicas"),
+)
+NOT_OF_VERIFY = (*_OF_WHOLE_RUNS, "precision", "graph")  # it trains step by step in float64
+NOT_OF_PLAN = (*_OF_WHOLE_RUNS, "init_from", "scale_lr")  # it shows both ways to scale
+
+# What others call a setting, where its name here is too unlike for a guess.
+ALSO_CALLED = {"learning_rate": "lr", "num_workers": "workers", "bs": "batch_size", "wd": "weight_decay"}

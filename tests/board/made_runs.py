@@ -43,7 +43,8 @@ def make_folder(base: Path) -> Path:
     root = base / "runs"
     host = os.uname().nodename
     make_run(root / "finished", state="finished", host=host)
-    make_run(root / "stopped", state="stopped", host=host)
+    with (make_run(root / "stopped", state="stopped", host=host) / "config.toml").open("a") as config:
+        config.write('\n[[made_with.earlier]]\nuntil_images = 100\ndevices = "2"\n')
     make_run(root / "nested" / "deeper" / "run", lines=3, state="finished", host=host)
     failed = make_run(root / "failed", state="failed", why="ValueError: too many pigeons", host=host)
     (failed / "logs").mkdir()

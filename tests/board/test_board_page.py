@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browser import Browser, find_chromium
 from commands import Running, start_fork, wait_until
-from made_runs import ODD_NAMES
+from made_runs import ODD_NAMES, line, make_run
 from serving import Served, serve
 
 pytestmark = pytest.mark.skipif(not find_chromium(), reason="no Chromium on this machine")
@@ -87,6 +89,32 @@ def test_nothing_that_a_run_is_called_becomes_markup(board: Served, browser: Bro
         )
         assert browser.evaluate("document.querySelectorAll('img[onerror], main script').length") == 0
     assert not browser.errors
+
+
+def test_what_runs_is_on_top_and_what_changed_last_comes_next(tmp_path: Path, browser: Browser) -> None:
+    now, host = time.time(), os.uname().nodename
+    for name, age, state in (
+        ("a", 900, "finished"),
+        ("b", 300, "failed"),
+        ("c", 600, "stopped"),
+        ("z", 5000, "running"),
+    ):
+        run = make_run(
+            tmp_path / name, lines=0, state=state, host="elsewhere" if name == "z" else host, since=now - age
+        )
+        (run / ".lock").touch()
+    with (tmp_path / "z" / "metrics.jsonl").open("a") as file:
+        file.write(line(10, net__loss=1.0))
+    with serve(tmp_path) as board:
+        browser.open(board.url)
+        browser.wait_for("document.querySelectorAll('#list .run').length == 4")
+        names = browser.evaluate("[...document.querySelectorAll('#list .name')].map((name) => name.textContent)")
+        counts = browser.evaluate(
+            "(({ scrollWidth, clientWidth, textContent }) => [scrollWidth - clientWidth, textContent])"
+            "(document.querySelector('#counts'))"
+        )
+    assert names == ["z", "b", "c", "a"]
+    assert counts == [0, "1\xa0running · 1\xa0failed · 1\xa0stopped · 1\xa0finished"]  # none of it is cut
 
 
 def test_log_scale_and_seconds_and_smoothing_redraw_and_are_remembered(board: Served, browser: Browser) -> None:

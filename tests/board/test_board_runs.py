@@ -102,6 +102,8 @@ def test_settings_and_samples(board: Served) -> None:
     runs = board.runs()
     kept = board.json(f"/api/runs/{runs['finished']['id']}/settings")
     assert kept == {"settings": {"recipe": "dcgan", "seed": 5, "lr": 0.1}, "made_with": {"torch": "2.15"}}
+    went_on = board.json(f"/api/runs/{runs['stopped']['id']}/settings")["made_with"]
+    assert went_on == {"torch": "2.15", "earlier.1.until_images": 100, "earlier.1.devices": "2"}
     run = runs["pictures"]
     assert board.json(f"/api/runs/{run['id']}/samples")["samples"] == {"samples": [0, 100, 200]}
     answer = board.ask(f"/api/runs/{run['id']}/picture?name=samples&images=100")

@@ -170,5 +170,5 @@ def test_sources_that_change_their_files_pictures_are_refused(data: Path, tmp_pa
 
 def test_without_dali_one_line_names_the_extra(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    with pytest.raises(UserError, match=r"not installed; pip install 'paceline\[dali\]'"):
+    with pytest.raises(UserError, match=r"not installed; pip install -e '\.\[dali\]'"):
         Dali(open_source(data, "png"), CPU, RunSettings(), CROP)

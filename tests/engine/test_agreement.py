@@ -36,9 +36,11 @@ def test_every_host_gets_the_newest_checkpoint_and_the_best_whoever_holds_them(t
         folder.mkdir()
         for images in held:
             RunFolder(folder / "run").checkpoints.save(checkpoint(images))
+            (folder / "run" / "config.toml").write_text(f"images = {images}\n")
     hosts = run_function_on_hosts(folders, meet_and_find)
     assert [host.wait() for host in hosts] == [0, 0, 0], [host.stderr for host in hosts]
     assert all(host.stdout.splitlines()[-1] == "32" for host in hosts)
     for folder in folders:
         kept = RunFolder(folder / "run").checkpoints
         assert load(kept.path(16)).images == 16 and kept.all()[-1] == 32
+        assert (folder / "run" / "config.toml").read_text() == "images = 32\n", "how it went is known to all"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,26 @@ def test_a_folder_in_use_is_refused_and_its_run_unharmed(tmp_path: Path, tiny: s
     assert run_fork(tmp_path, *command, "--out", "alone").wait() == 0
     assert weights_of(tmp_path / "run") == weights_of(tmp_path / "alone")
     assert metrics_without_times(tmp_path / "run") == metrics_without_times(tmp_path / "alone")
+
+
+def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Path, tiny: str) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "diary.txt").touch()
+    refused = run_fork(tmp_path, "train", tiny, "--out", "full")
+    assert refused.wait() == 2 and "--out full: is there and no run (it holds diary.txt)" in refused.stderr
+    assert [file.name for file in full.iterdir()] == ["diary.txt"]
+    (full / "diary.txt").rename(full / ".gitkeep")
+    (full / "launch").mkdir()  # where a job's file lies that begins the run
+    assert run_fork(tmp_path, "train", tiny, "--out", "full").wait() == 0
+
+
+def test_a_run_that_ended_before_it_kept_its_settings_can_begin_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.claim()
+    folder.release()
+    (tmp_path / "logs").mkdir()
+    folder.check_free()
 
 
 def test_a_claim_dies_with_its_process_and_can_be_given_up(tmp_path: Path) -> None:
@@ -82,7 +104,40 @@ def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, t
     three = ("--loader", "workers", "--workers", "1", "--epochs", "0.2", "--images", "0", "--set", "save_every=1 epoch")
     last = run_fork(tmp_path, *command, *three)
     assert last.wait() == 0 and "going on from 192 images" in last.stdout
-    assert "images = 0" in (tmp_path / "run" / "config.toml").read_text()
+    kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert kept["images"] == 0
+    ways = [(way["until_images"], way["strategy"], way["devices"]) for way in kept["made_with"]["earlier"]]
+    assert ways == [(96, "single", "1"), (192, "ddp", "2")], "it is kept how the run went before"
+
+
+def test_a_command_that_trains_nothing_changes_nothing_of_a_finished_run(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run")
+    assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "96") == [0, 0]
+
+    def record() -> dict[str, tuple[bytes, int]]:
+        files = [file for file in (tmp_path / "run").rglob("*") if file.is_file() and file.name != ".lock"]
+        return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files if "logs" not in file.parts}
+
+    before = record()
+    for images, told in (("96", "finished already, at 96 images\n"), ("48", "past the 48 that are asked for: nothing")):
+        again = run_fork(tmp_path, *command, "--images", images)
+        assert again.wait() == 0 and told in again.stdout, again.stderr
+        assert "test, of the checkpoint at 96 images" in again.stdout, "what it learned is judged all the same"
+        assert record() == before
+
+
+def test_a_stopped_run_may_end_where_it_is_and_how_it_was_made_stays(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--set", "save_every=16 images")
+    assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "48") == [0, 0]
+    config, status = tmp_path / "run" / "config.toml", tmp_path / "run" / "status.json"
+    config.write_text(config.read_text().replace("images = 48", "images = 480"))
+    status.write_text(status.read_text().replace("finished", "stopped").replace("48", "480"))
+    before = tomllib.loads(config.read_text())
+    assert run_fork(tmp_path, *command, "--images", "32").wait() == 0
+    assert tomllib.loads(config.read_text()) == before and json.loads(status.read_text())["state"] == "stopped"
+    assert run_fork(tmp_path, *command, "--images", "48").wait() == 0
+    assert tomllib.loads(config.read_text()) == before | {"images": 48}
+    assert json.loads(status.read_text())["state"] == "finished"
 
 
 def test_settings_that_cannot_be_read_are_named(tmp_path: Path, tiny: str) -> None:

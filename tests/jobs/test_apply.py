@@ -18,8 +18,9 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch._subclasses.fake_tensor import FakeTensor
 
 from paceline.cli import run
-from paceline.engine.restorer import build, open_restorer
+from paceline.engine.restorer import open_restorer
 from paceline.engine.tiling import Tiling, choose_tiling, restore_in_tiles
+from paceline.engine.trained import build
 from paceline.engine.weights_file import write_weights
 from paceline.jobs import _applier_processes
 from paceline.jobs._downsampled import measure
@@ -394,8 +395,9 @@ def test_a_run_is_applied_without_its_data(tmp_path, capsys):
     assert "--checkpoint 14: none was kept at so many images; there are: best, last, 4\n" in capsys.readouterr().err
 
 
-def test_a_recipe_that_makes_no_pictures_of_pictures_is_refused(capsys, tmp_path):
+def test_a_recipe_that_makes_no_pictures_of_pictures_is_refused_with_the_command_for_it(capsys, tmp_path):
     config = configure("classification", {}, elsewhere=True)
     write_weights(tmp_path / "digits.safetensors", config, Facts(1, 8, 8, num_classes=10), {"weight": torch.zeros(1)})
     assert apply(tmp_path / "digits.safetensors", "photos", "--out", tmp_path / "out") == 2
-    assert "recipe 'classification' makes no pictures of pictures" in capsys.readouterr().err
+    told = "recipe 'classification' tells the classes of pictures, which is what `predict` is for, not `apply`"
+    assert told in capsys.readouterr().err

@@ -14,7 +14,7 @@ from PIL import Image
 from skimage import data
 
 from paceline.cli import run
-from paceline.engine.restorer import build
+from paceline.engine.trained import build
 from paceline.engine.weights_file import write_weights
 from paceline.jobs.configure import configure
 from paceline.recipe import Facts

@@ -90,7 +90,7 @@ def test_without_its_record_a_run_is_taken_as_it_is_or_not_at_all(
     record.unlink()
     assert run([*TINY, "--config", "rate.toml", "--images", "64", "--out", "table"]) == 1
     told = capsys.readouterr()
-    assert "holds a run of 128 images, while 64 were asked for; name another --out" in told.out
+    assert "holds a run of 128 images, which is not the length that was asked for; name another --out" in told.out
     assert "no run came to its end; table/report.html stays as it was" in told.err
     assert (place / "table/report.json").read_bytes() == good
     record.write_text('{"made_')

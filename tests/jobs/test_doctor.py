@@ -20,6 +20,7 @@ from paceline.engine.graph import RunStep
 from paceline.engine.ledger import Entry
 from paceline.engine.step import Step
 from paceline.jobs import _loader_ceilings as loader_ceilings
+from paceline.jobs import doctor
 from paceline.jobs._graph_check import check_replay
 from paceline.jobs.configure import configure
 from paceline.monitor import this_machine
@@ -48,6 +49,14 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
         kept_file(SELF_TEST).write_text(result if isinstance(result, str) else json.dumps(result))
 
     return keep
+
+
+def test_what_is_missing_comes_with_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(doctor.NEEDS, "dali", "a_package_that_is_not_there")
+    assert run(["doctor"]) == 0
+    assert "pip install -e '.[dali]' in Paceline's folder" in capsys.readouterr().out
 
 
 def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(kept: Callable[[Any], None]) -> None:

@@ -14,6 +14,7 @@ from skimage import data
 from test_apply import write_random_weights
 from torch import Tensor, nn
 
+import paceline
 from paceline.cli import run
 from paceline.engine.restorer import open_restorer
 from paceline.models.srresnet import SRResNet
@@ -211,6 +212,8 @@ def test_networks_of_deepliif_are_imported_together(capsys):
     with torch.no_grad():
         wanted, made = theirs.restore(pictures), ours.recipe.restore(pictures)
     assert list(made) == ["stain", "segmentation"] and all(torch.equal(made[name], wanted[name]) for name in made)
+    loaded = paceline.load("ours.safetensors", device="cpu").networks
+    assert list(loaded) == ["generators.G1", "generators.GS0", "generators.GS1"], "without discriminators: none came"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +285,7 @@ def test_export_says_what_is_missing_or_wrong(capsys, monkeypatch):
     assert "--out model.pt: expected a name that ends in .onnx" in capsys.readouterr().err
     monkeypatch.setattr("paceline.jobs.export.PACKAGES", ("onnx", "no_such_package"))
     assert run(["export", "nowhere", "--out", "model.onnx"]) == 2
-    assert "export needs " in (said := capsys.readouterr().err) and "pip install 'paceline[export]'" in said
+    assert "export needs " in (said := capsys.readouterr().err) and "pip install -e '.[export]'" in said
 
 
 def test_our_own_network_is_what_a_generator_from_elsewhere_becomes():

@@ -16,18 +16,22 @@ from skimage import data
 
 from paceline.cli import run
 from paceline.engine.checkpoint import Checkpoints, choose_checkpoint
-from paceline.engine.restorer import build
+from paceline.engine.trained import build
 from paceline.engine.weights_file import write_weights
 from paceline.jobs._stages import stages_of
 from paceline.jobs.configure import configure
 from paceline.monitor.metrics import read_metrics
 from paceline.recipe import Facts
 
+
+def sets(*settings: str) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 NETWORKS = ["num_blocks=1", "width=2", "d_width=2", "vgg=random", "vgg_layer=relu2_1", "scale=2"]
 CADENCE = ["evaluate_every=32 images", "sample_every=16 images", "save_every=16 images", "keep=9"]
-SETTINGS = [word for setting in NETWORKS + CADENCE for word in ("--set", setting)]
-TRAIN = ["train", "super_resolution", "--data", "photos", "--data-root", "photos", "--accelerator", "cpu", *SETTINGS]
-TRAIN += ["--crop", "16", "--batch-size", "8", "--images", "32", "--lr", "0.01"]
+TRAIN = ["train", "super_resolution", "--data", "photos", "--data-root", "photos", "--accelerator", "cpu"]
+TRAIN += [*sets(*NETWORKS, *CADENCE), "--crop", "16", "--batch-size", "8", "--images", "32", "--lr", "0.01"]
 
 
 @pytest.fixture(scope="module")
@@ -211,10 +215,14 @@ def test_the_protocol_is_kept_with_the_numbers():
     [
         (["--init-from", "nowhere"], "--init-from nowhere: expected a run's folder or a .safetensors file"),
         (["--init-from", "photos"], "--init-from photos: has no checkpoint yet"),
-        (["--init-from", "both"], "its stages are runs: both/adversarial, both/pretrain"),
+        (["--init-from", "both"], "name one of the runs in it: both/adversarial, both/pretrain"),
         (["--init-from", "both/pretrain", "--set", "scale=4"], "learned with scale=2 and not 4; use --set scale=2"),
         (["--init-from", "both/pretrain", "--set", "output=tanh"], "use --set output=residual"),
-        (["--init-from", "both/pretrain", "--set", "width=3"], "its generator is another network"),
+        (["--init-from", "both/pretrain", "--set", "width=3"], "learned with width=2 and not 3; use --set width=2"),
+        (
+            ["--init-from", "both/pretrain", *sets("blocks=shared", "num_blocks=2", "width=3", "tv=1")],
+            "use --set blocks=separate --set num_blocks=1 --set width=2",  # at once, and nothing that fits anyway
+        ),
         (["--set", "stage=adversarial", "--vgg", "none.pth"], "--vgg none.pth: no such file"),
         (["--set", "scale=3"], "unknown value '3'"),
         (["--set", "stage=adversarial", "--set", "vgg_layer=conv9"], "unknown layer of VGG19 'conv9'"),
@@ -226,9 +234,30 @@ def test_a_mistake_is_one_line(words, line, capsys, tmp_path):
     assert line in told and len(told.splitlines()) == 1
 
 
-def test_the_folder_of_several_stages_is_no_run_and_says_which_are(capsys):
-    assert run(["evaluate", "both"]) == 2
-    assert "its stages are runs: both/adversarial, both/pretrain" in capsys.readouterr().err
+def test_the_last_stage_that_is_finished_is_evaluated_and_shown(capsys, tmp_path):
+    assert run(["evaluate", "both", "--accelerator", "cpu"]) == 0
+    of_folder = capsys.readouterr().out
+    assert run(["evaluate", "both/adversarial", "--accelerator", "cpu"]) == 0
+    assert of_folder == capsys.readouterr().out
+    assert run(["sample", "both", "--accelerator", "cpu", "--out", str(tmp_path / "strips.png")]) == 0
+    assert "adversarial at 32 images" in capsys.readouterr().out
+
+
+def test_pictures_that_the_networks_are_not_for_are_told_from_wrong_weights(capsys):
+    assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "channels=1"]) == 2
+    told = "--data photos: its pictures have 1 channel, both/pretrain is for 3; use --set channels=3"
+    assert told in capsys.readouterr().err
+    assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "width=3"]) == 2
+    assert "these weights are of another network" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_is_no_run_and_names_some(capsys, tmp_path):
+    for number in range(7):
+        (tmp_path / f"run-{number}").mkdir()
+        shutil.copy("both/pretrain/config.toml", tmp_path / f"run-{number}")
+    assert run(["evaluate", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert f"name one of the runs in it: {tmp_path}/run-0, " in told and "run-4 and 2 more" in told
 
 
 def test_the_last_stage_that_is_finished_is_applied(capsys, tmp_path):

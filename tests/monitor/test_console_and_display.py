@@ -14,9 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from paceline.monitor.console import keep_output
 from paceline.monitor.display import Display
+from paceline.monitor.screen import open_screen
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
@@ -242,3 +244,14 @@ def rendered(text: str) -> list[str]:
     while lines and not lines[-1].strip():
         lines.pop()
     return [line.rstrip() for line in lines]
+
+
+def test_names_stand_in_tables_and_lines_as_people_wrote_them(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "[bold]run[/bold] :warning: '.[dali]'"
+    table = Table(title=name)
+    table.add_column(name)
+    table.add_row(name)
+    screen = open_screen()
+    screen.print(table)
+    screen.print(name)
+    assert capsys.readouterr().out.count(name) == 4

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import run_fork
 
 from paceline import registry
 from paceline.config import resolve
@@ -85,6 +86,25 @@ def test_a_new_recipe_says_what_data_it_needs(tmp_path: Path) -> None:
     recipe_class = registry.load_class("recipe", str(new("recipe", "unlabelled", tmp_path)), Recipe)
     with pytest.raises(UserError, match="--data"):
         recipe_class(recipe_class.Settings(), Facts(channels=1, height=8, width=8))
+
+
+def test_a_new_gan_is_trained_and_judged_and_draws(tmp_path: Path) -> None:
+    new("gan", "drawer", tmp_path)
+    short = ("--preset", "quick", "--images", "256", "--set", "width=8", "--set", "size=8", "--out", "run")
+    trained = run_fork(tmp_path, "train", "./drawer.py", *short)
+    assert trained.wait() == 0, trained.stderr
+    assert "best: train/FID[pixels-8x8]" in trained.stdout
+    sampled = run_fork(tmp_path, "sample", "run", "--out", "drawn.png")
+    assert sampled.wait() == 0, sampled.stderr
+    assert (tmp_path / "drawn.png").is_file()
+
+
+def test_the_guide_shows_what_the_new_gan_says(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    section = guide.partition("### Several networks")[2].partition("\n### ")[0]
+    shown = [line for line in section.partition("```python\n")[2].partition("```")[0].splitlines() if line]
+    assert len(shown) >= 10
+    assert not set(shown) - set(new("gan", "my_gan", tmp_path).read_text().splitlines())
 
 
 @pytest.mark.parametrize("name", ["recipe", "my_recipe", "settings", "_x", "Ünder"])

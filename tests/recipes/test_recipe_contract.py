@@ -1,9 +1,10 @@
-"""What every recipe must keep to; a new file in recipes/ is tested by existing."""
+"""What every recipe must keep to; a new file in recipes/ is tested by existing, and so are those that `new` writes."""
 
 import dataclasses
 import itertools
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,18 @@ import torch
 from paceline import registry
 from paceline.config import resolve
 from paceline.errors import UserError
+from paceline.jobs import new
 from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
 from paceline.settings import LearnerSettings, RunSettings
 
 FACTS = Facts(channels=3, height=32, width=32, num_classes=10, panels=("stain", "segmentation"))
 NUM_SAMPLES = 4
+
+
+def written_by_new() -> list[str]:
+    """The files of recipes that `paceline new` starts a person's own from."""
+    files = sorted(Path(new.__file__).with_name("templates").glob("*.py"))
+    return [str(file) for file in files if file.stem != "source"]
 
 
 def load(name: str) -> type[Recipe]:
@@ -62,7 +70,7 @@ def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:
         batch |= {name: fact.detach().expand(NUM_SAMPLES) for name, fact in loss.facts.items() if name in recipe.facts}
 
 
-every_recipe = pytest.mark.parametrize("name", registry.names("recipe"))
+every_recipe = pytest.mark.parametrize("name", registry.names("recipe") + written_by_new())
 
 
 @every_recipe

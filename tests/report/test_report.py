@@ -201,6 +201,54 @@ def test_a_run_of_another_machine_has_a_row_of_its_own(runs: Path, monkeypatch: 
     assert list(groups.values())[2]["scaling"]["against"] == next(iter(groups))
 
 
+def test_a_run_that_went_on_in_another_way_is_not_blended_and_says_so(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    half = run_ranks(runs, 2, *TINY, "--epochs", "1", "--strategy", "ddp", "--seed", "6", "--out", "went-on")
+    whole = run_fork(runs, *TINY, "--seed", "6", "--out", "went-on")
+    assert half == [0, 0] and whole.wait() == 0, whole.stderr
+    assert run(["compare", "went-on", "single-2", "--out", "of-went-on"]) == 0
+    report = json.loads(Path("of-went-on/report.json").read_text())
+    (only,) = report["groups"].values()
+    assert only["label"] == "single" and only["n"] == 2
+    logged = [line for line in lines_of(Path("went-on")) if "time/step_seconds" in line]
+    since = next(line["images"] for line in logged if line["epoch"] >= 1)
+    later = [line for line in logged if line["images"] > since][1:]
+    assert report["runs"]["went-on"]["speed"]["stretches"] == len(later)
+    (said,) = [sentence for sentence in report["summary"] if "went on in another way" in sentence]
+    assert said.startswith(
+        f"`went-on` went on in another way at {since:,} images (strategy ddp → single, devices 2 → 1)"
+    )
+
+
+def test_dp_on_a_cpu_is_reported_as_the_single_that_it_was(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    shutil.copytree("single-2", "dp-2")
+    text = Path("dp-2/config.toml").read_text()
+    Path("dp-2/config.toml").write_text(
+        text.replace('strategy = "auto"', 'strategy = "dp"').replace("devices = 1", "devices = 2")
+    )
+    assert run(["compare", "dp-2", "single-4", "--out", "of-dp"]) == 0
+    (only,) = json.loads(Path("of-dp/report.json").read_text())["groups"].values()
+    assert only["label"] == "single" and only["devices"] == 1 and only["n"] == 2
+
+
+def test_a_report_that_takes_the_place_of_another_says_whose(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(runs)
+    place = "this report takes the place of one that had other runs"
+    for words, told in (
+        (["single-2", "ddp-2"], ""),
+        ([str(runs / "ddp-2"), "single-2", "single-4"], ""),
+        (["ddp-2"], f"{place}: single-2, single-4\n"),
+    ):
+        assert run(["compare", *words, "--out", "of-others"]) == 0
+        said = capsys.readouterr().out
+        assert said.endswith(f"{told}report: of-others/report.html\n") and (place in said) == bool(told)
+
+
 def test_energy_is_that_of_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("ddp-2", "with-gpus")
@@ -233,6 +281,8 @@ def test_generators_are_shown_side_by_side_and_must_be_judged_alike(tmp_path: Pa
     assert run_fork(tmp_path, "compare", "0", "1", "--out", "both").wait() == 0
     page = Page((tmp_path / "both/report.html").read_text())
     assert sum(address.startswith("data:image/png;base64,") for address in page.fetched) == 1  # of the first seed
+    (picture,) = re.findall(r"!\[single, seed 0\]\((.+)\)", (tmp_path / "both/report.md").read_text())
+    assert (tmp_path / "both" / picture).resolve() == tmp_path / "0/samples/samples-000000000640.png"
     report = json.loads((tmp_path / "both/report.json").read_text())
     (only,) = report["groups"].values()
     best = [min(x["train/FID[pixels-8x8]"] for x in lines_of(tmp_path / s) if "train/count" in x) for s in ("0", "1")]

@@ -230,6 +230,16 @@ def test_with_the_same_batch_per_device_the_part_is_no_loss() -> None:
     assert report["why_not"]["classification-ddp-2-128"]["weak"] and "gradients are exchanged" in said
 
 
+def test_an_efficiency_says_whether_it_is_of_the_runs_or_of_the_ceilings(tmp_path: Path) -> None:
+    ceilings = {"classification-ddp-2-64": {"devices": 2, "rungs": _rungs({"one": 500, "part": 900, "gradients": 450})}}
+    report, said = made(cell(speed=1000), cell("ddp", 2, speed=440), ceilings=ceilings)
+    assert "Scaling efficiency against one device, of the runs: ddp × 2 22%" in said
+    assert "is not faster, by steps measured apart from the runs (efficiency 45% there): gradients are" in said
+    write_report(report, tmp_path)
+    words = (tmp_path / "report.md").read_text()
+    assert "**ddp × 2** reaches 45% of 2× in this measurement (in the runs: 22%, see Speed)." in words
+
+
 def test_ceilings_reach_their_row_though_it_has_a_longer_name() -> None:
     ceilings = {"classification-ddp-2-64": {"devices": 2, "rungs": _rungs({"one": 500, "part": 400, "gradients": 300})}}
     rows = [cell(precision="bf16"), cell("ddp", 2)]
@@ -305,5 +315,23 @@ def test_the_stretch_after_a_resume_is_warm_up_too_and_one_after_a_broken_line_h
     assert speed_of(stretches_of(lines))["std_of_stretches"] == pytest.approx(0.0)
 
 
+def test_what_came_before_a_run_went_on_in_another_way_is_not_blended_in() -> None:
+    lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, save=0.3), line(300, 8.0, 2.0), line(400, 10.0, 2.0, save=0.5)]
+    assert [one.line["images"] for one in stretches_of(lines, since=200)] == [400], "the first one has the warm-up"
+    assert [one.line["images"] for one in stretches_of(lines, since=300)] == [400]
+    assert [one.line["images"] for one in stretches_of(lines, {2}, since=200)] == [400]
+    assert speed_of(stretches_of(lines, since=200))["images_per_second"] == pytest.approx(100 / 1.5)
+    split = seconds_per_epoch(stretches_of(lines, since=200), lines, since=200)
+    assert split["saving"] == pytest.approx(0.25) and split["step"] == pytest.approx(0.5)
+
+
 def test_a_run_of_no_lines_has_no_speed() -> None:
     assert speed_of(stretches_of([])) == {} and seconds_per_epoch([], []) == {}
+
+
+def test_strategies_that_end_alike_in_float64_are_said_to_be_in_float64() -> None:
+    words = "The runs are in float64"
+    assert words in made(cell(precision="fp64"), cell("ddp", 2, precision="fp64"))[1]
+    assert words not in made(cell(), cell("ddp", 2))[1]
+    assert words not in made(cell(precision="fp64"), cell("ddp", 2))[1]
+    assert words not in made(cell(precision="fp64"), cell(batch=128, precision="fp64"))[1]

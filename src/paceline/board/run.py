@@ -212,6 +212,9 @@ def _shown(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         full = prefix + name
         if isinstance(value, dict):
             flat |= _shown(value, f"{full}.")
+        elif isinstance(value, list) and all(isinstance(one, dict) for one in value):
+            for number, one in enumerate(value, start=1):
+                flat |= _shown(one, f"{full}.{number}.")
         elif is_private_name(name) and value:
             flat[full] = HIDDEN
         else:

@@ -26,6 +26,7 @@ def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> 
     """Makes a process of each host that has a folder of its own the writer of it; one's mistake is told by all."""
 
     def claim() -> None:
+        folder.check_free()
         folder.claim()
         check()
 
@@ -86,16 +87,21 @@ def from_holder(world: World, own: Held | None, images: int) -> tuple[Held | Non
 
 
 def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) -> None:
-    """Gives the hosts that were away the checkpoint, the best one before it and the metrics that led to it."""
+    """Gives the hosts that were away the checkpoint, the best one before it, and metrics and record that led to it."""
     best_images = snapshot.numbers.get("best", {}).get("images", snapshot.images)
     best = checkpoint_at(folder, world, best_images) if best_images < snapshot.images else None
-    metrics = folder.path / METRICS
-    history = world.share(metrics.read_bytes() if world.rank == holder and metrics.exists() else b"", holder)
+    files = (folder.path / METRICS, folder.config_file)
+    held = [file.read_bytes() if file.exists() else b"" for file in files] if world.rank == holder else []
+    history = world.share(held, holder)
     if folder.is_mine and best:
         folder.checkpoints.save(best)
     if folder.is_mine and world.rank != holder:
         folder.checkpoints.save(snapshot)
-        metrics.write_bytes(history)  # type: ignore[arg-type]
+        for file, content in zip(files, history, strict=True):  # type: ignore[call-overload]
+            if content:
+                beside = file.with_suffix(".writing")
+                beside.write_bytes(content)
+                beside.rename(file)
     world.wait_for_all()
 
 

@@ -101,6 +101,7 @@ def make_recipe(config: Config, sources: dict[str, Source]) -> Recipe:
     torch.manual_seed(config.run.seed)
     facts = sources.get("train", next(iter(sources.values()))).facts
     recipe = recipe_class(config.recipe, cropped(facts, config.run.crop))
+    recipe.check_phases(config.recipe_name)
     for network in config.networks:
         if network not in recipe.networks:
             raise unknown("network", network, recipe.networks)

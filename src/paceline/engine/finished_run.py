@@ -18,6 +18,8 @@ from paceline.evaluation._judge import OpenedRun
 from paceline.recipe import Recipe
 from paceline.registry import load_class
 
+NAMED = 5  # runs of a folder, in one line
+
 
 def config_of(run: str, layers: Iterable[tuple[str, Mapping[str, Any]]] = (), *, own_source: bool = True) -> Config:
     """The settings that a run was made with, and what is said on top of them; see `resolve`."""
@@ -33,9 +35,10 @@ def config_of(run: str, layers: Iterable[tuple[str, Mapping[str, Any]]] = (), *,
 
 
 def name_stages(folder: Path) -> str:
-    """For the one who named the folder of several stages: which runs are in it."""
-    stages = stages_in(folder)
-    return f"; its stages are runs: {', '.join(map(str, stages))}" if stages else ""
+    """For the one who named a folder of runs, of several stages or any: what to name instead."""
+    runs = stages_in(folder)
+    named = ", ".join(map(str, runs[:NAMED])) + (f" and {len(runs) - NAMED} more" if len(runs) > NAMED else "")
+    return f"; name one of the runs in it: {named}" if runs else ""
 
 
 def stages_in(folder: Path) -> list[Path]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import safetensors
 import safetensors.torch
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from paceline.config import Config
+from paceline.config import Config, convert
+from paceline.data.crop import cropped
 from paceline.engine.agreement import from_holder, tell
 from paceline.engine.assemble import Parts
 from paceline.engine.checkpoint import choose_checkpoint
@@ -22,7 +25,7 @@ from paceline.engine.run_folder import RunFolder
 from paceline.engine.snapshot import judged_values
 from paceline.engine.weights_file import SETTINGS, SUFFIX
 from paceline.errors import UserError
-from paceline.recipe import Recipe
+from paceline.recipe import Facts, Recipe
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ def start_from(parts: Parts, path: str) -> str:
     if given is None:
         tell(parts.world, mistake)
     assert given is not None
-    networks = _fill(parts.recipe, parts.config, given, path)
+    facts = cropped(parts.feed.loader.source.facts, parts.config.run.crop)
+    networks = _fill(parts.recipe, parts.config, facts, given, path)
     for learner in parts.step.learners.values():
         learner.begin_average()
     return f"starts from {given.origin}: {', '.join(networks)}"
@@ -88,35 +92,63 @@ def _of_file(file: Path, name: str) -> Given:
     return Given(judged_values(weights), settings, name)
 
 
-def _fill(recipe: Recipe, config: Config, given: Given, path: str) -> list[str]:
-    """Puts the weights into the networks that they are of, and names these."""
+def _fill(recipe: Recipe, config: Config, facts: Facts, given: Given, path: str) -> list[str]:
+    """Puts the weights into the networks that they are of, and names these; refuses those that mean other networks."""
     by_network = {name: _beneath(f"{name}.", given.weights) for name in recipe.networks}
-    found = [name for name, weights in by_network.items() if weights]
+    found = {name: weights for name, weights in by_network.items() if weights}
     if not found:
         raise UserError(f"--init-from {path}: holds none of the networks {', '.join(recipe.networks)}")
-    _check_settings(recipe, config, given, path)
-    for name in found:
-        weights, own = by_network[name], recipe.networks[name].state_dict()
-        differing = sorted(weights.keys() ^ own.keys())
-        differing += [key for key in weights.keys() & own.keys() if weights[key].shape != own[key].shape]
-        if differing:
-            raise UserError(
-                f"--init-from {path}: its {name} is another network: {differing[0]!r} does not fit "
-                f"({len(differing)} differ); use the settings that it was made with"
-            )
+    others = _other_settings(config, given, path)
+    misfits = {name: _misfits(recipe.networks[name], weights) for name, weights in found.items()}
+    if any(misfits.values()):
+        _refuse_settings(_those_of_networks(others, recipe, config, facts, found), config, path)
+        name, differing = next((name, differing) for name, differing in misfits.items() if differing)
+        advice = "was its data of another kind?" if given.settings else "use the settings that it was made with"
+        raise UserError(
+            f"--init-from {path}: its {name} is another network: {differing[0]!r} does not fit "
+            f"({len(differing)} differ); {advice}"
+        )
+    _refuse_settings({name: value for name, value in others.items() if name in recipe.bound_to_weights}, config, path)
+    for name, weights in found.items():
         recipe.networks[name].load_state_dict(weights)
-    return found
+    return list(found)
 
 
 def _beneath(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
 
 
-def _check_settings(recipe: Recipe, config: Config, given: Given, path: str) -> None:
-    """Refuses weights that would fit and yet mean something else with this run's settings."""
-    now = {name: getattr(config.recipe, name) for name in recipe.bound_to_weights}
-    other = {name: given.settings[name] for name in now if str(given.settings.get(name, now[name])) != str(now[name])}
-    if other:
-        differences = ", ".join(f"{name}={value} and not {now[name]}" for name, value in other.items())
-        flags = " ".join(f"--set {name}={value}" for name, value in other.items())
-        raise UserError(f"--init-from {path}: its weights were learned with {differences}; use {flags}")
+def _misfits(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+    """The tensors that only one of the two has, then those of another shape."""
+    own = network.state_dict()
+    common = sorted(weights.keys() & own.keys())
+    return sorted(weights.keys() ^ own.keys()) + [key for key in common if weights[key].shape != own[key].shape]
+
+
+def _other_settings(config: Config, given: Given, path: str) -> dict[str, Any]:
+    """The recipe's settings that the weights were learned with, where this run has others."""
+    now, hints = asdict(config.recipe), get_type_hints(type(config.recipe))
+    said = {name: value for name, value in given.settings.items() if name in now and str(value) != str(now[name])}
+    return {name: convert(value, hints[name], f"--init-from {path}: {name}") for name, value in said.items()}
+
+
+def _those_of_networks(
+    others: dict[str, Any], recipe: Recipe, config: Config, facts: Facts, found: Mapping[str, Mapping[str, Tensor]]
+) -> dict[str, Any]:
+    """Those of the settings that change what the networks compute or what they have room for."""
+    changing = {}
+    for name, value in others.items():
+        if name not in recipe.bound_to_weights:
+            with torch.random.fork_rng(devices=[]), suppress(UserError):  # some values do not go without others
+                changed = type(recipe)(replace(config.recipe, **{name: value}), facts).networks
+                if not any(_misfits(changed[one], recipe.networks[one].state_dict()) for one in found):
+                    continue
+        changing[name] = value
+    return changing
+
+
+def _refuse_settings(others: Mapping[str, Any], config: Config, path: str) -> None:
+    if others:
+        told = ", ".join(f"{name}={value} and not {getattr(config.recipe, name)}" for name, value in others.items())
+        flags = " ".join(f"--set {name}={value}" for name, value in others.items())
+        raise UserError(f"--init-from {path}: its weights were learned with {told}; use {flags}")

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config
+from paceline.config import Config, flatten
 from paceline.config_file import MADE_WITH, changed_settings, to_toml
 from paceline.data.fingerprint import are_same
 from paceline.engine.checkpoint import Checkpoints
+from paceline.engine.ways import EARLIER, earlier_ways, way_of
 from paceline.errors import UserError
 from paceline.evaluation._protocol import differences
-from paceline.lock import InUse, Lock
+from paceline.lock import LOCK, InUse, Lock
 from paceline.monitor.status import Status
 from paceline.secrets import redact
+
+BEFORE_A_RUN = ("launch", "cell.json")  # what launchers and comparisons put into a run's folder before it begins
 
 
 class RunFolder:
@@ -38,6 +42,18 @@ class RunFolder:
     def protocols_file(self) -> Path:
         """How the numbers of each split were measured."""
         return self.path / "protocols.json"
+
+    def check_free(self) -> None:
+        """Refuses a folder that holds other things; hidden ones, and what prepares a run, are none."""
+        begun = self.config_file.exists() or (self.path / LOCK).exists()
+        if begun or not self.path.is_dir():
+            return
+        names = sorted(os.listdir(self.path)) if os.access(self.path, os.R_OK) else []
+        others = [name for name in names if name not in BEFORE_A_RUN and not name.startswith(".")]
+        if others:
+            raise UserError(
+                f"--out {self.path}: is there and no run (it holds {others[0]}); name a folder that is new or empty"
+            )
 
     def claim(self) -> None:
         """Makes this process the folder's one writer; the claim dies with the process."""
@@ -66,6 +82,12 @@ class RunFolder:
         self._total_images = total_images
         Status.now("running", total_images).write(self.path)
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether its run says that it came to its end."""
+        status = Status.of(self.path)
+        return status is not None and status.state == "finished"
+
     def end(self, state: str, why: str = "") -> None:
         """Says how a run ended that had begun; before that, and in other ranks, there is nothing to say."""
         if self._total_images is not None:
@@ -75,12 +97,9 @@ class RunFolder:
 
     def check_settings(self, config: Config, data: str) -> None:
         """Refuses to go on with other settings or other data, once there is a checkpoint to go on from."""
-        if not self.config_file.exists() or not self.checkpoints.all():
+        kept = self._settings() if self.checkpoints.all() else {}
+        if not kept:
             return
-        try:
-            kept = tomllib.loads(self.config_file.read_text())
-        except ValueError as error:
-            raise UserError(f"{self.config_file}: cannot be read ({error}); choose another --out") from None
         made_with = kept.pop(MADE_WITH, {})
         if kept.pop("recipe", None) != config.recipe_name:
             raise UserError(f"--out {self.path}: this run is of another recipe; choose another --out")
@@ -123,8 +142,32 @@ class RunFolder:
         except ValueError as error:
             raise UserError(f"{self.protocols_file}: cannot be read ({error})") from None
 
-    def keep_settings(self, config: Config, data: str, made_with: Mapping[str, Any]) -> None:
-        """Writes the resolved settings, the data's fingerprint, versions and hardware."""
+    def keep_settings(self, config: Config, data: str, made_with: Mapping[str, Any], images: int) -> None:
+        """Writes the resolved settings, the data's fingerprint, versions, hardware, and how the run went before.
+
+        The run goes on from so many images.
+        """
+        kept = self._settings() if images else {}
+        before = kept.pop(MADE_WITH, {})
+        earlier = earlier_ways(kept, before, images, way_of(config.values(), made_with)) if kept else []
+        self._write(config.values(), {**made_with, "data": data} | ({EARLIER: earlier} if earlier else {}))
+
+    def keep_length(self, config: Config) -> None:
+        """Writes how long the run was to be in the end, of one that saw enough before; how it was made stays."""
+        kept = self._settings()
+        made_with, length = kept.pop(MADE_WITH, {}), {"epochs": config.run.epochs, "images": config.run.images}
+        self._write({"recipe": config.recipe_name} | flatten(kept) | length, made_with)
+
+    def _write(self, settings: Mapping[str, Any], made_with: Mapping[str, Any]) -> None:
         beside = self.config_file.with_suffix(".writing")
-        beside.write_text(to_toml(config, {**made_with, "data": data}))
+        beside.write_text(to_toml(settings, made_with))
         beside.rename(self.config_file)
+
+    def _settings(self) -> dict[str, Any]:
+        """What is kept, if anything."""
+        if not self.config_file.exists():
+            return {}
+        try:
+            return tomllib.loads(self.config_file.read_text())
+        except ValueError as error:
+            raise UserError(f"{self.config_file}: cannot be read ({error}); choose another --out") from None

@@ -18,13 +18,14 @@ PICTURES_AT_ONCE = 64
 @torch.no_grad()
 def make_pictures(recipe: Recipe, draws: Batch, precision: Precision) -> np.ndarray:
     """The recipe's picture for each row of draws, as uint8 [n, h, w, c]."""
+    learns = recipe.training
     recipe.eval()
     pictures = []
     for start in range(0, len(next(iter(draws.values()))), PICTURES_AT_ONCE):
         with eager(), precision.autocast():
             rows = {name: values[start : start + PICTURES_AT_ONCE] for name, values in draws.items()}
             pictures.append(to_eight_bits(recipe.predict(rows)["image"]))
-    recipe.train()
+    recipe.train(learns)
     return torch.cat(pictures).permute(0, 2, 3, 1).cpu().numpy()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 from paceline.data.free_memory import free_bytes
 from paceline.data.picture_file import Canvas, Picture, read_picture, save_image
@@ -73,6 +74,11 @@ class Applier:
             return Outcome(task.path, problem=str(problem))
         except OSError as error:
             raise UserError(f"--out: cannot write what became of {task.path}: {error.strerror or error}") from error
+
+    def make(self, pixels: np.ndarray) -> dict[str, Image.Image]:
+        """What the networks make of one picture of 8 bits [h, w, c], by name."""
+        canvases, _, _ = self._make(pixels, False, lambda _: None)
+        return {name: canvas.image for name, canvas in canvases.items()}
 
     def _restore(self, task: Task, picture: Picture, advance: Advance) -> Outcome:
         canvases, tiling, count = self._make(picture.pixels, picture.deep, advance)

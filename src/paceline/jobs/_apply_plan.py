@@ -44,7 +44,7 @@ def plan(
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; name a folder")
     made = Plan()
-    pictures = _find(words, out, made)
+    pictures = find_pictures(words, made, out)
     inputs = {one.path.resolve() for one in pictures}
     for one, targets in _name(pictures, out, results, made).items():
         for target in targets.values():
@@ -58,7 +58,7 @@ def plan(
     return made
 
 
-def _find(words: Iterable[str], out: Path, made: Plan) -> list[Meant]:
+def find_pictures(words: Iterable[str], made: Plan, out: Path | None = None) -> list[Meant]:
     """The pictures, each once; words that mean none are problems unless no word means any."""
     found: dict[str, Meant] = {}
     others: dict[Path, None] = {}
@@ -72,7 +72,7 @@ def _find(words: Iterable[str], out: Path, made: Plan) -> list[Meant]:
         for one in pictures:
             found.setdefault(os.path.abspath(one.path), one)
         others.update(dict.fromkeys(left_alone))
-        if not Path(word).expanduser().is_file():
+        if out and not Path(word).expanduser().is_file():
             in_out += sum(_is_under(one.path, out) for one in pictures)
     if not found:
         raise UserError(f"{made.problems[0].path}: {made.problems[0].problem}")
@@ -84,14 +84,14 @@ def _find(words: Iterable[str], out: Path, made: Plan) -> list[Meant]:
     return list(found.values())
 
 
-def _expand(word: str, out: Path) -> tuple[list[Meant], list[Path]]:
+def _expand(word: str, out: Path | None) -> tuple[list[Meant], list[Path]]:
     """The pictures that a file, a folder or a pattern means, and the other files of a folder."""
     path = Path(word).expanduser()
     if path.is_file():
         return [_alone(path)], []
     if path.is_dir():
-        same = out.resolve() == path.resolve()
-        inside = [file for file in visible_under(path) if same or not _is_under(file, out)]
+        apart = None if out is None or out.resolve() == path.resolve() else out
+        inside = [file for file in visible_under(path) if not (apart and _is_under(file, apart))]
         pictures = pictures_in(inside)
         if not pictures:
             raise BadPicture(f"has no pictures ({', '.join(sorted(SUFFIXES))})")

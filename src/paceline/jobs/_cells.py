@@ -18,8 +18,10 @@ from paceline.engine.run_folder import RunFolder
 from paceline.errors import UserError
 from paceline.jobs._child import last_words, run_paceline
 from paceline.jobs._kept import keep, kept
-from paceline.jobs._stages import stages_of, status_of
+from paceline.jobs._stages import stages_of
 from paceline.monitor.metrics import METRICS
+from paceline.monitor.screen import as_it_is
+from paceline.monitor.status import Status
 from paceline.recipe import Recipe
 from paceline.registry import is_path, load_class
 from paceline.report.numbers import Cell
@@ -92,7 +94,7 @@ def _has_trained(folder: Path) -> bool:
 def _read_as_asked(config: Config) -> Run:
     """The run of a cell, of several stages the last; one of another length, or that is not over, is refused."""
     last = stages_of(config)[-1].run
-    run, status = read_one(last.out), status_of(Path(last.out))
+    run, status = read_one(last.out), Status.of(Path(last.out))
     images = max(RunFolder(Path(last.out)).checkpoints.all(), default=0)
     told = ""
     if status is None or status.state != "finished":
@@ -117,4 +119,4 @@ def _show_progress(shown: Shown | None, name: str, config: Config) -> None:
         file.seek(max(0, metrics.stat().st_size - LAST_BYTES))
         seen = re.findall(rb'"images": (\d+)', file.read())
     if seen:
-        shown.update(f"{name}  {int(seen[-1]):,} images")
+        shown.update(as_it_is(f"{name}  {int(seen[-1]):,} images"))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from paceline.config import Config
+from paceline.engine.ways import DP_NEEDS_GPUS
 from paceline.errors import UserError, unknown
 from paceline.parallel.environment import uses_cuda
 from paceline.registry import names
@@ -81,7 +82,7 @@ class Grid:
 def why_not_here(config: Config, strategy: str, devices: int, gpus: Sequence[str]) -> str:
     """Why this machine cannot do a cell; empty where it can."""
     if not uses_cuda(config.run):
-        return "DataParallel needs GPUs; on a CPU it is the same as single" if strategy == "dp" else ""
+        return DP_NEEDS_GPUS if strategy == "dp" else ""
     here = torch.cuda.device_count()
     if gpus and len(gpus) < devices:
         return f"--gpus names {len(gpus)} for {devices} devices"

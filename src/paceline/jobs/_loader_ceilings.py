@@ -38,7 +38,7 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
     device = join(settings, distributed=False).device
     source = load_class("source", settings.data, Source)("train", settings)
     for note in source.notes:
-        console.print(note, markup=False, soft_wrap=True)
+        console.print(note, soft_wrap=True)
     check_crop(sizes_of(source), settings.crop, source.facts.scale, source.name_of)
     batch_size = split_batch(settings.batch_size, 1, 1)
     measured = [_measure(name, source, device, settings, batch_size) for name in names("loader")]
@@ -57,7 +57,7 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
     }
     others = [one for one in read_kept(LOADERS).get("measured", []) if _place(one) != _place(result)]
     keep(kept_file(LOADERS), {"measured": [*others, result]})
-    console.print(f"kept in {kept_file(LOADERS)}", markup=False, soft_wrap=True)
+    console.print(f"kept in {kept_file(LOADERS)}", soft_wrap=True)
     return int(not any(one["images_per_second"] for one in measured))
 
 
@@ -157,4 +157,4 @@ def _print_table(
     console.print(table)
     for one in measured:
         if one["why"]:
-            console.print(f"not measured: {one['why']}", markup=False, soft_wrap=True)
+            console.print(f"not measured: {one['why']}", soft_wrap=True)

@@ -20,6 +20,7 @@ from paceline.jobs._kept import keep, kept
 from paceline.jobs._stages import stages_of
 from paceline.jobs.worker import run_in_processes
 from paceline.report.numbers import Cell, group_name
+from paceline.settings import NOT_OF_VERIFY
 
 VERIFY_STEPS = 5
 
@@ -50,7 +51,7 @@ class Measured:
             return
         for recipe, config in configs.items():
             arguments = ["verify", recipe, "--strategies", ",".join(["single", *several]), "--steps", str(VERIFY_STEPS)]
-            shared = {name: value for name, value in flags.items() if name != "gpus"}
+            shared = {name: value for name, value in flags.items() if name not in ("gpus", *NOT_OF_VERIFY)}
             last = stages_of(config)[-1]
             stage = [f"stage={last.recipe.stage}"] if last.recipe != config.recipe else []
             arguments += words_of(shared, config_file, [*assignments, *stage])
@@ -75,12 +76,12 @@ class Measured:
         run_paceline([*arguments, "--json", str(fresh)], log)
         if not fresh.is_file():
             self.missing.append(f"{words}: {last_words(log)}")
-            console.print(f"{words}: not measured: {last_words(log)}", markup=False, soft_wrap=True)
+            console.print(f"{words}: not measured: {last_words(log)}", soft_wrap=True)
             return None
         result = json.loads(fresh.read_text())
         keep(file, {"arguments": arguments, "made_from": facts, "result": result})
         fresh.unlink()
-        console.print(f"{words}: done", markup=False, soft_wrap=True)
+        console.print(f"{words}: done", soft_wrap=True)
         return result
 
     def ceilings(self, console: Console, wanted: Sequence[tuple[Cell, Config | None]]) -> None:
@@ -116,7 +117,7 @@ class Measured:
         self._ceilings[kind] = json.loads(fresh.read_text())
         keep(file, {"made_from": facts, "result": self._ceilings[kind]})
         fresh.unlink()
-        console.print(f"ceilings of {kind}: done", markup=False, soft_wrap=True)
+        console.print(f"ceilings of {kind}: done", soft_wrap=True)
 
     def ceilings_by_group(self, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
         """The ladders by the names that the report's groups have."""

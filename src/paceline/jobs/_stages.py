@@ -10,7 +10,7 @@ import torch
 from paceline.config import Config
 from paceline.engine.finished_run import config_of, stages_in
 from paceline.engine.run_folder import RunFolder
-from paceline.monitor.status import STATUS, Status
+from paceline.monitor.status import Status
 from paceline.parallel.environment import World
 from paceline.recipe import Recipe
 from paceline.registry import load_class
@@ -57,14 +57,8 @@ def last_finished(path: str) -> str:
     return next((str(folder) for folder in reversed(folders) if _is_finished(folder)), path)
 
 
-def status_of(run: Path) -> Status | None:
-    """What a run says of itself, if anything."""
-    file = run / STATUS
-    return Status.parse(file.read_bytes()) if file.is_file() else None
-
-
 def _is_finished(run: Path) -> bool:
-    status = status_of(run)
+    status = Status.of(run)
     return status is not None and status.state == "finished"
 
 

@@ -21,6 +21,7 @@ from paceline.jobs._applier import Applier, How, Outcome, Task
 from paceline.jobs._applier_processes import share_out
 from paceline.jobs._apply_plan import plan
 from paceline.jobs._stages import last_finished
+from paceline.monitor.screen import open_screen
 from paceline.parallel.environment import check_devices, gpu_ids, uses_cuda
 from paceline.recipe import NoSettings
 from paceline.settings import RunSettings
@@ -183,7 +184,7 @@ class Shown:
     def line(self, text: str) -> None:
         """Prints above the bar."""
         if self._bar:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(text, soft_wrap=True)
         else:
             print(text, flush=True)
             self._said = time.monotonic()
@@ -195,5 +196,5 @@ def _progress(total: int) -> Iterator[Shown]:
         yield Shown(total, None)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bar:
+    with Progress(*columns, console=open_screen()) as bar:
         yield Shown(total, bar)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from paceline.board.files import open_files
 from paceline.board.gallery import Gallery
-from paceline.errors import UserError
+from paceline.errors import UserError, install_extra
 
 USUAL_PORT = 6116
 
@@ -22,7 +22,7 @@ def board(where: str, host: str, port: int | None) -> int:
 
         from paceline.board.server import make_app
     except ImportError as error:
-        raise UserError(f"the board needs {error.name}: pip install 'paceline[board]'") from None
+        raise UserError(f"the board needs {error.name}: {install_extra('board')}") from None
     gallery = Gallery(open_files(where))
     listener = _listen(host, port)
     address, port = listener.getsockname()[:2]

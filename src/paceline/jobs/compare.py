@@ -25,6 +25,7 @@ from paceline.jobs._kept import kept
 from paceline.jobs._measured import Measured
 from paceline.jobs._stages import last_finished
 from paceline.jobs.configure import configure
+from paceline.monitor.screen import as_it_is, open_screen
 from paceline.recipe import Recipe
 from paceline.registry import load_class, names
 from paceline.report.build import make_report, write_report
@@ -124,7 +125,7 @@ def compare_recipes(recipes: Sequence[str], flags: dict[str, Any], wish: Wish) -
 def _compare_cells(
     configs: dict[str, Config], flags: dict[str, Any], wish: Wish, grid: Grid, folder: Path, title: str
 ) -> int:
-    console, measured = Console(highlight=False), Measured(folder)
+    console, measured = open_screen(), Measured(folder)
     by_stem = {Path(name).stem: name for name in configs}
     chosen = [(cell, by_stem[cell.recipe], flags | own) for cell, own in grid.cells(configs)]
     wanted = [(cell, _config_of_cell(cell, recipe, own, wish, folder)) for cell, recipe, own in chosen]
@@ -230,21 +231,21 @@ def _config_of_cell(cell: Cell, recipe: str, flags: dict[str, Any], wish: Wish, 
 def _saying(console: Console, words: str, cell: Cell) -> Iterator[Status | None]:
     """Says what is being run, and in a line what came of it."""
     if console.is_terminal:
-        with console.status(words) as status:
+        with console.status(as_it_is(words)) as status:
             yield status
     else:
         yield None
     if cell.state == "not measured":
-        console.print(f"{words}: not measured: {cell.reason}", markup=False, soft_wrap=True)
+        console.print(f"{words}: not measured: {cell.reason}", soft_wrap=True)
     elif cell.state == "failed":
-        console.print(f"{words}: failed: {cell.reason}", markup=False, soft_wrap=True)
+        console.print(f"{words}: failed: {cell.reason}", soft_wrap=True)
     elif cell.run is not None:
         speed = cell.run.speed.get("images_per_second")
         shown = f"{speed:,.0f} images/s, " if speed else ""
         quality = "  ".join(f"{name} {value:.4g}" for name, value in cell.run.quality.items() if value is not None)
         again = " (done before)" if cell.reason else ""
         cell.reason = ""
-        console.print(f"{words}: {shown}{cell.run.seconds:.1f} s  {quality}{again}", markup=False, soft_wrap=True)
+        console.print(f"{words}: {shown}{cell.run.seconds:.1f} s  {quality}{again}", soft_wrap=True)
 
 
 def _check_cells(cells: Sequence[Cell], across_recipes: bool) -> None:
@@ -280,9 +281,19 @@ def _finish(
     report = make_report(
         title, cells, command=command, ceilings=ceilings, parity=parity, not_measured=list(not_measured)
     )
+    replaced = _others(kept(folder / "report.json"), cells)
     page = write_report(report, folder)
-    console = Console(highlight=False)
+    console = open_screen()
     console.print()
     for phrase in report["summary"]:
         console.print(Markdown(fill(phrase, report)))
+    if replaced:
+        print(f"this report takes the place of one that had other runs: {', '.join(replaced)}")
     print(f"report: {page}")
+
+
+def _others(report: dict[str, Any], cells: Sequence[Cell]) -> list[str]:
+    """The runs of a report that are not among those of another one, however their paths are written."""
+    before = report.get("runs")
+    own = {Path(cell.run.folder).resolve() for cell in cells if cell.run is not None}
+    return [name for name in before if Path(name).resolve() not in own] if isinstance(before, dict) else []

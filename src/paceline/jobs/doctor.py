@@ -20,7 +20,7 @@ from paceline.config import Config, resolve
 from paceline.config_file import parse_assignments
 from paceline.engine.signals import INTERRUPTED
 from paceline.engine.timing import measure
-from paceline.errors import UserError
+from paceline.errors import UserError, install_extra
 from paceline.jobs._graph_check import check_replay
 from paceline.jobs._kept import keep
 from paceline.jobs._loader_ceilings import measure_loaders
@@ -28,6 +28,7 @@ from paceline.jobs.configure import configure
 from paceline.jobs.verify import verify
 from paceline.jobs.worker import run_in_processes
 from paceline.monitor.made_with import versions_and_hardware
+from paceline.monitor.screen import open_screen
 from paceline.monitor.this_machine import SELF_TEST, identity, kept_file, read_kept
 from paceline.parallel.environment import check_devices, join
 from paceline.recipe import NoSettings
@@ -43,12 +44,12 @@ def doctor_of_loaders(flags: Mapping[str, Any], assignments: Iterable[str]) -> i
     layers = [("flag", flags), ("--set", parse_assignments(assignments))]
     settings = resolve("doctor", NoSettings, layers).run
     check_devices(settings)
-    return measure_loaders(settings, Console(highlight=False))
+    return measure_loaders(settings, open_screen())
 
 
 def doctor(self_test: bool) -> int:
     """Prints one screen; with a self-test also verifies and times this machine's own devices."""
-    console = Console(highlight=False)
+    console = open_screen()
     machine = Table(title="this machine", title_justify="left", show_header=False)
     for name, value in versions_and_hardware().items():
         machine.add_row(name, value)
@@ -62,7 +63,7 @@ def doctor(self_test: bool) -> int:
     if self_test:
         return _self_test(console)
     if kept := read_kept(SELF_TEST):
-        console.print(f"last self-test: {kept['summary']} ({kept_file(SELF_TEST)})", markup=False, soft_wrap=True)
+        console.print(f"last self-test: {kept['summary']} ({kept_file(SELF_TEST)})", soft_wrap=True)
     else:
         console.print("no self-test was kept here: paceline doctor --self-test")
     return 0
@@ -82,7 +83,7 @@ def _findings() -> Iterator[tuple[str, str, bool, str]]:
             yield "strategy", name, True, f"{plural}, nccl" if gpus else f"{os.cpu_count()} CPU cores, gloo"
     for name in names("loader"):
         missing = _is_missing(name)
-        why = f"pip install 'paceline[{name}]'" if missing else LOADS_BY.get(name, "")
+        why = install_extra(name) if missing else LOADS_BY.get(name, "")
         yield "loader", name, not missing, why
     nccl = dist.is_nccl_available() and gpus > 0
     yield "backend", "gloo", dist.is_gloo_available(), "any device"
@@ -124,7 +125,7 @@ def _self_test(console: Console) -> int:
     result = {"summary": summary, "verified": verified == 0, "devices": devices, "all_reduce": timing, "graph": graph}
     result |= {"when": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": identity()}
     keep(kept_file(SELF_TEST), result | {"made_with": versions_and_hardware()})
-    console.print(f"self-test: {summary}; kept in {kept_file(SELF_TEST)}", markup=False, soft_wrap=True)
+    console.print(f"self-test: {summary}; kept in {kept_file(SELF_TEST)}", soft_wrap=True)
     return int(verified != 0 or bool(graph and not graph["passed"]))
 
 

@@ -7,26 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import Config, Inherited
+from paceline.data.crop import cropped
 from paceline.data.sources._photos_settings import PhotosSettings
 from paceline.data.sources._picture_files import split_folder
 from paceline.data.sources.photos import SPLIT_NAMES
 from paceline.engine.assemble import make_loader, make_recipe, open_sources
 from paceline.engine.evaluation import Examiner
+from paceline.engine.facts_file import kept_facts
 from paceline.engine.finished_run import choose_checkpoint, config_of
 from paceline.engine.run_folder import RunFolder
 from paceline.engine.snapshot import load_weights
 from paceline.errors import UserError, unknown
+from paceline.jobs._stages import last_finished
 from paceline.jobs.configure import checked
 from paceline.jobs.worker import run_in_processes
 from paceline.parallel.environment import join, place_from
 from paceline.parallel.precision import choose_precision
-from paceline.recipe import Recipe
+from paceline.recipe import Facts, Recipe
 from paceline.registry import load_class
 
 
 def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str, str], checkpoint: str) -> int:
     """Prints the metrics of a run's checkpoint on a split of its own data or of another source."""
-    given = {name: value for name, value in flags.items() if value}
+    given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
     # Folders that belong to the run's own data do not belong to another.
     elsewhere = "data_root" in given
     left_behind = ("low_root", "test_root", "test_low_root") if elsewhere else ("test_low_root",)
@@ -52,6 +55,22 @@ def _judged_whole(config: Config) -> Config:
     return config.with_run(test_root=run.data_root, test_low_root=run.low_root, validation=0.0)
 
 
+def _other_kind(run: str, here: Facts) -> str:
+    """In which way the data is not what a run's networks are for, if that is known."""
+    learned = kept_facts(Path(run))
+    if learned is None:
+        return ""
+    if learned.channels != here.channels:
+        told = f"its pictures have {here.channels} channel{'s' * (here.channels > 1)}, {run} is for {learned.channels}"
+        return f"{told}; use --set channels={learned.channels}"
+    if learned.num_classes != here.num_classes:
+        return f"it has {here.num_classes} classes and {run} is for {learned.num_classes}; use data with the same ones"
+    if (learned.height, learned.width) != (here.height, here.width):
+        told = f"its pictures have {here.width}×{here.height} pixels and {run} is for {learned.width}×{learned.height}"
+        return f"{told}; use --set size={learned.width}"
+    return ""
+
+
 def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
     """This process's part of the measuring."""
     world = join(config.run, distributed=config.run.devices > 1)
@@ -61,7 +80,14 @@ def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
     if split not in sources:
         raise unknown("split", split, sources)
     recipe = make_recipe(config, sources)
-    load_weights(recipe, choose_checkpoint(RunFolder(Path(run)).checkpoints, images).weights, averaged=True)
+    snapshot = choose_checkpoint(RunFolder(Path(run)).checkpoints, images)
+    try:
+        load_weights(recipe, snapshot.weights, averaged=True)
+    except UserError:
+        other = _other_kind(run, cropped(sources[split].facts, config.run.crop))
+        if other:
+            raise UserError(f"--data {config.run.data}: {other}") from None
+        raise
     recipe.to(device=world.device, dtype=precision.weights)
     loader = make_loader(sources[split], world, config, config.run.crop if recipe.generates else 0)
     examiner = Examiner(recipe, loader, split, world, precision, config.run)

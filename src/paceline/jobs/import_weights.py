@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paceline.config import Config
 from paceline.data.sources.panels import INPUT, LEFT_OUT, SEGMENTATION, Panels
-from paceline.engine.restorer import Restorer, build, fill
+from paceline.engine.restorer import make_restorer
+from paceline.engine.trained import Stored, build
 from paceline.engine.weights_file import SUFFIX, write_weights
 from paceline.errors import UserError
 from paceline.jobs.configure import configure
@@ -43,8 +44,7 @@ def import_weights(words: list[str], recipe: str, out: str, preset: str, assignm
     flags = {"preset": preset} if preset else {}
     read = _super_resolution if recipe == "super_resolution" else _translation
     config, facts, tensors, recognised = read(words, flags, assignments)
-    restorer = Restorer(build(config, facts), config, facts, out)
-    fill(restorer, tensors, words[0])
+    make_restorer(Stored(config, facts, tensors, out), words[0])  # refuses what does not fit
     write_weights(target, config, facts, tensors)
     count = sum(tensor.numel() for tensor in tensors.values())
     networks = sorted({_network(key) for key in tensors})

@@ -11,7 +11,7 @@ _TEMPLATES = Path(__file__).parent / "templates"  # real modules, so that they a
 
 
 def new(kind: str, name: str, folder: Path) -> Path:
-    """Writes NAME.py, a small recipe or source that works as it is, and gives its path."""
+    """Writes NAME.py, a small recipe (of one network, or a GAN) or source that works as it is, and gives its path."""
     kinds = [file.stem for file in _TEMPLATES.glob("*.py")]
     if kind not in kinds:
         raise unknown("kind of file", kind, kinds)

@@ -121,8 +121,8 @@ def _only_writer(folder: Path) -> Iterator[None]:
 def _progress(title: str, total: int) -> Iterator[Shown]:
     """A bar on a terminal, a line now and then elsewhere."""
     if sys.stdout.isatty():
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns) as bar:
+        named = TextColumn("{task.description}", markup=False)
+        with Progress(named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
             task = bar.add_task(title, total=total)
             yield lambda count: bar.update(task, completed=count)
         return

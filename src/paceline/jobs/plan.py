@@ -23,6 +23,7 @@ from paceline.jobs._prediction import Link, Measurement, predict, stops_paying_a
 from paceline.jobs._said_link import SaidLink
 from paceline.jobs.configure import configure
 from paceline.jobs.worker import run_in_processes
+from paceline.monitor.screen import open_screen
 from paceline.parallel.environment import uses_cuda
 from paceline.span import split_batch
 
@@ -71,7 +72,7 @@ def plan(
     measured = _measure(config, sizes, wish.check)
     link = said.beside(measured.link) if devices > 1 else None
     assert link is not None or devices == 1
-    console = Console(highlight=False, soft_wrap=True)
+    console = open_screen(soft_wrap=True)
     _say_what_was_measured(console, measured, processes, devices)
     if link:
         console.print(f"link: {said.describe(link)}; overlap with the step: {measured.overlap:.0%}")

@@ -18,6 +18,7 @@ from paceline.engine.sampling import fixed_draws, make_pictures
 from paceline.engine.snapshot import load_weights
 from paceline.engine.strips import has_strips, make_strips, strip_samples
 from paceline.errors import UserError
+from paceline.jobs._stages import last_finished
 from paceline.jobs.configure import checked
 from paceline.monitor.metrics import SAMPLES
 from paceline.monitor.pictures import MOVING, captioned, grid, save_animation, side_by_side, to_image
@@ -47,6 +48,7 @@ def sample(runs: list[str], out: str, wish: Wish) -> int:
     if wish.animate and wish.grid:
         raise UserError(f"--grid {wish.grid}: --animate shows the pictures that training kept, as they are")
     kind = "animation" if wish.animate else "interpolation" if wish.interpolate else "grid"
+    runs = [last_finished(run) for run in runs]
     files = _files(Path(runs[0]), out, kind)
     if wish.animate:
         frames = _frames(runs)

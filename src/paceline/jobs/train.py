@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -108,17 +108,23 @@ def _train_stage(config: Config, world: World) -> Result:
         loop.on_saved = mirroring.notice
         claim_folder(folder, parts.world, lambda: mirroring.prepare(data()))
         output = keep_output(folder.path, parts.world.rank)
-        loop.resume(_find_snapshot(folder, parts, data))
+        snapshot = _find_snapshot(folder, parts)
+        settled = _is_settled(folder, parts, snapshot)
+        if folder.is_mine and not settled:
+            _keep_record(folder, parts, data(), snapshot)
+        loop.resume(snapshot)
         first = parts.world.is_first
         if folder.is_mine:
-            folder.begin(parts.total_images)
+            if not settled:
+                folder.begin(parts.total_images)
             mirroring.begin()
-        writer = MetricsWriter(folder.path, loop.images) if folder.is_mine else None
+        writer = MetricsWriter(folder.path, loop.images) if folder.is_mine and not settled else None
         title = f"{Path(config.recipe_name).stem} → {folder.path}"
         with stop.listening():
             with Display(parts.total_images, loop.images, title, enabled=first) as display:
                 loop.attach(writer, display)
-                loop.run()
+                if not settled:
+                    loop.run()
             metrics = {} if loop.stopped else _judge_best(parts, folder, loop, writer, examiner)
             if writer:
                 writer.close()
@@ -161,20 +167,43 @@ def _ending(folder: RunFolder, parts: Parts, mirroring: Mirroring) -> Iterator[N
             loader.close()
 
 
-def _find_snapshot(folder: RunFolder, parts: Parts, data: Callable[[], str]) -> Snapshot | None:
+def _find_snapshot(folder: RunFolder, parts: Parts) -> Snapshot | None:
     """Says what was chosen and where the run goes on; every rank gets the newest snapshot that one of them has."""
     for note in parts.notes:
         print(note)
     snapshot = newest_snapshot(folder, parts.world, print)
     if parts.config.run.init_from and not snapshot:
         print(start_from(parts, parts.config.run.init_from))
-    if folder.is_mine:
-        folder.keep_settings(parts.config, data(), versions_and_hardware())
-        keep_facts(folder.path, cropped(parts.feed.loader.source.facts, parts.config.run.crop))
     if snapshot and parts.world.is_first:
-        done = snapshot.images >= parts.total_images
-        print(f"{'finished already, at' if done else 'going on from'} {snapshot.images:,} images")
+        seen, wanted = snapshot.images, parts.total_images
+        if seen > wanted:
+            print(f"at {seen:,} images already, past the {wanted:,} that are asked for: nothing is trained or changed")
+        else:
+            print(f"{'finished already, at' if seen == wanted else 'going on from'} {seen:,} images")
     return snapshot
+
+
+def _is_settled(folder: RunFolder, parts: Parts, snapshot: Snapshot | None) -> bool:
+    """Whether the run saw enough, and has ended wherever it is written, or saw more: nothing of its record changes."""
+    if snapshot is None or snapshot.images != parts.total_images:
+        return snapshot is not None and snapshot.images > parts.total_images
+    return not any(parts.world.collect("unfinished" if folder.is_mine and not folder.has_finished else ""))
+
+
+def _keep_record(folder: RunFolder, parts: Parts, data: str, snapshot: Snapshot | None) -> None:
+    """Keeps with what the run is made, and what its recipe was told; of one that saw enough, how it was made stays."""
+    images = snapshot.images if snapshot else 0
+    if images >= parts.total_images and folder.config_file.exists():
+        folder.keep_length(parts.config)
+    else:
+        folder.keep_settings(parts.config, data, versions_and_hardware() | _means(parts), images)
+    keep_facts(folder.path, cropped(parts.feed.loader.source.facts, parts.config.run.crop))
+
+
+def _means(parts: Parts) -> dict[str, str]:
+    """What "auto" came to."""
+    loader = type(parts.loaders["train"]).__module__.rpartition(".")[2]
+    return {"accelerator": parts.world.device.type, "loader": loader}
 
 
 def _test_examiner(parts: Parts) -> Examiner | None:

@@ -23,8 +23,11 @@ from paceline.engine.assemble import Parts, assemble, strategy_class
 from paceline.engine.initial import start_from
 from paceline.engine.learner import Learner
 from paceline.engine.signals import INTERRUPTED
+from paceline.engine.ways import DP_NEEDS_GPUS
 from paceline.errors import UserError, unknown
 from paceline.jobs.worker import run_in_processes
+from paceline.monitor.screen import open_screen
+from paceline.parallel.environment import uses_cuda
 from paceline.recipe import Phase
 from paceline.registry import names
 from paceline.span import split_batch
@@ -58,9 +61,11 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     for name in strategies:
         if name not in names("strategy"):
             raise unknown("strategy", name, names("strategy"))
+    if "dp" in strategies and not uses_cuda(config.run):
+        raise UserError(f"--strategies {','.join(strategies)}: {DP_NEEDS_GPUS}; leave dp out")
     batch = split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
     config = config.with_run(precision="fp64", batch_size=str(batch), images=steps * batch)
-    console = Console(highlight=False)
+    console = open_screen()
     traces: dict[str, Trace] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
         for name in strategies:

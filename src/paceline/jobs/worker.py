@@ -25,7 +25,7 @@ def run_in_processes(job: str, config: Config, *arguments: str, meeting: Meeting
     """Runs a job's `JOB_here(config, *arguments)` in one process per device of this host; gives the exit code."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         path = Path(folder) / "config.toml"
-        path.write_text(to_toml(config, {}))
+        path.write_text(to_toml(config.values(), {}))
         words = [job, config.recipe_name, str(path), *arguments]
         processes = config.run.devices if strategy_class(config).distributed else 1
         return run_processes("paceline.jobs.worker", words, processes, meeting)

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.errors import UserError
+from paceline.errors import UserError, install_extra
 from paceline.secrets import has_credentials, redact
 
 GROUP = "paceline.mirrors"
@@ -62,7 +62,7 @@ def open_file_system(url: str, shown: str) -> tuple[Any, str]:
         return fsspec.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         extra = EXTRAS.get(url.partition("://")[0])
-        install = f"pip install 'paceline[{extra}]'" if extra else str(error)
+        install = install_extra(extra) if extra else str(error)
         raise UserError(f"{redact(shown)}: a package is missing: {install}") from None
     except ValueError as error:
         raise UserError(f"{redact(shown)}: {redact(str(error))}") from None

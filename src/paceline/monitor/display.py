@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.monitor.console import Tee, beneath
+from paceline.monitor.screen import open_screen
 
 _MOST_VALUES = 4  # of the values, so many fit a line
 _FRAME_SECONDS = 0.1  # between two frames of the bar, so that a fast loop does not draw all the time
@@ -38,7 +39,7 @@ class Display:
     def __enter__(self) -> Self:
         self._clock = time.perf_counter()
         if self._enabled and _is_terminal(sys.stdout):
-            self._start_bar(Console(file=beneath(sys.stdout)))
+            self._start_bar(open_screen(file=beneath(sys.stdout)))
         elif self._enabled and self._title:
             print(self._title, flush=True)
         return self

@@ -52,6 +52,12 @@ class Status:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 
+    @classmethod
+    def of(cls, folder: Path) -> Status | None:
+        """What a run says of itself, if anything."""
+        file = folder / STATUS
+        return cls.parse(file.read_bytes()) if file.is_file() else None
+
     def write(self, folder: Path) -> None:
         """Replaces the folder's file in one step."""
         _replace(folder / STATUS, asdict(self))

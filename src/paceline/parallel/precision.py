@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,21 @@ class Precision:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
         if deterministic != torch.are_deterministic_algorithms_enabled():  # importing the compiler takes seconds
             torch.use_deterministic_algorithms(deterministic)
+
+    @contextmanager
+    def applied(self, *, deterministic: bool) -> Iterator[None]:
+        """The same switches for a while, in the process of somebody else."""
+        matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+        tf32, benchmark, was = cudnn.allow_tf32, cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+        only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+        self.apply(deterministic=deterministic)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(matmul)
+            cudnn.allow_tf32, cudnn.benchmark = tf32, benchmark
+            if deterministic != was:
+                torch.use_deterministic_algorithms(was, warn_only=only_warned)
 
 
 def choose_precision(name: str, device: torch.device) -> Precision:

@@ -53,6 +53,7 @@ def make_report(
         "cells": [{k: v for k, v in asdict(cell).items() if k != "run"} for cell in cells],
         "counts": {"wanted": len(cells), "done": len(runs), "left": len(cells) - len(runs)},
         "runs": {run.folder: _kept_of(run) for run in runs},
+        "went_on": [{"run": run.folder, "at": run.went_on} for run in runs if run.went_on],
         "recommendation": None,
         "ceilings": dict(ceilings),
         "why_not": {key: explain(one, weak=_is_weak(groups[key])) for key, one in ceilings.items()},
@@ -77,7 +78,7 @@ def write_report(report: Report, folder: Path) -> Path:
     spoken = report | {"summary": [fill(phrase, report) for phrase in report["summary"]]}
     texts = {
         "report.json": json.dumps(spoken, indent=1, ensure_ascii=False) + "\n",
-        "report.md": to_markdown(report),
+        "report.md": to_markdown(report, folder),
         "report.html": to_html(report),
     }
     for name, text in texts.items():
@@ -168,7 +169,7 @@ def _kept_of(run: Run) -> dict[str, Any]:
     kept = asdict(run)
     return {
         n: kept[n] for n in (*names, "speed", "seconds_per_epoch", "gpu", "losses", "course", "protocols", "made_with")
-    } | {"broken_lines": run.broken_lines}
+    } | {"broken_lines": run.broken_lines, "went_on": run.went_on}
 
 
 def _samples(groups: Mapping[str, dict[str, Any]], runs: Sequence[Run]) -> list[dict[str, str]]:

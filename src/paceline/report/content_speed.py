@@ -117,7 +117,8 @@ def why_not_section(report: Report) -> Section:
             number = next(i for i, rung in enumerate(ladder["rungs"]) if rung["name"] == ladder["largest"])
             cause, fix = STEPS[ladder["largest"]]
             parts.append(
-                f"**{label}** reaches {at('.0%', *where, 'efficiency')} of {at('d', *where, 'devices')}×. "
+                f"**{label}** reaches {at('.0%', *where, 'efficiency')} of {at('d', *where, 'devices')}× in this "
+                f"measurement{_in_runs(report, key)}. "
                 f"What takes most, {at('.0%', *where, 'rungs', number, 'share')} of its time: {cause}. "
                 f"What would pay most: {fix}; without this alone, {at('+.0%', *where, 'gain')} images per second."
             )
@@ -131,6 +132,13 @@ def why_not_section(report: Report) -> Section:
             rows.append([what, at(",.0f", *where, "rungs", number, "images_per_second"), share])
         parts.append(Table(["step by step", "images/s", "share of the time"], rows, note=report["why_not_note"]))
     return Section("Why not N×?", parts)
+
+
+def _in_runs(report: Report, key: str) -> str:
+    """The efficiency that the table of speeds has for the same row, where it has one."""
+    if not report["groups"][key]["scaling"]:
+        return ""
+    return f" (in the runs: {at('.0%', 'groups', key, 'scaling', 'efficiency')}, see Speed)"
 
 
 def gpu_section(report: Report) -> Section:

@@ -1,8 +1,11 @@
-"""The report as Markdown: the words and tables of the page, without its plots and pictures."""
+"""The report as Markdown: the words, tables and pictures of the page, without its plots."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from paceline.report.content import sections
 from paceline.report.parts import Pictures, Plots, Table
@@ -11,22 +14,28 @@ from paceline.report.phrases import fill
 Report = dict[str, Any]
 
 
-def to_markdown(report: Report) -> str:
-    """The whole report; report.html beside it has the plots."""
+def to_markdown(report: Report, folder: Path) -> str:
+    """The whole report, to lie in a folder; report.html beside it has the plots."""
     made = [f"# {report['title']}", " · ".join(report["subtitle"])]
     for section in sections(report):
-        parts = [_part(part, report) for part in section.parts]
+        parts = [_part(part, report, folder) for part in section.parts]
         if any(parts):
             made += [f"## {section.title}", *filter(None, parts)]
     return "\n\n".join(made) + "\n"
 
 
-def _part(part: str | Table | Plots | Pictures, report: Report) -> str:
+def _part(part: str | Table | Plots | Pictures, report: Report, folder: Path) -> str:
     if isinstance(part, Table):
         return _table(part, report)
-    if isinstance(part, Plots | Pictures):
-        return ""
-    return fill(part, report)
+    if isinstance(part, Pictures):
+        return "\n\n".join(_picture(caption, path, folder) for caption, path in part.pictures)
+    return "" if isinstance(part, Plots) else fill(part, report)
+
+
+def _picture(caption: str, path: str, folder: Path) -> str:
+    """A picture where it lies, as seen from the folder, under its caption."""
+    words = caption.translate({ord(sign): f"\\{sign}" for sign in "[]*_"})
+    return f"{words}:\n\n![{words}]({quote(os.path.relpath(path, folder))})"
 
 
 def _table(table: Table, report: Report) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from paceline.config_file import MADE_WITH, flatten
 from paceline.engine.finished_run import config_of
 from paceline.engine.run_folder import RunFolder
+from paceline.engine.ways import EARLIER, HARDWARE, UNTIL, accelerator_of, changes, strategy_of, way_of, ways_before
 from paceline.monitor.metrics import METRICS, parse_line
 from paceline.recipe import Recipe
 from paceline.registry import load_class
@@ -18,7 +20,7 @@ from paceline.report.stretches import Line, seconds_per_epoch, speed_of, stretch
 MAX_POINTS = 400  # of a curve; more cannot be told apart on a page
 NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # groups of metrics of other kinds
 TOO_LARGE = 1e300  # JSON can spell numbers that no float holds
-HARDWARE = ("cpu", "cores", "gpus", "torch")
+HOW_IT_RAN = {"accelerator", "loader", EARLIER}  # kept beside versions and hardware, and told of apart
 BOOKKEEPING = {"count", "of_images"}  # said along with metrics, and no quality
 
 
@@ -53,6 +55,7 @@ class Run:
     protocols: dict[str, dict[str, Any]] = field(repr=False)
     samples: str = ""  # the last grid of pictures
     broken_lines: int = 0  # of metrics.jsonl, which are left out
+    went_on: list[dict[str, Any]] = field(default_factory=list)  # in another way: at which images, and what changed
 
 
 def read_run(path: str) -> Run:
@@ -60,13 +63,17 @@ def read_run(path: str) -> Run:
     config = config_of(path, own_source=False)
     folder = RunFolder(Path(path))
     kept = tomllib.loads(folder.config_file.read_text())
-    made_with = _texts(kept.pop(MADE_WITH, {}))
+    made_with = _table(kept.pop(MADE_WITH, {}))
+    accelerator = accelerator_of(kept, made_with)
+    strategy, devices = strategy_of(kept, accelerator)
+    went_on = _went_on(kept, made_with)
+    since = went_on[-1]["images"] if went_on else 0
+    made_with = {name: str(value) for name, value in made_with.items() if name not in HOW_IT_RAN}
     lines, after_gaps, broken = _read_lines(folder.path / METRICS)
-    stretches = stretches_of(lines, after_gaps)
+    stretches = stretches_of(lines, after_gaps, since)
     recipe: type[Recipe] = load_class("recipe", config.recipe_name, Recipe)
     quality, chosen_by = _quality(lines, recipe)
     run = config.run
-    strategy = run.strategy if run.strategy != "auto" else ("ddp" if run.devices > 1 else "single")
     gpus = run.gpus.split(",") if run.gpus else []
     pictures = sorted((folder.path / "samples").glob("*.png"))
     images = max((line["images"] for line in lines), default=0)
@@ -76,14 +83,14 @@ def read_run(path: str) -> Run:
         data=run.data,
         fingerprint=made_with.pop("data", ""),
         strategy=strategy,
-        devices=run.devices,
+        devices=devices,
         shares_a_gpu=len(set(gpus)) < len(gpus),
         batch=int(run.batch_size) if run.batch_size.isdigit() else 0,
         seed=run.seed,
         precision=run.precision,
         settings=flatten({name: value for name, value in kept.items() if name != "recipe"}),
         made_with=made_with,
-        hardware=_hardware(run.accelerator, made_with),
+        hardware=_hardware(accelerator, made_with),
         images=images,
         seconds=max((line["seconds"] for line in lines), default=0.0),
         finished=_has_ended(folder, lines, config.run.images, config.run.epochs),
@@ -91,13 +98,14 @@ def read_run(path: str) -> Run:
         quality=quality,
         chosen_by=chosen_by,
         speed=speed_of(stretches),
-        seconds_per_epoch=seconds_per_epoch(stretches, lines),
-        gpu=_gpu(lines, len(set(gpus)) or run.devices),
+        seconds_per_epoch=seconds_per_epoch(stretches, lines, since),
+        gpu=_gpu([line for line in lines if line["images"] > since], len(set(gpus)) or devices),
         losses=_losses(lines),
         course=_course(lines, recipe.best[0]),
         protocols={name: folder.protocol_of(name) for name in quality if folder.protocol_of(name)},
         samples=str(pictures[-1]) if pictures else "",
         broken_lines=broken,
+        went_on=went_on,
     )
 
 
@@ -122,14 +130,18 @@ def _is_whole(line: Line) -> bool:
     return line.get("seconds") is not None and all(type(n) in (int, float) and abs(n) < TOO_LARGE for n in numbers)
 
 
-def _texts(made_with: Any) -> dict[str, str]:
-    return {name: str(value) for name, value in made_with.items()} if isinstance(made_with, dict) else {}
+def _table(made_with: Any) -> dict[str, Any]:
+    return made_with if isinstance(made_with, dict) else {}
+
+
+def _went_on(kept: dict[str, Any], made_with: dict[str, Any]) -> list[dict[str, Any]]:
+    """Where the run went on in another way than before; its speed is of what came last."""
+    ways = [*ways_before(made_with), way_of(kept, made_with)]
+    return [{"images": one[UNTIL], "changed": ", ".join(changes(one, after))} for one, after in pairwise(ways)]
 
 
 def _hardware(accelerator: str, made_with: dict[str, str]) -> dict[str, str]:
     """By name; "none" is what a machine has not, "unknown" what a run does not tell."""
-    if accelerator == "auto":
-        accelerator = "cuda" if "gpus" in made_with and "cuda" in made_with else "cpu"
     missing = "none" if made_with else "unknown"
     return {"accelerator": accelerator} | {name: made_with.get(name, missing) for name in HARDWARE}
 

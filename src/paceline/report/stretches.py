@@ -43,10 +43,11 @@ def total(lines: Iterable[Line], names: Collection[str]) -> float:
     return sum(line.get(name) or 0.0 for line in lines for name in names)
 
 
-def stretches_of(lines: Sequence[Line], after_gaps: Collection[int] = ()) -> list[Stretch]:
+def stretches_of(lines: Sequence[Line], after_gaps: Collection[int] = (), since: int = 0) -> list[Stretch]:
     """The settled stretches of a run, or all of them where none is.
 
     `after_gaps` are places in `lines` that a broken line came before: the stretch there has an unknown length.
+    `since` is where the run went on in another way: what came before is left out.
     """
     found: list[Stretch] = []
     images, settled, torn = 0, False, False
@@ -55,7 +56,8 @@ def stretches_of(lines: Sequence[Line], after_gaps: Collection[int] = ()) -> lis
         settled = settled and not _resumed(lines[number - 1], line)
         if line.get(STEPPING[0]) is None:
             continue
-        if not torn and line["images"] > images:
+        settled = settled and images > since
+        if not torn and line["images"] > images >= since:
             found.append(Stretch(line["images"] - images, line, settled))
         images, settled, torn = line["images"], True, False
     return [stretch for stretch in found if stretch.settled] or found
@@ -91,18 +93,23 @@ def _spread(stretches: Sequence[Stretch]) -> float | None:
     return statistics.stdev(speeds) if len(speeds) > 1 else None
 
 
-def seconds_per_epoch(stretches: Sequence[Stretch], lines: Sequence[Line]) -> dict[str, float]:
-    """Where the time of one pass over the data goes, by the host's clock; what no line tells is left out."""
+def seconds_per_epoch(stretches: Sequence[Stretch], lines: Sequence[Line], since: int = 0) -> dict[str, float]:
+    """Where the time of one pass over the data goes, by the host's clock; what no line tells is left out.
+
+    What came before `since` so many images is left out, too.
+    """
+    lines = [line for line in lines if line["images"] > since]
     taken, images = [one.line for one in stretches], sum(one.images for one in stretches)
     last = next((line for line in reversed(lines) if line.get("epoch")), None)
     if not images or last is None:
         return {}
     per_epoch = last["images"] / last["epoch"] / images
+    epochs = last["epoch"] * (1 - since / last["images"])
     seconds = {"data": total(taken, LOADING) * per_epoch, "step": total(taken, STEPPING) * per_epoch}
     if all(one.settled for one in stretches):
         seconds["between"] = sum(one.seconds - one.timed_seconds for one in stretches) * per_epoch
     if any(line.get(EVALUATION) is not None for line in lines):
-        seconds["evaluation"] = total(lines, [EVALUATION]) / last["epoch"]
+        seconds["evaluation"] = total(lines, [EVALUATION]) / epochs
     if saving := total(lines, KEEPING):  # a log line comes before a save: the last one is in no line
-        seconds["saving"] = saving / last["epoch"]
+        seconds["saving"] = saving / epochs
     return seconds

@@ -21,7 +21,8 @@ def summarise(report: Report) -> list[str]:
     if not groups or advice is None:
         wanted, ended = at("d", "counts", "wanted"), at("d", "counts", "done")
         return [f"No recommendation: of {wanted} runs, {ended} ended with numbers that can be compared."]
-    said = [_advice(report), *_quality(report), *_scaling(report), *_why(report), *_parity(report)]
+    said = [_advice(report), *_went_on(report), *_quality(report), *_scaling(report), *_why(report), *_parity(report)]
+    said += _rounding(report)
     left = report["counts"]["left"]
     if left:
         words = "run has" if left == 1 else "runs have"
@@ -69,6 +70,21 @@ def _advice(report: Report) -> str:
         unit = " %" if is_share(shown) else ""
         words += f"; its {metric_said(shown)} is {quality_of(chosen, shown)}{unit}"
     return f"Use **{chosen['label']}**: {words}."
+
+
+def _went_on(report: Report) -> list[str]:
+    """Which runs were not one way throughout, and what their numbers are then of."""
+    said = []
+    for number, one in enumerate(report["went_on"]):
+        places = [at(",d", "went_on", number, "at", n, "images") for n in range(len(one["at"]))]
+        told = ", then ".join(
+            f"at {place} images ({change['changed']})" for place, change in zip(places, one["at"], strict=True)
+        )
+        said.append(
+            f"`{one['run']}` went on in another way {told}: its speed, efficiency and seconds an epoch are of what "
+            "came last, its seconds a run of all."
+        )
+    return said
 
 
 def _compared(report: Report) -> list[dict[str, Any]]:
@@ -143,7 +159,7 @@ def _scaling(report: Report) -> list[str]:
         return []
     parts = [f"{listed([g['label']])} {at('.0%', 'groups', g['id'], 'scaling', 'efficiency')}" for g in found]
     doubt = " (more than devices can give: see the note under Speed)" if any(map(is_beyond, found)) else ""
-    return [f"Scaling efficiency against one device: {', '.join(parts)}{doubt}."]
+    return [f"Scaling efficiency against one device, of the runs: {', '.join(parts)}{doubt}."]
 
 
 def _why(report: Report) -> list[str]:
@@ -152,7 +168,11 @@ def _why(report: Report) -> list[str]:
         if ladder["largest"]:
             cause, fix = STEPS[ladder["largest"]]
             gain = at("+.0%", "why_not", key, "gain")
-            said.append(f"Why {report['groups'][key]['label']} is not faster: {cause}. Try {fix} ({gain} at most).")
+            efficiency = at(".0%", "why_not", key, "efficiency")
+            said.append(
+                f"Why {report['groups'][key]['label']} is not faster, by steps measured apart from the runs "
+                f"(efficiency {efficiency} there): {cause}. Try {fix} ({gain} at most)."
+            )
     return said
 
 
@@ -166,3 +186,14 @@ def _parity(report: Report) -> list[str]:
             f"Strategies do **not** agree for {', '.join(failed)}: see “The same weights?” before using any of them."
         ]
     return [f"Strategies agree: in float64 they give the same weights ({names})."]
+
+
+def _rounding(report: Report) -> list[str]:
+    """Why strategies end alike to the last digit, where float64 is the reason."""
+    groups = report["groups"].values()
+    if len({group["strategy"] for group in groups}) < 2 or {group["precision"] for group in groups} != {"fp64"}:
+        return []
+    return [
+        "The runs are in float64, where strategies that compute the same also end the same; in float32 the rounding of "
+        "sums sets them apart."
+    ]

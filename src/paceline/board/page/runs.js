@@ -5,6 +5,16 @@ import { duration, short } from "./numbers.js";
 
 const STATES = ["running", "failed", "silent", "stopped", "finished", "unknown"];
 
+// Those that run come first, the youngest on top, where they stay; then the others by their last change.
+function byNews(one, other) {
+  const runs = (other.state === "running") - (one.state === "running");
+  return runs || lastNews(other) - lastNews(one) || (one.name < other.name ? -1 : 1);
+}
+
+function lastNews(run) {
+  return run.state === "running" ? run.since ?? 0 : Math.max(run.since ?? 0, run.last_line ?? 0);
+}
+
 export class Runs {
   constructor({ changed, focus, open }) {
     this.changed = changed;
@@ -24,7 +34,7 @@ export class Runs {
       if (!this.indices.has(run.id)) this.indices.set(run.id, this.indices.size);
       run.index = this.indices.get(run.id);
     }
-    this.all = runs;
+    this.all = [...runs].sort(byNews);
     this.now = now;
     this.draw();
   }
@@ -64,7 +74,7 @@ export class Runs {
   draw() {
     const counts = new Map();
     for (const run of this.all) counts.set(run.state, (counts.get(run.state) ?? 0) + 1);
-    $("counts").title = $("counts").textContent = STATES.filter((state) => counts.has(state)).map((state) => `${counts.get(state)} ${state}`).join(" · ");
+    $("counts").title = $("counts").textContent = STATES.filter((state) => counts.has(state)).map((state) => `${counts.get(state)}\u00a0${state}`).join(" · ");
     const items = this.matching.map((run) => this.item(run));
     const list = $("list");
     const same = list.children.length === items.length && items.every((item, at) => list.children[at] === item);

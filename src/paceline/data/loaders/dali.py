@@ -22,7 +22,7 @@ from paceline.data.loaders._reusing import ReusingLoader
 from paceline.data.loaders._transfer import channels_first, upload
 from paceline.data.source import Encoded, Source, sizes_of
 from paceline.data.tickets import Tickets
-from paceline.errors import UserError
+from paceline.errors import UserError, install_extra
 from paceline.recipe import Batch
 from paceline.settings import RunSettings
 
@@ -178,7 +178,7 @@ def _import_dali() -> tuple[Any, Any, Any]:
         from nvidia.dali import Pipeline, fn, types
     except ImportError as error:
         raise UserError(
-            "--loader dali: NVIDIA DALI is not installed; pip install 'paceline[dali]', or use --loader workers"
+            f"--loader dali: NVIDIA DALI is not installed; {install_extra('dali')}, or use --loader workers"
         ) from error
     return fn, types, Pipeline
 

@@ -88,9 +88,14 @@ def upright_size(path: Path) -> tuple[int, int]:
 
 
 def decode(path: Path) -> Image.Image:
-    """The picture in a file: upright, in 8 bits grey or RGB, transparency over white."""
+    """The picture in a file, as `plain_picture` gives it."""
     with opened(path) as picture:
-        return _to_eight_bits(turn_upright(picture))
+        return plain_picture(picture)
+
+
+def plain_picture(picture: Image.Image) -> Image.Image:
+    """A picture upright, in 8 bits grey or RGB, transparency over white."""
+    return _to_eight_bits(turn_upright(picture))
 
 
 def turn_upright(picture: Image.Image) -> Image.Image:
