@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,7 +21,7 @@ from paceline.cli_flags import (
     TestLowRoot,
     TestRoot,
     Vgg,
-    instead_of,
+    in_one_line,
     with_settings,
     with_vgg,
 )
@@ -286,15 +286,8 @@ def run(arguments: list[str] | None = None) -> int:
         if not hasattr(error, "format_message"):  # of the command line's own parser
             traceback.print_exc()
             return 1
-        print(f"paceline: {_in_one_line(error)}", file=sys.stderr)
+        print(f"paceline: {in_one_line(error)}", file=sys.stderr)
         return 2
-
-
-def _in_one_line(mistake: Any) -> str:
-    """What the command line's parser has to say, and what to do."""
-    if hasattr(mistake, "option_name") and hasattr(mistake, "possibilities"):
-        return f"{mistake.message} ({instead_of(mistake.option_name, mistake.cmd)})"
-    return f"{mistake.format_message()} (--help lists what there is)"
 
 
 def main() -> None:

@@ -85,7 +85,14 @@ def with_vgg(assignments: list[str], vgg: str) -> list[str]:
     return [*assignments, f"vgg={vgg}"] if vgg else assignments
 
 
-def instead_of(option: str, command: Any) -> str:
+def in_one_line(mistake: Any) -> str:
+    """What the command line's parser has to say, and what to do."""
+    if hasattr(mistake, "option_name") and hasattr(mistake, "possibilities"):
+        return f"{mistake.message} ({_instead_of(mistake.option_name, mistake.cmd)})"
+    return f"{mistake.format_message()} (--help lists what there is)"
+
+
+def _instead_of(option: str, command: Any) -> str:
     """What to do about a flag that a command does not have, as far as it can be known; both are the parser's own."""
     name = option.lstrip("-").replace("-", "_")
     name = ALSO_CALLED.get(name, name)
