@@ -110,6 +110,19 @@ def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, t
     assert ways == [(96, "single", "1"), (192, "ddp", "2")], "it is kept how the run went before"
 
 
+def test_a_start_that_left_no_checkpoint_is_not_in_the_record(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--set", "schedule=constant")
+    assert run_fork(tmp_path, *command, "--images", "96").wait() == 0
+    config = tmp_path / "run" / "config.toml"
+    before = config.read_bytes()
+    rarely = ("--set", "save_every=9000000 images", "--set", "evaluate_every=9000000 images")
+    longer = start_fork(tmp_path, *command, "--images", "9600000", "--loader", "workers", *rarely)
+    wait_until(lambda: '"running"' in (tmp_path / "run" / "status.json").read_text(), longer)
+    longer.kill()
+    longer.wait()
+    assert config.read_bytes() == before
+
+
 def test_a_command_that_trains_nothing_changes_nothing_of_a_finished_run(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run")
     assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "96") == [0, 0]

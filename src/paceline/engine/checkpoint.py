@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -98,6 +97,13 @@ class Checkpoints:
             raise UserError(f"cannot write checkpoint {final}: {reason}; {self.what_is_left()}") from error
         return final
 
+    def bring_back(self) -> None:
+        """Checkpoints that were to be replaced, where a kill came before the new one had its name; for the writer."""
+        for old in self.folder.glob(f"{REPLACED}*"):
+            final = old.with_name(old.name.removeprefix(REPLACED))
+            if not final.exists():
+                old.rename(final)
+
     def what_is_left(self) -> str:
         """Where the run can go on from, for the one who reads why it ended."""
         kept = self.all()
@@ -105,7 +111,6 @@ class Checkpoints:
 
     def latest(self, report: Callable[[str], None]) -> Snapshot | None:
         """The newest checkpoint that is whole; `report` gets a line for each damaged one, and one must be whole."""
-        self._bring_back()
         there = self.all()
         for images in reversed(there):
             try:
@@ -150,14 +155,6 @@ class Checkpoints:
     def _remove(self, path: Path) -> None:
         """Renames first, so that no kill leaves half a checkpoint under its name."""
         shutil.rmtree(path.rename(path.with_name(f".removing-{path.name}")))
-
-    def _bring_back(self) -> None:
-        """A checkpoint that was to be replaced, where a kill came before the new one had its name."""
-        for old in self.folder.glob(f"{REPLACED}*"):
-            final = old.with_name(old.name.removeprefix(REPLACED))
-            if not final.exists():
-                with suppress(FileNotFoundError):  # another process was quicker
-                    old.rename(final)
 
     def _sweep(self) -> None:
         for pattern in (".writing-*", ".removing-*", f"{REPLACED}*"):

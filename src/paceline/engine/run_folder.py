@@ -60,6 +60,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.path)
+            self.checkpoints.bring_back()
         except InUse as owner:
             raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out") from None
         except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -105,13 +105,15 @@ def _train_stage(config: Config, world: World) -> Result:
     data = cache(lambda: describe_samples(parts.feed.loader.source))
     with _ending(folder, parts, mirroring):
         loop, examiner = Loop(parts, folder, stop), _test_examiner(parts)
-        loop.on_saved = mirroring.notice
         claim_folder(folder, parts.world, lambda: mirroring.prepare(data()))
         output = keep_output(folder.path, parts.world.rank)
         snapshot = _find_snapshot(folder, parts)
         settled = _is_settled(folder, parts, snapshot)
-        if folder.is_mine and not settled:
-            _keep_record(folder, parts, data(), snapshot)
+        keep_record = cache(lambda: _keep_record(folder, parts, data(), snapshot))
+        goes_on = snapshot is not None and snapshot.images < parts.total_images
+        if folder.is_mine and not settled and not goes_on:  # how it went on is kept with what it leaves: a checkpoint
+            keep_record()
+        loop.on_saved = _one_after_the_other(keep_record, mirroring.notice)
         loop.resume(snapshot)
         first = parts.world.is_first
         if folder.is_mine:
@@ -188,6 +190,14 @@ def _is_settled(folder: RunFolder, parts: Parts, snapshot: Snapshot | None) -> b
     if snapshot is None or snapshot.images != parts.total_images:
         return snapshot is not None and snapshot.images > parts.total_images
     return not any(parts.world.collect("unfinished" if folder.is_mine and not folder.has_finished else ""))
+
+
+def _one_after_the_other(*calls: Callable[[], None]) -> Callable[[], None]:
+    def all_of_them() -> None:
+        for call in calls:
+            call()
+
+    return all_of_them
 
 
 def _keep_record(folder: RunFolder, parts: Parts, data: str, snapshot: Snapshot | None) -> None:
