@@ -102,6 +102,7 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "train ./phaseless.py": "recipe './phaseless.py': has no phases; give it phases = (Phase(NAME, NETWORK),)",
     "plan dcgan --preset quick --devices 2 --mirror s3://x": "No such option: --mirror (plan has no use for it)",
     "plan dcgan --nnodes 3": "No such option: --nnodes (use --nodes)",
+    "new recipe mine --kind gan": "No such option: --kind (--help lists what there is)",
     "verify dcgan --precision bf16": "No such option: --precision (verify has no use for it)",
     "train": "Missing argument",
     "trian classification": "No such command 'trian'",

@@ -96,7 +96,7 @@ def _instead_of(option: str, command: Any) -> str:
     """What to do about a flag that a command does not have, as far as it can be known; both are the parser's own."""
     name = option.lstrip("-").replace("-", "_")
     name = ALSO_CALLED.get(name, name)
-    has = [one for parameter in command.params for one in parameter.opts]
+    has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]  # no arguments
     alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.8)
     if alike:
         return f"use {alike[0]}"

@@ -82,6 +82,32 @@ def test_a_recipe_of_ones_own_that_has_changed_is_another(place: Path, capsys: p
     assert "was made otherwise (code in mine.py: " in capsys.readouterr().err
 
 
+def test_data_that_has_changed_is_refused_before_a_new_run_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures = np.random.default_rng(0).integers(0, 255, (16, 8, 8, 3), dtype=np.uint8)
+    for number, picture in enumerate(pictures):
+        file = Path("pictures", ("train", "test")[number % 2], ("cat", "dog")[number // 8], f"{number}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(file)
+    words = [*TINY, "--data", "folder", "--data-root", "pictures", "--set", "size=8", "--images", "8"]
+    words += ["--batch-size", "4", "--set", "validation=0.25", "--out", "table"]
+    assert run(words) == 0
+    assert run([*words, "--seeds", "0,1"]) == 0
+    assert "(done before)" in capsys.readouterr().out
+    Path("pictures/train/cat/0.png").unlink()
+    before = contents(tmp_path / "table")
+    assert run([*words, "--seeds", "0,1,2"]) == 2
+    told = capsys.readouterr().err
+    assert "--out table: its run classification-single-1-batch4-seed0 was made from other data (6 samples, " in told
+    assert told.endswith("; use the same data to go on, or choose another --out\n") and told.count("\n") == 1
+    assert contents(tmp_path / "table") == before
+    shutil.rmtree("pictures")
+    assert run([*words, "--seeds", "0,1"]) == 0  # what is done needs its data no more
+    assert capsys.readouterr().out.count("(done before)") == 2
+
+
 def test_without_its_record_a_run_is_taken_as_it_is_or_not_at_all(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -264,12 +264,30 @@ def test_the_last_stage_that_is_finished_is_applied(capsys, tmp_path):
     words = ["photos/0.png", "--accelerator", "cpu", "--out"]
     assert run(["apply", "both", *words, str(tmp_path / "last")]) == 0
     assert "super_resolution from both/adversarial at 32 images" in capsys.readouterr().out
-    shutil.copytree("both", tmp_path / "both")
-    status = tmp_path / "both/adversarial/status.json"
-    status.write_text(status.read_text().replace("finished", "stopped"))
-    assert run(["apply", str(tmp_path / "both"), *words, str(tmp_path / "first")]) == 0
-    assert "both/pretrain at 32 images" in capsys.readouterr().out
+    both = tmp_path / "both"
+    shutil.copytree("both", both)
+    leave_unfinished(both / "adversarial")
+    metrics = both / "adversarial/metrics.jsonl"
+    metrics.write_text("".join(line for line in metrics.open() if "test/of_images" not in line))
+    assert run(["apply", str(both), *words, str(tmp_path / "first")]) == 0
+    told = capsys.readouterr()
+    assert "both/pretrain at 32 images" in told.out
+    assert told.err.startswith(f"{both}/adversarial is not finished: using {both}/pretrain\n")
     assert (tmp_path / "first/0.png").read_bytes() != (tmp_path / "last/0.png").read_bytes()
+
+
+def test_a_stage_that_was_finished_once_counts_while_it_goes_on(capsys, tmp_path):
+    shutil.copytree("both", tmp_path / "both")
+    leave_unfinished(tmp_path / "both/adversarial")  # as a longer training that was stopped does
+    assert run(["evaluate", str(tmp_path / "both"), "--accelerator", "cpu"]) == 0
+    told = capsys.readouterr()
+    assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos" in told.out
+    assert "not finished" not in told.err
+
+
+def leave_unfinished(run_folder: Path) -> None:
+    status = run_folder / "status.json"
+    status.write_text(status.read_text().replace("finished", "stopped"))
 
 
 def test_weights_of_a_file_that_holds_other_networks_are_refused(capsys, tmp_path):

@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,12 @@ from test_apply import write_random_weights
 
 import paceline
 from paceline.cli import run
+from paceline.engine.trained import build
+from paceline.engine.weights_file import write_weights
 from paceline.errors import UserError
+from paceline.jobs.configure import configure
 from paceline.monitor.pictures import grid, to_image
+from paceline.recipe import Facts
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 CLASSES = ("nought", "one", "three", "two")  # as folders are sorted
@@ -62,6 +67,19 @@ def predict(*words: str) -> int:
     return run(["predict", *words, "--accelerator", "cpu"])
 
 
+def test_classes_of_other_names_are_refused_rather_than_counted_as_those_of_their_numbers(tmp_path, capsys):
+    shutil.copytree("digits", tmp_path / "digits")
+    words = ["evaluate", "classifier", "--accelerator", "cpu", "--data-root", str(tmp_path / "digits")]
+    assert run(words) == 0
+    for split in ("train", "test"):
+        (tmp_path / "digits" / split / "nought").rename(tmp_path / "digits" / split / "zero")
+    capsys.readouterr()
+    assert run(words) == 2
+    told = "--data folder: class 0 of its test split is 'one' and classifier learned 'nought'; use data with the same"
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+
+
 def test_the_classes_of_files_have_the_accuracy_that_evaluate_measures(capsys):
     assert run(["evaluate", "classifier", "--accelerator", "cpu"]) == 0
     measured = re.search(r"top1 +([\d.]+)\n.*\n +count +(\d+)", capsys.readouterr().out)
@@ -85,6 +103,8 @@ def test_a_loaded_classifier_takes_pictures_and_tensors_and_leaves_the_program_a
     found = model.predict(opened)
     assert found.shape == (len(files), 4) and torch.allclose(found.sum(1), torch.ones(len(files)).double())
     assert torch.equal(found, model.predict(tensor)) and torch.equal(found, model.predict(tensor.numpy()))
+    assert torch.equal(model.predict(opened[0]), model.predict(opened[:1])), "one picture is a list of one"
+    assert torch.equal(model.predict(tensor.numpy()[::-1]), model.predict(tensor.flip(0)))
     assert model.predict([]).shape == (0, 4)
     assert not any(network.training for network in model.networks.values())
     assert torch.get_float32_matmul_precision() == "medium"
@@ -106,7 +126,13 @@ def test_a_loaded_classifier_has_the_moving_average_that_was_judged():
     [
         (torch.zeros(2, 1, 12, 12), "expected pictures as uint8 [n, 1, 12, 12], not torch.float32 [2, 1, 12, 12]"),
         (torch.zeros(2, 3, 12, 12, dtype=torch.uint8), "not torch.uint8 [2, 3, 12, 12]"),
+        (torch.zeros(2, 1, 5, 5, dtype=torch.uint8), "[n, 1, 12, 12], not torch.uint8 [2, 1, 5, 5]"),
+        (np.zeros((1, 1, 12, 12), object), "expected pictures as uint8 [n, 1, 12, 12], not object [1, 1, 12, 12]"),
         ([Image.new("F", (9, 9))], "a picture cannot be used: 32-bit pixels"),
+        ("one.png", "give Pillow pictures in a list, or uint8 [n, 1, 12, 12]; not str"),
+        (["one.png"], "give Pillow pictures in a list, or uint8 [n, 1, 12, 12]; not str in a list"),
+        ([np.zeros((12, 12), np.uint8)], "not ndarray in a list"),
+        (7, "not int"),
     ],
 )
 def test_pictures_that_a_classifier_cannot_take_are_named(pictures, line):
@@ -205,6 +231,19 @@ def test_a_loaded_restorer_makes_what_apply_writes(tmp_path):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def test_a_loaded_restorer_names_what_is_no_picture():
+    with pytest.raises(UserError, match=r"give a Pillow picture, not str; Image.open\(FILE\) makes one of a file"):
+        paceline.load("restorer.safetensors", device="cpu").apply("one.png")
+
+
+def test_a_device_that_is_not_there_is_named():
+    with pytest.raises(UserError, match="device='gpu': expected 'cpu', 'cuda' or one of several GPUs"):
+        paceline.load("classifier", device="gpu")
+    wrong = "cuda:99" if torch.cuda.is_available() else "cuda"
+    with pytest.raises(UserError, match=f"device='{wrong}': (no CUDA device is visible|there is no such GPU)"):
+        paceline.load("classifier", device=wrong)
+
+
 def test_a_recipe_that_nothing_can_use_is_refused_by_name(tmp_path, capsys):
     (tmp_path / "mute.py").write_text(
         "from torch import nn\nfrom paceline.recipe import Loss, Phase, Recipe\n\n\nclass Mute(Recipe):\n"
@@ -256,3 +295,114 @@ def test_an_exported_generator_takes_the_noise_that_pictures_are_made_of_alone(t
     with torch.no_grad():
         wanted = paceline.load("generator", device="cpu").recipe.predict({"noise": noise})["image"]
     assert np.abs(made - wanted.numpy()).max() < 1e-5 and wanted.std() > 0.01
+
+
+def write_weights_of(recipe: str, facts: Facts, *settings: str, spoilt: bool = False) -> str:
+    """A weights file of a recipe that was never trained."""
+    config = configure(recipe, {}, assignments=settings, elsewhere=True)
+    weights = build(config, facts).state_dict()
+    if spoilt:
+        next(iter(weights.values())).fill_(torch.nan)
+    write_weights(Path("written.safetensors"), config, facts, weights)
+    return "written.safetensors"
+
+
+@can_export
+@pytest.mark.parametrize("size", [0, 20])
+def test_a_classifier_that_learned_from_windows_is_exported_for_the_pictures_that_are_judged(size, tmp_path, capsys):
+    import onnxruntime
+
+    trained = str(tmp_path / "run")
+    words = ["train", "classification", "--data", "folder", "--data-root", "digits", "--set", f"size={size}"]
+    words += ["--crop", "8", "--set", "width=2", "--set", "channels=1", "--images", "32", "--accelerator", "cpu"]
+    training = run_fork(Path.cwd(), *words, "--set", "pad_crop=0", "--batch-size", "32", "--out", trained)
+    assert training.wait() == 0, training.stderr
+    file = str(tmp_path / "model.onnx")
+    assert run(["export", trained, "--out", file]) == 0
+    shape = "[n, 1, 20, 20]" if size else "[n, 1, height, width]"
+    assert f"input `pictures` uint8 {shape} in 0…255" in capsys.readouterr().out
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    model = paceline.load(trained, device="cpu")
+    for px in [(20, 20)] if size else [(20, 33), (64, 8)]:
+        pictures = np.random.default_rng(0).integers(0, 256, (3, 1, *px), np.uint8)
+        (made,) = session.run(None, {"pictures": pictures})
+        assert np.abs(made - model.predict(pictures).numpy()).max() < 1e-5
+    if size:
+        with pytest.raises(UserError, match=r"expected pictures as uint8 \[n, 1, 20, 20\], not uint8 \[1, 1, 8, 8\]"):
+            model.predict(np.zeros((1, 1, 8, 8), np.uint8))
+
+
+@can_export
+def test_damaged_weights_are_not_exported(tmp_path, capsys):
+    weights = write_weights_of("classification", Facts(1, 8, 8, num_classes=3), "width=2", spoilt=True)
+    assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
+    assert "written.safetensors: its network gives numbers that are not finite" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+DICE = """
+from torch import nn
+from paceline.recipe import Draw, Loss, Phase, Recipe
+
+
+class Dice(Recipe):
+    judge = "accuracy"
+    phases = (Phase("net", "net"),)
+
+    def __init__(self, settings, facts):
+        super().__init__(settings, facts)
+        self.net = nn.Linear(64, 3)
+        self.draws = {"spare": Draw((), "uniform"), "dice": Draw((3,), "normal")}
+
+    def net_loss(self, batch):
+        return Loss({"size": self.predict(batch)["logits"].square().mean()})
+
+    def predict(self, batch):
+        return {"logits": self.net(batch["image"].flatten(1)) + batch["dice"]}
+"""
+
+
+@can_export
+def test_a_classifier_that_reads_draws_is_not_exported_and_the_draw_is_named(tmp_path, capsys):
+    (tmp_path / "dice.py").write_text(DICE)
+    weights = write_weights_of(str(tmp_path / "dice.py"), Facts(1, 8, 8, num_classes=3), "data=digits", "size=8")
+    assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
+    told = capsys.readouterr().err
+    assert "predict() of Dice reads the draw 'dice', and" in told and len(told.splitlines()) == 1
+
+
+@can_export
+def test_a_classifier_of_one_size_that_learned_from_windows_is_refused_with_what_to_do(tmp_path, capsys):
+    (tmp_path / "flat.py").write_text(DICE.replace(' + batch["dice"]', ""))
+    pictures, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 3
+    np.savez(tmp_path / "few.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+    words = ["train", str(tmp_path / "flat.py"), "--data", "npz", "--data-root", "few.npz", "--crop", "8"]
+    words += ["--images", "32", "--batch-size", "32", "--accelerator", "cpu"]
+    training = run_fork(tmp_path, *words, "--out", "run")
+    assert training.wait() == 0, training.stderr
+    assert run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.onnx")]) == 2
+    told = capsys.readouterr().err
+    assert "predict() of Dice cannot take whole pictures of 160×128 pixels" in told and len(told.splitlines()) == 1
+
+
+@can_export
+@pytest.mark.parametrize(
+    ("reading", "names"),
+    [
+        ('batch.get("noise")', ["noise"]),
+        ('batch.pop("noise")', ["noise"]),
+        ('{**batch}["noise"]', ["noise", "coin"]),  # nobody knows what is read of a copy
+        ('(batch | {})["noise"]', ["noise", "coin"]),
+        ('dict(batch.items())["noise"]', ["noise", "coin"]),
+    ],
+)
+def test_however_a_generator_reads_its_noise_it_is_an_input(reading, names, tmp_path, capsys):
+    import onnxruntime
+
+    text = Path(TINY_GAN).read_text()
+    assert text.count('batch["noise"]') == 1
+    (tmp_path / "gan.py").write_text(text.replace('batch["noise"]', reading))
+    weights = write_weights_of(str(tmp_path / "gan.py"), Facts(1, 8, 8))
+    assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 0, capsys.readouterr().err
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_inputs()] == names

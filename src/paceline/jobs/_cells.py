@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +15,9 @@ from typing import Any
 from rich.status import Status as Shown
 
 from paceline.config import Config
+from paceline.config_file import MADE_WITH
+from paceline.data.fingerprint import are_same, describe_samples
+from paceline.engine.assemble import open_sources
 from paceline.engine.finished_run import stages_in
 from paceline.engine.run_folder import RunFolder
 from paceline.errors import UserError
@@ -41,6 +46,7 @@ def made_from(config: Config) -> dict[str, str]:
 
 def check_kept(folder: Path, wanted: Sequence[tuple[Cell, Config | None]]) -> None:
     """Refuses to go on in a folder whose runs are others than those wanted, before any is touched."""
+    known: dict[str, str] = {}
     for cell, config in wanted:
         if config is None or not _has_trained(Path(config.run.out)):
             continue
@@ -49,6 +55,23 @@ def check_kept(folder: Path, wanted: Sequence[tuple[Cell, Config | None]]) -> No
         if names:
             told = "; ".join(f"{name}: {before.get(name, 'none')} → {now.get(name, 'none')}" for name in names)
             raise UserError(f"--out {folder}: its run {cell.name} was made otherwise ({told}); name another --out")
+        _check_data(folder, cell, config, known)
+
+
+def _check_data(folder: Path, cell: Cell, config: Config, known: dict[str, str]) -> None:
+    """Refuses a run of other samples than a new one would learn from; `known` are these, by recipe."""
+    was = _samples_of(Path(config.run.out))
+    if not was:
+        return
+    if config.recipe_name not in known:
+        try:
+            known[config.recipe_name] = describe_samples(open_sources(config)["train"])
+        except (UserError, OSError):  # what is done is compared without its data; training says what it lacks
+            known[config.recipe_name] = ""
+    now = known[config.recipe_name]
+    if now and not are_same(was, now):
+        told = f"its run {cell.name} was made from other data ({was} → {now})"
+        raise UserError(f"--out {folder}: {told}; use the same data to go on, or choose another --out")
 
 
 def run_cell(cell: Cell, config: Config, arguments: Sequence[str], log: Path, shown: Shown | None) -> None:
@@ -89,6 +112,16 @@ def _record(config: Config) -> dict[str, Any]:
 
 def _has_trained(folder: Path) -> bool:
     return any(RunFolder(run).checkpoints.all() for run in (folder, *stages_in(folder)))
+
+
+def _samples_of(folder: Path) -> str:
+    """What a cell's run, or its first stage, says of the samples that it learned from, if anything."""
+    for run in (folder, *stages_in(folder)):
+        with suppress(OSError, ValueError):  # reading the run as a whole tells what is wrong with it
+            made_with = tomllib.loads(RunFolder(run).config_file.read_text()).get(MADE_WITH)
+            if isinstance(made_with, dict) and isinstance(made_with.get("data"), str):
+                return made_with["data"]
+    return ""
 
 
 def _read_as_asked(config: Config) -> Run:

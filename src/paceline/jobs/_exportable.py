@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,12 @@ from paceline.data.draws import Drawer
 from paceline.engine.restorer import Restorer
 from paceline.engine.trained import Trained
 from paceline.errors import UserError
+from paceline.jobs._judged_size import judged_size
 from paceline.recipe import Batch, Recipe
 
 CHECKED_PX = ((96, 128), (160, 96))  # of what takes any size, besides the size that is traced; made to fit if need be
+TRACED_PX = (128, 160)  # of a classifier that takes any size
+SIDES = ("height", "width")
 CHECKED_COUNTS = (1, 3)  # of what takes one size: pictures at once, besides the two that are traced
 BATCHES = f"on batches of {' and '.join(map(str, CHECKED_COUNTS))}"
 
@@ -39,7 +43,7 @@ def restoring(restorer: Restorer) -> Exportable:
     """Pictures in, pictures out, of any size that the networks take."""
     channels, multiple = restorer.facts.channels, restorer.field.multiple_px
     side = max(multiple, 64 // multiple * multiple) * 2
-    dims = {name: torch.export.Dim(name, min=1, max=2**16 // multiple) for name in ("height", "width")}
+    dims = {name: torch.export.Dim(name, min=1, max=2**16 // multiple) for name in SIDES}
     height, width = (dim if multiple == 1 else multiple * dim for dim in dims.values())
     generator = torch.Generator().manual_seed(0)
     checks = []
@@ -59,23 +63,25 @@ def restoring(restorer: Restorer) -> Exportable:
     )
 
 
-def classifying(trained: Trained) -> Exportable:
+def classifying(trained: Trained, path: str) -> Exportable:
     """Pictures as they are in, probabilities out: what scales them is in the file."""
-    facts = trained.facts
-    shape = (facts.channels, facts.height, facts.width)
+    facts, size = trained.facts, judged_size(trained)
+    example = torch.zeros(2, facts.channels, *(size or TRACED_PX), dtype=torch.uint8)
+    _check_takes_pictures_alone(trained.recipe, example, path)
     generator = torch.Generator().manual_seed(0)
     checks = [
-        {"pictures": torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)}
-        for count in CHECKED_COUNTS
+        {"pictures": torch.randint(256, (count, facts.channels, *px), dtype=torch.uint8, generator=generator)}
+        for count, px in zip(CHECKED_COUNTS, (size, size) if size else CHECKED_PX, strict=True)
     ]
+    sides = {} if size else {at: torch.export.Dim(name, max=2**16) for at, name in enumerate(SIDES, start=2)}
     return Exportable(
         _Classify(trained.recipe),
-        {"pictures": torch.zeros(2, *shape, dtype=torch.uint8)},
-        ({0: torch.export.Dim("n")},),
+        {"pictures": example},
+        ({0: torch.export.Dim("n"), **sides},),
         ("probabilities",),
         checks,
-        BATCHES,
-        f"input `pictures` uint8 [n, {', '.join(map(str, shape))}] in 0…255; "
+        BATCHES if size else f"at {len(checks)} other sizes",
+        f"input `pictures` uint8 [n, {', '.join(map(str, (facts.channels, *(size or SIDES))))}] in 0…255; "
         f"output probabilities [n, {facts.num_classes}]",
         {"classes": list(trained.classes)},
     )
@@ -139,7 +145,7 @@ class _Generate(nn.Module):
 
 
 class _Watched(dict[str, Tensor]):
-    """A batch that knows which of its fields were read."""
+    """A batch that knows which of its fields were read; of one that is copied, all were."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__(batch)
@@ -149,15 +155,65 @@ class _Watched(dict[str, Tensor]):
         self.read.append(name)
         return super().__getitem__(name)
 
+    def __iter__(self) -> Iterator[str]:
+        """As ever, but a class with its own is copied by way of the methods above, not behind their backs."""
+        return super().__iter__()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.append(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.read.append(name)
+        return super().pop(name, *default)
+
+    def items(self) -> Any:
+        return dict(self).items()
+
+    def values(self) -> Any:
+        return dict(self).values()
+
+    def copy(self) -> Batch:
+        return dict(self)
+
+    def __or__(self, other: Any) -> Any:
+        return dict(self) | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | dict(self)
+
+
+def _check_takes_pictures_alone(recipe: Recipe, pictures: Tensor, path: str) -> None:
+    """Refuses a classifier that rolls dice, since no picture gives these, or that does not take the size judged."""
+    drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
+    draws = drawer.rows("evaluation", 0, len(pictures))
+    try:
+        read = _draws_read(recipe, {"image": pictures.to(torch.float32)} | draws)
+    except RuntimeError as error:
+        size = f"{pictures.shape[3]}×{pictures.shape[2]}"
+        raise UserError(
+            f"{path}: predict() of {type(recipe).__name__} cannot take whole pictures of {size} pixels "
+            f"({str(error).splitlines()[0]}); train with --set size=PIXELS if it takes one size alone"
+        ) from None
+    if read:
+        raise UserError(
+            f"{path}: predict() of {type(recipe).__name__} reads the draw {read[0]!r}, and a classifier's ONNX file "
+            "takes pictures alone; let predict() do without it"
+        )
+
 
 def _draws_of_pictures(recipe: Recipe, drawer: Drawer) -> tuple[str, ...]:
     """The draws that pictures are made of; others are for training alone."""
-    batch = _Watched(drawer.rows("samples", 0, 2))
-    with torch.no_grad():
-        recipe.predict(batch)
-    names = tuple(dict.fromkeys(batch.read))
+    names = _draws_read(recipe, drawer.rows("samples", 0, 2))
     if not names:
         raise UserError(
             f"{type(recipe).__name__} reads no draws when it makes pictures, so there is no input to export"
         )
     return names
+
+
+def _draws_read(recipe: Recipe, batch: Batch) -> tuple[str, ...]:
+    watched = _Watched(batch)
+    with torch.no_grad():
+        recipe.predict(watched)
+    return tuple(name for name in recipe.draws if name in watched.read)

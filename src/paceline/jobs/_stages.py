@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from paceline.config import Config
 from paceline.engine.finished_run import config_of, stages_in
 from paceline.engine.run_folder import RunFolder
-from paceline.monitor.status import Status
+from paceline.monitor.metrics import read_metrics
 from paceline.parallel.environment import World
 from paceline.recipe import Recipe
 from paceline.registry import load_class
@@ -47,19 +48,24 @@ def stages_of(config: Config, world: World | None = None) -> list[Config]:
 
 
 def last_finished(path: str) -> str:
-    """The run that a folder of stages means: the last of them that is finished; any other path is itself."""
+    """The run that a folder of stages means: the last of them that came to its end; any other path is itself."""
     place = Path(path).expanduser()
     runs = stages_in(place)
     if RunFolder(place).config_file.exists() or not runs:
         return path
     stages = load_class("recipe", config_of(str(runs[0]), own_source=False).recipe_name, Recipe).stages
-    folders = [place / name for names in stages.values() for name in names]
-    return next((str(folder) for folder in reversed(folders) if _is_finished(folder)), path)
+    begun = [place / name for names in stages.values() for name in names if place / name in runs]
+    for number, folder in reversed(list(enumerate(begun))):
+        if _came_to_its_end(folder):
+            for later in begun[number + 1 :]:
+                print(f"{later} is not finished: using {folder}", file=sys.stderr)
+            return str(folder)
+    return path
 
 
-def _is_finished(run: Path) -> bool:
-    status = Status.of(run)
-    return status is not None and status.state == "finished"
+def _came_to_its_end(run: Path) -> bool:
+    """Whether it is finished, or was before it went on: what was judged in the end stays among its metrics."""
+    return RunFolder(run).has_finished or any("test/of_images" in line for line in read_metrics(run))
 
 
 def _beneath(url: str, name: str) -> str:

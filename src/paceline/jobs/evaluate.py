@@ -71,6 +71,19 @@ def _other_kind(run: str, here: Facts) -> str:
     return ""
 
 
+def _check_class_names(config: Config, run: str, split: str, here: Facts) -> None:
+    """Refuses as many classes with other names: each would be counted as the one that has its number."""
+    learned = kept_facts(Path(run))
+    if learned is None or load_class("recipe", config.recipe_name, Recipe).judge != "accuracy":
+        return
+    if not learned.class_names or len(learned.class_names) != len(here.class_names):
+        return
+    for number, (there, name) in enumerate(zip(learned.class_names, here.class_names, strict=True)):
+        if there != name:
+            told = f"class {number} of its {split} split is {name!r} and {run} learned {there!r}"
+            raise UserError(f"--data {config.run.data}: {told}; use data with the same classes under the same names")
+
+
 def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
     """This process's part of the measuring."""
     world = join(config.run, distributed=config.run.devices > 1)
@@ -79,6 +92,7 @@ def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
     sources = open_sources(config, split)
     if split not in sources:
         raise unknown("split", split, sources)
+    _check_class_names(config, run, split, sources[split].facts)
     recipe = make_recipe(config, sources)
     snapshot = choose_checkpoint(RunFolder(Path(run)).checkpoints, images)
     try:
@@ -95,7 +109,7 @@ def evaluate_here(config: Config, run: str, split: str, images: str) -> None:
     results = examiner.measure()
     loader.close()
     if world.is_first:
-        print(f"{config.recipe_name} at {int(images):,} images on {split} of {config.run.data}")
+        print(f"{config.recipe_name} from {run} at {int(images):,} images on {split} of {config.run.data}")
         width = max(map(len, results))
         for name, value in results.items():
             print(f"  {name:<{width}}  {value:.8g}")

@@ -37,7 +37,7 @@ def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False) -> 
     exportable = _exportable(stored, path)
     with written_beside(target) as beside:
         _write(exportable, beside)
-        worst = _largest_difference(exportable, beside)
+        worst = _largest_difference(exportable, beside, path)
         if not worst <= TOLERANCE:
             raise UserError(f"--out {out}: not written, since its results differ from PyTorch's by {worst:.1e}")
     print(f"{stored.config.recipe_name} from {stored.origin} → {target} ({target.stat().st_size / 1e6:.1f} MB)")
@@ -51,7 +51,7 @@ def _exportable(stored: Stored, path: str) -> Exportable:
     if use == "apply":
         return restoring(make_restorer(stored, path))
     trained = open_trained(stored, path)
-    return generating(trained) if use == "sample" else classifying(trained)
+    return generating(trained) if use == "sample" else classifying(trained, path)
 
 
 def _write(exportable: Exportable, path: Path) -> None:
@@ -89,16 +89,18 @@ def _quietly() -> Any:
         logging.disable(before)
 
 
-def _largest_difference(exportable: Exportable, path: Path) -> float:
+def _largest_difference(exportable: Exportable, file: Path, origin: str) -> float:
     """Between the file's results and PyTorch's, at sizes that were not traced."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     worst = 0.0
     for inputs in exportable.checks:
         with torch.no_grad():
             wanted = exportable.module(*inputs.values())
         made = session.run(list(exportable.outputs), {name: tensor.numpy() for name, tensor in inputs.items()})
         for one, other in zip(made, wanted, strict=True):
-            worst = max(worst, float(np.abs(one - other.numpy()).max()))
+            if not other.isfinite().all():
+                raise UserError(f"{origin}: its network gives numbers that are not finite; the weights may be damaged")
+            worst = float(np.maximum(worst, np.abs(one - other.numpy()).max()))  # max() would lose what is no number
     return worst

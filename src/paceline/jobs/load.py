@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,18 +21,19 @@ from paceline.engine.sampling import fixed_draws, make_pictures
 from paceline.engine.trained import Stored, Trained, check_use, networks_in, open_trained, read_stored, uses_of
 from paceline.errors import UserError
 from paceline.jobs._applier import Applier, How
+from paceline.jobs._judged_size import judged_size
 from paceline.jobs._stages import last_finished
 from paceline.parallel.precision import choose_precision
 from paceline.recipe import Facts, Recipe
 
-Pictures = Tensor | np.ndarray | Iterable[Image.Image]
+Pictures = Tensor | np.ndarray | Image.Image | Iterable[Image.Image]
 
 
 def load(path: str, checkpoint: str = "best", device: str | torch.device | None = None) -> Model:
     """Opens a run's folder or a weights file, on a GPU where there is one unless a device is named."""
+    place = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     path = last_finished(path)
-    stored = read_stored(path, checkpoint)
-    return Model(stored, path, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    return Model(read_stored(path, checkpoint), path, place)
 
 
 class Model:
@@ -84,7 +86,7 @@ class Model:
         """The probability of each class, float64 [n, classes], of Pillow pictures or of uint8 [n, c, h, w].
 
         They are computed as `evaluate` computes them. Tensors are taken as they are, like the samples of a source;
-        Pillow pictures are brought to the size that the run learned from.
+        Pillow pictures are brought to the size that the run was judged on.
         """
         check_use(self._stored, "predict", self._path)
         drawer = self._drawer(self._run.seed)
@@ -122,29 +124,38 @@ class Model:
 
     def _batches(self, pictures: Pictures) -> Iterator[Tensor]:
         """Pictures uint8 [n, c, h, w], as many at once as `evaluate` takes."""
+        if isinstance(pictures, Image.Image):
+            pictures = [pictures]
+        size = judged_size(self._trained)
+        shape = f"uint8 [n, {', '.join(map(str, (self.facts.channels, *(size or ('height', 'width')))))}]"
         if not isinstance(pictures, Tensor | np.ndarray):
-            arrays = [self._arrange(picture) for picture in pictures]
+            several = isinstance(pictures, Iterable) and not isinstance(pictures, str | bytes)
+            found: list[Any] = list(pictures) if several else [pictures]
+            for one in found:
+                if not isinstance(one, Image.Image):
+                    raise UserError(f"give Pillow pictures in a list, or {shape}; not {_kind(one, several)}")
+            arrays = [self._arrange(picture) for picture in found]
             alike = len({array.shape for array in arrays}) == 1
             for stack in [np.stack(arrays)] if alike else [array[np.newaxis] for array in arrays]:
                 yield from self._batches(torch.from_numpy(stack).permute(0, 3, 1, 2))
             return
-        whole = torch.as_tensor(pictures)
-        if whole.dtype != torch.uint8 or whole.ndim != 4 or whole.shape[1] != self.facts.channels:
-            wanted = f"[n, {self.facts.channels}, {self.facts.height}, {self.facts.width}]"
-            raise UserError(f"expected pictures as uint8 {wanted}, not {whole.dtype} {list(whole.shape)}")
-        size = max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, whole.shape[2] * whole.shape[3])))
-        for start in range(0, len(whole), size):
+        given = list(pictures.shape)
+        fits = len(given) == 4 and given[1] == self.facts.channels and size in (None, tuple(given[2:]))
+        if pictures.dtype not in (torch.uint8, np.uint8) or not fits:
+            raise UserError(f"expected pictures as {shape}, not {pictures.dtype} {given}")
+        whole = torch.as_tensor(pictures if isinstance(pictures, Tensor) else np.ascontiguousarray(pictures))
+        count = max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, whole.shape[2] * whole.shape[3])))
+        for start in range(0, len(whole), count):
             # In memory as loaders give them, [n, h, w, c]: convolutions of other layouts round otherwise.
-            rows = whole[start : start + size].permute(0, 2, 3, 1)
+            rows = whole[start : start + count].permute(0, 2, 3, 1)
             yield rows.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 
     def _arrange(self, picture: Image.Image) -> np.ndarray:
-        """The middle of a picture, scaled to what the run learned from, as uint8 [h, w, c]."""
+        """The middle of a picture, scaled to what the run was judged on, as uint8 [h, w, c]."""
         facts = self.facts
         if facts.channels not in (1, 3):
             raise UserError(f"{self._path}: its pictures have {facts.channels} channels; give them as uint8 tensors")
-        # Of the pictures that windows were cut from, only the size that was asked for is known.
-        height, width = (self._run.size, self._run.size) if self._run.crop else (facts.height, facts.width)
+        height, width = judged_size(self._trained) or (0, 0)
         picture = _plain(picture)
         if height != width:
             picture = ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC)
@@ -161,7 +172,28 @@ class Model:
         return choose_precision("fp32", self.device).applied(deterministic=True)
 
 
+def _device(wanted: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(wanted)
+    except (RuntimeError, TypeError):
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device={str(wanted)!r}: expected 'cpu', 'cuda' or one of several GPUs like 'cuda:1'")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device={str(wanted)!r}: no CUDA device is visible to PyTorch here; use device='cpu'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise UserError(f"device={str(wanted)!r}: there is no such GPU here; the last is 'cuda:{last}'")
+    return device
+
+
+def _kind(thing: object, in_a_list: bool) -> str:
+    return f"{type(thing).__name__}{' in a list' if in_a_list else ''}"
+
+
 def _plain(picture: Image.Image) -> Image.Image:
+    if not isinstance(picture, Image.Image):
+        raise UserError(f"give a Pillow picture, not {_kind(picture, False)}; Image.open(FILE) makes one of a file")
     try:
         return plain_picture(picture)
     except BadPicture as problem:
