@@ -7,8 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
+from paceline.monitor.screen import open_screen
 from paceline.processes import die_with_parent
 
 COMPARISONS = {  # by folder
@@ -24,15 +23,15 @@ COMPARISONS = {  # by folder
 
 def demo() -> int:
     """Compares strategies on a classifier, then two generative recipes; ends with the paths of the reports."""
-    console = Console(highlight=False)
+    screen = open_screen()
     codes = []
     for words in commands():
-        console.rule()
+        screen.rule()
         print(f"paceline {shlex.join(words)}", flush=True)
         codes.append(_run(words))
         if codes[-1] >= 128:  # the person asked to stop
             return codes[-1]
-    console.rule("reports")
+    screen.rule("reports")
     for folder in COMPARISONS:
         print(f"{folder}/report.html")
     return max(codes)

@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from functools import lru_cache
-from hashlib import file_digest
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from paceline.checksums import checksum_of_file
 from paceline.errors import UserError
 from paceline.evaluation.features.inception_network import inception_network
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Seen, computing_in, hash_of
@@ -118,8 +118,7 @@ def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetw
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"--inception {path}: no such file")
-    with file.open("rb") as content:
-        digest = file_digest(content, "sha256").hexdigest()
+    digest = checksum_of_file(file)
     if allowed and digest != allowed.lower():
         raise UserError(f"--inception {path}: its SHA-256 is {digest}, and --inception-sha256 says {allowed}")
     if not allowed and digest not in KNOWN:
