@@ -17,7 +17,7 @@ install: $(INSTALLED)  ## make the virtual environment (the other targets do it 
 
 # One thread a process: the networks are so small that more only wait for each other.
 demo: $(INSTALLED)  ## compare strategies, then two GANs, on the CPU, and write reports
-	@OMP_NUM_THREADS=1 $(BIN)/python -m paceline.jobs.demo
+	@OMP_NUM_THREADS=1 $(BIN)/python -m paceline.commands.demo
 
 test: lint  ## lint, check types and run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.engine.assemble import assemble
-from paceline.engine.loop import Loop
-from paceline.engine.run_folder import RunFolder
-from paceline.engine.signals import StopRequest
-from paceline.jobs.configure import configure
-from paceline.monitor.display import Display
-from paceline.monitor.made_with import versions_and_hardware
-from paceline.monitor.metrics import MetricsWriter
+from paceline.commands.configure import configure
+from paceline.runs.display import Display
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricsWriter
+from paceline.runs.provenance import versions_and_hardware
+from paceline.training.build import assemble
+from paceline.training.loop import Loop
+from paceline.training.stop import StopRequest
 
 WARMUP_STEPS = 14  # a captured step is captured after 11 eager ones
 MAX_STEPS = 400

@@ -19,8 +19,8 @@ from statistics import mean, stdev
 from time import perf_counter
 from typing import Any
 
-from paceline.monitor.made_with import versions_and_hardware
-from paceline.monitor.metrics import read_metrics
+from paceline.runs.metrics import read_metrics
+from paceline.runs.provenance import versions_and_hardware
 
 METRICS = ("test/top1", "test/top5", "test/loss", "seconds")
 

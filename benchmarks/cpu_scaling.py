@@ -24,12 +24,13 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the
 import numpy as np
 from _sides import keep_json
 
-from paceline.jobs.configure import configure
-from paceline.jobs.train import train_here
-from paceline.jobs.worker import run_in_processes
-from paceline.monitor.metrics import read_metrics
-from paceline.recipe import Recipe
-from paceline.registry import load_class, names
+from paceline.benchmarking.step_ladder import measure_ladder
+from paceline.commands.configure import configure
+from paceline.commands.train import train_here
+from paceline.contracts.recipe import Recipe
+from paceline.core.registry import load_class, names
+from paceline.launch.tasks import Task, run_in_processes
+from paceline.runs.metrics import read_metrics
 
 
 def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -38,7 +39,7 @@ def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     assignments = [f"width={options.width}", "validation=0", "size=32", "channels=3"]
     config = configure("classification", settings, assignments=assignments)
     result = folder / "ceilings.json"
-    code = run_in_processes("_ceilings", config, str(result))
+    code = run_in_processes(Task.of(measure_ladder, str(result)), config)
     if code:
         raise SystemExit(code)
     rungs = json.loads(result.read_text())["rungs"]

@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from PIL import Image
 
+from paceline.benchmarking.timing import measure
+from paceline.commands.configure import configure
 from paceline.data.feed import StepData, evaluation_batches
 from paceline.data.transforms import to_eight_bits
-from paceline.engine.assemble import Parts, assemble
-from paceline.engine.graph import WARMUP_STEPS
-from paceline.engine.ledger import Ledger
-from paceline.engine.timing import measure
-from paceline.jobs.configure import configure
-from paceline.monitor.made_with import versions_and_hardware
-from paceline.monitor.pictures import captioned, one_above_the_other, side_by_side, to_image
+from paceline.images.grids import captioned, one_above_the_other, side_by_side, to_image
+from paceline.runs.provenance import versions_and_hardware
+from paceline.training.build import Parts, assemble
+from paceline.training.graph import WARMUP_STEPS
+from paceline.training.loss_log import Ledger
 
 SMALL = {
     "generator": "resnet_6",

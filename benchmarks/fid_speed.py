@@ -25,10 +25,10 @@ from _sides import keep_json, spread, wait_for
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from paceline.evaluation._statistics import frechet_distance
-from paceline.evaluation._sums import FeatureSums, Layout, Statistics, statistics_from, unflatten
 from paceline.evaluation.features.inception import NUM_FEATURES, enlarged, load_inception, load_script
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Seen, computing_in
+from paceline.evaluation.statistics import frechet_distance
+from paceline.evaluation.sums import FeatureSums, Layout, Statistics, statistics_from, unflatten
 
 BATCH = 500  # pictures in an evaluation batch, for all sides
 SIDE_PX = 32

@@ -23,16 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.config import resolve
-from paceline.engine.assemble import assemble
-from paceline.engine.loop import Loop
-from paceline.engine.run_folder import RunFolder
-from paceline.engine.signals import StopRequest
 from paceline.models.resnet import ResNet
-from paceline.monitor.display import Display
-from paceline.monitor.made_with import versions_and_hardware
-from paceline.monitor.metrics import MetricsWriter
-from paceline.recipes.classification import Classification
+from paceline.runs.config import resolve_config
+from paceline.runs.display import Display
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricsWriter
+from paceline.runs.provenance import versions_and_hardware
+from paceline.training.build import assemble
+from paceline.training.loop import Loop
+from paceline.training.stop import StopRequest
 
 SIDE_PX, PADDING_PX, NUM_CLASSES = 32, 4, 100
 LOG_EVERY_STEPS = 50  # both sides read their losses back this often, as training does
@@ -157,7 +156,7 @@ def engine_step_factory(data_file: Path, batch_size: int, width: int, device: to
         "save_every": f"{EPOCHS} epochs",
         **LEARNER,
     }
-    config = resolve("classification", Classification.Settings, [("benchmark", settings)])
+    config = resolve_config("classification", [("benchmark", settings)])
     parts = assemble(config)
     folder = data_file.with_name(f"run-{batch_size}-{graph}")
     loop = Loop(parts, RunFolder(folder), StopRequest())

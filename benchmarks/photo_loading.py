@@ -35,6 +35,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from paceline.commands.pack import pack
+from paceline.config.settings import RunSettings
 from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader
 from paceline.data.loaders.workers import Workers
@@ -42,9 +44,7 @@ from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
 from paceline.data.tickets import Stream
 from paceline.data.transforms import Augment, prepare
-from paceline.jobs.pack import pack
-from paceline.monitor.made_with import versions_and_hardware
-from paceline.settings import RunSettings
+from paceline.runs.provenance import versions_and_hardware
 
 NOISE_LEVELS = 2.0
 SMALLEST_PX = 400  # of the photographs that are enlarged

@@ -19,8 +19,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from paceline.monitor.made_with import versions_and_hardware
-from paceline.monitor.metrics import read_metrics
+from paceline.runs.metrics import read_metrics
+from paceline.runs.provenance import versions_and_hardware
 
 LARGEST_CROP = 128  # of the preset
 TRIAL_IMAGES = 20_000
@@ -108,10 +108,10 @@ def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
     import torch
     from PIL import Image
 
-    from paceline.engine.finished_run import open_run
-    from paceline.evaluation.restoration import in_levels
-    from paceline.models.resample import bicubic
-    from paceline.monitor.pictures import captioned, one_above_the_other, side_by_side
+    from paceline.evaluation.evaluators.restoration import in_levels
+    from paceline.images.grids import captioned, one_above_the_other, side_by_side
+    from paceline.images.resample import bicubic
+    from paceline.runs.finished_run import open_run
 
     recipes = {name: open_run(str(folder)).recipe.eval() for name, folder in runs.items()}
     files = []

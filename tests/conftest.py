@@ -5,12 +5,22 @@ Where there is no GPU, Triton's kernels run in its interpreter.
 
 import os
 import tempfile
+from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 _cache = tempfile.TemporaryDirectory(prefix="paceline-cache-")
 os.environ["XDG_CACHE_HOME"] = _cache.name  # what one test keeps there, a person's runs never see
 
+import pytest  # noqa: E402
 import torch  # noqa: E402 - reads the number of threads
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, when it is imported
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> str:
+    """The path of a recipe whose steps take a millisecond."""
+    return str(Path(__file__).with_name("tiny.py"))

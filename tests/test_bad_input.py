@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import Running, run_fork, start_command, start_ranks, weights_of
 from PIL import Image
+from running import Running, run_fork, start_command, start_ranks, weights_of
 
-from paceline.engine.assemble import open_sources
-from paceline.errors import UserError
-from paceline.jobs.configure import configure
-from paceline.parallel.environment import check_devices
-from paceline.settings import RunSettings
+from paceline.commands.configure import configure
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
+from paceline.data.open_sources import open_sources
+from paceline.parallel.world import check_devices
 
-TINY = str(Path(__file__).parent / "engine" / "tiny.py")
+TINY = str(Path(__file__).parent / "tiny.py")
 NO_GPU = not torch.cuda.is_available()
 
 
@@ -116,7 +116,7 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
 
 RECIPE = """
 from torch import nn
-from paceline.recipe import Loss, Phase, Recipe
+from paceline.contracts.recipe import Loss, Phase, Recipe
 
 class Mine(Recipe):
     phases = {phases}

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.recipe import Batch, Draw, Facts, Loss, NoSettings, Phase, Recipe
+from paceline.contracts.recipe import Batch, Draw, Facts, Loss, NoSettings, Phase, Recipe
 
 
 class TinyGan(Recipe):

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.processes import die_with_parent
+from paceline.core.heartbeat import die_with_parent
 
 PATIENCE_SECONDS = 60.0
 

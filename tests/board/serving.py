@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from paceline.processes import die_with_parent
+from paceline.core.heartbeat import die_with_parent
 
 PATIENCE_SECONDS = 60.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, find_chromium
-from commands import Running, start_fork, wait_until
 from made_runs import ODD_NAMES, line, make_run
+from running import Running, start_fork, wait_until
 from serving import Served, serve
 
 pytestmark = pytest.mark.skipif(not find_chromium(), reason="no Chromium on this machine")

@@ -19,8 +19,8 @@ from paceline.board.files import RemoteFiles
 from paceline.board.gallery import Gallery
 from paceline.board.metrics_reader import LARGE, MetricsReader
 from paceline.board.series import CAPACITY, Series
-from paceline.engine.run_folder import RunFolder
-from paceline.errors import UserError
+from paceline.core.errors import UserError
+from paceline.runs.folder import RunFolder
 
 
 def test_states_are_known_from_files_alone(board: Served) -> None:

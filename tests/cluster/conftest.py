@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import wait_until
 from machines import Host, ask, free_ports, ip, need_root
+from running import wait_until
 
-from paceline.processes import die_with_parent
+from paceline.core.heartbeat import die_with_parent
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
 CONFIGURATION = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-TINY = str(Path(__file__).resolve().parent.parent / "engine" / "tiny.py")
+TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 
 
 def need_root() -> None:

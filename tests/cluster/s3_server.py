@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.processes import die_with_parent
+from paceline.core.heartbeat import die_with_parent
 
 KEY, SECRET, BUCKET = "AKtest", "SKtest", "runs"
 PATIENCE_SECONDS = 60.0

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import Running, metrics_without_times, processes_naming, start_command, wait_until, weights_of, workers_of
 from machines import TINY, Host
+from running import Running, metrics_without_times, processes_naming, start_command, wait_until, weights_of, workers_of
 
+from paceline.data.open_sources import open_sources
 from paceline.data.tickets import Stream
-from paceline.engine.assemble import open_sources
-from paceline.engine.finished_run import config_of
+from paceline.runs.finished_run import config_of
 
 IMAGES, BATCH = 3300, 66  # more than two epochs
 SETTINGS = ("--images", str(IMAGES), "--batch-size", str(BATCH), "--set", "save_every=3 steps", "--set", "pause=0.05")

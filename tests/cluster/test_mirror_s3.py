@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import Running, metrics_without_times, run_fork, start_fork, wait_until, weights_of
+from running import Running, metrics_without_times, run_fork, start_fork, wait_until, weights_of
 from s3_server import BUCKET, S3Server, find_weed
 
-from paceline.checksums import checksum_of_file
-from paceline.monitor.destination import Destination, open_destination
-from paceline.monitor.published import list_manifests, read_manifest
-from paceline.monitor.status import MirrorState, Status
+from paceline.core.checksums import checksum_of_file
+from paceline.runs.mirror.destination import Destination, open_destination
+from paceline.runs.mirror.published import list_manifests, read_manifest
+from paceline.runs.status import MirrorState, Status
 
-TINY = str(Path(__file__).resolve().parent.parent / "engine" / "tiny.py")
+TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 QUICK = ("--set", "mirror_every=0.2", "--set", "pause=0.05")
 
 

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import Running, start_command, wait_until, weights_of
 from machines import TINY, ask
+from running import Running, start_command, wait_until, weights_of
 
 SETTINGS = ("--set", "save_every=1000 steps", "--set", "pause=0.02", "--set", "record=seen", "--images", "960")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from made_data import write_packed, writers
 
-from paceline.config import source_settings
-from paceline.settings import RunSettings
+from paceline.config.settings import RunSettings
+from paceline.data.source_settings import RegisteredSources
 
 torch.set_num_threads(1)
 
@@ -28,6 +28,6 @@ def make_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeData:
             write_packed(root, asked)
         else:
             writers[name](root, monkeypatch)
-        return source_settings(name)(data=name, data_root=str(root), workers=0, **asked)  # type: ignore[arg-type]
+        return RegisteredSources().of(name)(data=name, data_root=str(root), workers=0, **asked)  # type: ignore[arg-type]
 
     return make

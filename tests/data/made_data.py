@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.jobs.pack import pack
+from paceline.commands.pack import pack
 
 
 def random_pictures(*shape: int) -> np.ndarray:

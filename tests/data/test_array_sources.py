@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
 from paceline.data.sources.digits import Digits
 from paceline.data.sources.npz import Npz
-from paceline.errors import UserError
-from paceline.settings import RunSettings
 
 
 def test_digits_have_a_fixed_split_of_four_to_one() -> None:

@@ -13,6 +13,9 @@ import torch
 from made_data import random_pictures
 from PIL import Image, ImageFilter
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch, Facts
+from paceline.core.errors import UserError
 from paceline.data.feed import evaluation_batches
 from paceline.data.loader import Loader
 from paceline.data.loaders.dali import Dali
@@ -24,9 +27,6 @@ from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.panels import Panels
 from paceline.data.sources.photos import Photos
 from paceline.data.tickets import Stream, Tickets
-from paceline.errors import UserError
-from paceline.recipe import Batch, Facts
-from paceline.settings import RunSettings
 
 CPU = torch.device("cpu")
 BATCH, CROP, SCALE = 5, 12, 4

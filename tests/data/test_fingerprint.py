@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from made_data import random_pictures
 
+from paceline.contracts.recipe import Facts
 from paceline.data.fingerprint import LOOKED_AT, are_same, describe_samples, fingerprint
 from paceline.data.source import ArraySource, Sample, Source
-from paceline.recipe import Facts
 
 
 class OnlyRead(Source):

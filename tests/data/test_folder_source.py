@@ -12,9 +12,9 @@ import pytest
 from made_data import random_pictures
 from PIL import Image
 
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
 from paceline.data.sources.folder import Folder
-from paceline.errors import UserError
-from paceline.settings import RunSettings
 
 
 def save(path: Path, picture: np.ndarray | Image.Image, **options: Any) -> Path:

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.data import memory_budget
+from paceline.commands.configure import configure
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Facts
+from paceline.data import memory
 from paceline.data.loader_choice import choose_loader, choose_loaders
 from paceline.data.loaders.resident import Resident
 from paceline.data.loaders.workers import Workers
-from paceline.data.memory_budget import SHARES
+from paceline.data.memory import SHARES
 from paceline.data.source import ArraySource, Source
 from paceline.data.sources.digits import Digits
 from paceline.data.tickets import in_order
-from paceline.engine.assemble import assemble
-from paceline.jobs.configure import configure
-from paceline.parallel.environment import Place, World
-from paceline.recipe import Facts
-from paceline.settings import RunSettings
+from paceline.parallel.world import Place, World
+from paceline.training.build import assemble
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SAMPLE_BYTES = 8 * 8 * 3
@@ -49,7 +49,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> SetRoom:
             asked.append(device.type)
             return round((counts[device.type] * sample_bytes + 1) / SHARES[device.type])
 
-        monkeypatch.setattr(memory_budget, "free_bytes", free_bytes)
+        monkeypatch.setattr(memory, "free_bytes", free_bytes)
         return asked
 
     return set_room

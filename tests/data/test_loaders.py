@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from paceline import registry
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch, Facts
+from paceline.core import registry
+from paceline.core.errors import UserError
+from paceline.data import pixels
 from paceline.data.loader import Loader
-from paceline.data.loaders import _pixels
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource, Sample, Source, Subset
 from paceline.data.sources.digits import Digits
 from paceline.data.tickets import Stream, Tickets, in_order
 from paceline.data.transforms import Augment, prepare
-from paceline.errors import UserError
-from paceline.recipe import Batch, Facts
-from paceline.settings import RunSettings
 
 CPU = torch.device("cpu")
 DEVICES = [CPU, *([torch.device("cuda", 0)] if torch.cuda.is_available() else [])]
@@ -139,8 +139,8 @@ def test_loading_leaves_torchs_random_numbers_alone(name: str, workers: int, dig
 
 
 def test_data_in_memory_is_read_in_pieces_to_the_same_end(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pixels, "BYTES_PER_READ", 100 * 1032)
-    pieces = _pixels.Pixels(digits, CPU, RunSettings()).samples
+    monkeypatch.setattr(pixels, "BYTES_PER_READ", 100 * 1032)
+    pieces = pixels.Pixels(digits, CPU, RunSettings()).samples
     assert np.array_equal(pieces["image"].numpy(), digits.read_many(np.arange(len(digits)))["image"])
 
 
@@ -198,11 +198,11 @@ def test_two_rows_of_requests_at_once_do_not_disturb_each_other(digits: Source) 
 
 TRAINER = """
 import signal, sys, torch
-from paceline.settings import RunSettings
+from paceline.config.settings import RunSettings
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource
 from paceline.data.tickets import in_order
-from paceline.recipe import Facts
+from paceline.contracts.recipe import Facts
 import itertools, numpy as np
 
 stopped = []

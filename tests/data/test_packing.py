@@ -13,13 +13,13 @@ import pytest
 from made_data import random_pictures
 from PIL import Image
 
+from paceline.commands.pack import pack
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
 from paceline.data.crop import Window
 from paceline.data.sources.digits import Digits
 from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
-from paceline.errors import UserError
-from paceline.jobs.pack import pack
-from paceline.settings import RunSettings
 
 NO_FLAGS = {"workers": 0}
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Running, run_fork, start_fork, wait_until
 from made_data import random_pictures
 from PIL import Image
+from running import Running, run_fork, start_fork, wait_until
 
-from paceline.data import packing
+from paceline.commands.configure import configure
+from paceline.commands.pack import pack
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
+from paceline.core.lock import LOCK, Lock
 from paceline.data.loaders.workers import _say_unless_left
-from paceline.data.pack_origin import describe
+from paceline.data.open_sources import open_sources
+from paceline.data.packing import writer as packing
+from paceline.data.packing.origin import describe
 from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
-from paceline.engine.assemble import open_sources
-from paceline.errors import UserError
-from paceline.jobs.configure import configure
-from paceline.jobs.pack import pack
-from paceline.lock import LOCK, Lock
-from paceline.settings import RunSettings
 
 COUNT = 40  # of which a look at 16 would miss some
 NO_FLAGS = {"workers": 0}
@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 import numpy as np
 from paceline.data.source import Source
-from paceline.recipe import Facts
+from paceline.contracts.recipe import Facts
 
 class Own(Source):
     splits = ("train",)
@@ -283,7 +283,7 @@ def test_a_folder_that_another_process_finishes_meanwhile_stays_whole(
         assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0
         return goes_on
 
-    monkeypatch.setattr("paceline.jobs.pack.begin", begin_too_late)
+    monkeypatch.setattr("paceline.commands.pack.begin", begin_too_late)
     with pytest.raises(UserError, match="another process has just packed into it; the same command checks it"):
         pack(str(photos), str(packed), NO_FLAGS, {})
     assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0

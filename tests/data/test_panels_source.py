@@ -9,13 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
 from paceline.data.loaders.resident import Resident
 from paceline.data.loaders.workers import Workers
 from paceline.data.sources.panels import Panels
 from paceline.data.tickets import Stream
 from paceline.data.transforms import Augment, prepare
-from paceline.errors import UserError
-from paceline.settings import RunSettings
 
 SIDE = 16
 

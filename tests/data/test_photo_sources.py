@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paceline.core.errors import UserError
 from paceline.data.sources.degraded import Degraded
 from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.photos import Photos
-from paceline.errors import UserError
 
 
 def save(file: Path, height: int, width: int, seed: int = 0, **how: object) -> None:

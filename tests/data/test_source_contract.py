@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline import registry
-from paceline.config import source_settings
+from paceline.config.settings import LearnerSettings, RunSettings
+from paceline.contracts.recipe import Recipe
+from paceline.core import registry
+from paceline.core.errors import UserError
 from paceline.data.crop import Window
 from paceline.data.source import Source, Subset, sizes_of, split_off
-from paceline.errors import UserError
-from paceline.recipe import Recipe
-from paceline.settings import LearnerSettings, RunSettings
+from paceline.data.source_settings import RegisteredSources
 
 NAMES = registry.names("source")
 
@@ -98,7 +98,7 @@ def test_sizes_and_channels_that_make_no_sense_are_refused(name: str, make_data)
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_a_source_have_meanings_bounds_and_names_of_their_own(name: str) -> None:
     common = {field.name for field in dataclasses.fields(RunSettings)}
-    own = [field for field in dataclasses.fields(source_settings(name)) if field.name not in common]
+    own = [field for field in dataclasses.fields(RegisteredSources().of(name)) if field.name not in common]
     assert all(field.metadata["meaning"] for field in own)
     assert all(field.metadata["bounds"] for field in own if field.type in ("int", "float"))
     recipes = [registry.load_class("recipe", recipe, Recipe).Settings for recipe in registry.names("recipe")]
@@ -116,7 +116,7 @@ def test_a_source_in_a_persons_own_file_is_used_by_its_path(tmp_path: Path) -> N
     file.write_text(
         "import numpy as np\n"
         "from paceline.data.source import ArraySource\n"
-        "from paceline.recipe import Facts\n"
+        "from paceline.contracts.recipe import Facts\n"
         "class Stripes(ArraySource):\n"
         "    def __init__(self, split, settings):\n"
         "        pictures = np.zeros((5, 4, 4, 1), dtype=np.uint8)\n"

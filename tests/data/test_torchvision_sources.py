@@ -16,15 +16,15 @@ import pytest
 import torchvision.datasets
 from made_data import mnist_files, random_pictures, zip_files
 
-from paceline import registry
+from paceline.config.settings import RunSettings
+from paceline.core import registry
+from paceline.core.errors import UserError
 from paceline.data.source import Source
 from paceline.data.sources.cifar10 import Cifar10
 from paceline.data.sources.cifar100 import Cifar100
 from paceline.data.sources.mnist import Mnist
 from paceline.data.sources.stl10 import Stl10
 from paceline.data.sources.svhn import Svhn
-from paceline.errors import UserError
-from paceline.settings import RunSettings
 
 NAMES = ["cifar10", "cifar100", "fashion_mnist", "mnist", "stl10", "svhn"]
 

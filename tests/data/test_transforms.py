@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch, Facts
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, Stream
 from paceline.data.transforms import Augment, prepare
-from paceline.recipe import Batch, Facts
-from paceline.settings import RunSettings
 
 LARGEST_UNIFORM = float(np.nextafter(np.float32(1), np.float32(0)))
 AUGMENTS = [

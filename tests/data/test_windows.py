@@ -14,7 +14,11 @@ import torch
 from made_data import random_pictures
 from PIL import Image
 
-from paceline import registry
+from paceline.commands.pack import pack
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Draw, Facts
+from paceline.core import registry
+from paceline.core.errors import UserError
 from paceline.data.crop import Window, check_crop, windows
 from paceline.data.draws import Drawer
 from paceline.data.feed import Cut, TrainingFeed, evaluation_batches
@@ -25,10 +29,6 @@ from paceline.data.source import ArraySource, Source, split_off
 from paceline.data.sources.photos import Photos
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, TURN, Stream, Tickets
 from paceline.data.transforms import Augment, prepare
-from paceline.errors import UserError
-from paceline.jobs.pack import pack
-from paceline.recipe import Draw, Facts
-from paceline.settings import RunSettings
 
 CPU = torch.device("cpu")
 BATCH, CROP, SCALE = 12, 12, 4

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassAccuracy
 
-from paceline.evaluation.accuracy import Accuracy
-from paceline.recipe import Facts
-from paceline.settings import RunSettings
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Facts
+from paceline.evaluation.evaluators.accuracy import Accuracy
 
 CPU = torch.device("cpu")
 

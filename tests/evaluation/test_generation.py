@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import run_fork, run_ranks
+from running import run_fork, run_ranks
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
 from paceline.data.tickets import NUM_UNIFORMS
 from paceline.data.transforms import prepare, to_eight_bits
-from paceline.engine.finished_run import open_run
-from paceline.errors import UserError
-from paceline.evaluation import _kept
-from paceline.evaluation._judge import Case
-from paceline.evaluation._protocol import require_same, same_protocol
+from paceline.evaluation import kept_statistics
+from paceline.evaluation.contract import Case
+from paceline.evaluation.evaluators.generation import Generation
 from paceline.evaluation.features import inception
 from paceline.evaluation.features.choice import Pixels
-from paceline.evaluation.generation import Generation
-from paceline.recipe import Facts
-from paceline.settings import RunSettings
+from paceline.evaluation.protocol import require_same, same_protocol
+from paceline.runs.finished_run import open_run
 
 CPU = torch.device("cpu")
 FACTS = Facts(channels=3, height=12, width=12)
@@ -113,7 +113,7 @@ def test_statistics_of_real_pictures_are_kept_by_their_content_and_protocol(tmp_
     assert begun(changed, 300).needs_samples
     assert begun(real[:299], 300).needs_samples
     assert begun(real, 300, judge_precision="tf32").needs_samples
-    (file,) = _kept.folder().glob("*.safetensors")
+    (file,) = kept_statistics.folder().glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
     assert begun(real, 300).needs_samples
 

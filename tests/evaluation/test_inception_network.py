@@ -10,7 +10,7 @@ import torch
 from narrow_inception import file_network
 from torch import Tensor, nn
 
-from paceline.errors import UserError
+from paceline.core.errors import UserError
 from paceline.evaluation.features import inception
 from paceline.evaluation.features.inception import FoldedInception, ScriptedInception
 from paceline.evaluation.features.inception_network import inception_network

@@ -8,13 +8,15 @@ import torch
 from skimage import data
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
+from paceline.core.registry import load_class
 from paceline.data.source import ArraySource, Subset
-from paceline.errors import UserError
-from paceline.evaluation._judge import Case
-from paceline.evaluation.restoration import PSNR_OF_EQUALS, Restoration, _lpips_network, in_levels, luma, psnr, ssim
-from paceline.recipe import Facts
-from paceline.registry import load_class
-from paceline.settings import RunSettings
+from paceline.evaluation.contract import Case
+from paceline.evaluation.evaluators.restoration import _lpips_network
+from paceline.evaluation.evaluators.restoration import Restoration
+from paceline.evaluation.image_metrics import PSNR_OF_EQUALS, in_levels, luma, psnr, ssim
 
 PICTURE = torch.from_numpy(data.astronaut()[100:196, 180:300].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
 NOISY = (PICTURE + 0.1 * torch.randn(PICTURE.shape, generator=torch.Generator().manual_seed(0))).clamp(-1, 1)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torchmetrics.image.kid import poly_mmd
 
-from paceline.evaluation._statistics import frechet_distance, inception_score, kernel_distance, precision_and_recall
+from paceline.evaluation.statistics import frechet_distance, inception_score, kernel_distance, precision_and_recall
 
 
 def features(count: int, size: int, seed: int) -> Tensor:

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from paceline.errors import UserError
-from paceline.evaluation.translation import CLASSES, Translation, members
-from paceline.recipe import Facts
-from paceline.settings import RunSettings
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
+from paceline.evaluation.evaluators.translation import CLASSES, Translation, members
 
 CPU = torch.device("cpu")
 FACTS = Facts(channels=3, height=16, width=16, panels=("stain", "segmentation"))

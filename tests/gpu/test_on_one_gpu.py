@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.engine.assemble import Parts, assemble
-from paceline.engine.graph import GraphedStep
-from paceline.errors import UserError
-from paceline.jobs.configure import configure
+from paceline.commands.configure import configure
+from paceline.core.errors import UserError
+from paceline.training.build import Parts, assemble
+from paceline.training.graph import GraphedStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -69,7 +69,7 @@ def waiting(tmp_path: Path) -> str:
     """A recipe that reads the device in its step."""
     recipe = tmp_path / "waiting.py"
     recipe.write_text(
-        "from paceline.recipe import Loss\n"
+        "from paceline.contracts.recipe import Loss\n"
         "from paceline.recipes.classification import Classification\n\n\n"
         "class Waiting(Classification):\n"
         "    def classifier_loss(self, batch):\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.engine.tensors import copy_to_host, pack
+from paceline.runs.tensors import copy_to_host, pack
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import processes_naming, run_ranks, start_command, start_fork, wait_until, weights_of, workers_of
+from running import processes_naming, run_ranks, start_command, start_fork, wait_until, weights_of, workers_of
 
-from paceline.errors import UserError
-from paceline.launch.meeting import Meeting
-from paceline.settings import RunSettings
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
+from paceline.launch.rendezvous import Meeting
 
-TINY = str(Path(__file__).resolve().parent.parent / "engine" / "tiny.py")
+TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 SLOWLY = ("--set", "pause=0.03", "--set", "save_every=4 steps")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import run
+from paceline.cli.app import run
 from paceline.launch.command import plain_name
 
 ODD = 'runs/it\'s $(touch pwned) `touch pwned` "x"; touch pwned #%j'

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from kubeflow_schema import TRAIN_JOB, TRAINING_RUNTIME
 
-from paceline.cli import run
-from paceline.errors import UserError
+from paceline.cli.app import run
+from paceline.core.errors import UserError
 from paceline.launch.kubernetes import KubernetesWish
 
 jsonschema = pytest.importorskip("jsonschema")

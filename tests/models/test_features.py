@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torchvision.models import vgg19
 
-from paceline.errors import UserError
+from paceline.core.errors import UserError
 from paceline.models.features import CONVOLUTIONS_PER_STAGE, IMAGENET_MEAN, IMAGENET_STD, Features
 
 WIDTHS = (2, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6)

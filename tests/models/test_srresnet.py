@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.models.resample import bicubic
+from paceline.images.resample import bicubic
 from paceline.models.srresnet import Discriminator, SRResNet
 from paceline.models.unet import UNet
 

@@ -5,8 +5,8 @@ import time
 
 import torch
 
-from paceline.parallel.environment import join
-from paceline.settings import RunSettings
+from paceline.config.settings import RunSettings
+from paceline.parallel.world import join
 
 settings = RunSettings(accelerator="cpu", strategy="ddp", devices=2, timeout=30.0)
 for meeting in (1, 2):

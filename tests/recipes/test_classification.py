@@ -3,11 +3,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.config import resolve
-from paceline.errors import UserError
-from paceline.recipe import Facts
+from paceline.config.settings import LearnerSettings
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
 from paceline.recipes.classification import Classification, ClassificationSettings
-from paceline.settings import LearnerSettings
+from paceline.runs.config import resolve_config
 
 
 def digits_like(side_px: int = 8, **changes) -> Facts:
@@ -21,7 +21,7 @@ def build(facts: Facts, **settings) -> Classification:
 
 def resolved(preset: str):
     layers = [("defaults", Classification.defaults), ("preset", Classification.presets[preset])]
-    return resolve("classification", ClassificationSettings, layers)
+    return resolve_config("classification", layers)
 
 
 @pytest.mark.parametrize(("side_px", "stem_px"), [(8, 3), (64, 3), (65, 7), (224, 7)])

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.errors import UserError
-from paceline.jobs.configure import configure
+from paceline.commands.configure import configure
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
 from paceline.models.losses import OBJECTIVES
-from paceline.recipe import Facts
 from paceline.recipes.dcgan import Dcgan, DcganSettings
 
 NUM_SAMPLES = 6

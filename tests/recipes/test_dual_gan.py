@@ -1,13 +1,13 @@
 import pytest
 import torch
 
+from paceline.commands.configure import configure
+from paceline.contracts.recipe import Draw, Facts
+from paceline.core.errors import UserError
 from paceline.data.draws import Drawer
-from paceline.engine.assemble import assemble
-from paceline.errors import UserError
-from paceline.jobs.configure import configure
 from paceline.models.losses import BCE, d2gan
-from paceline.recipe import Draw, Facts
 from paceline.recipes.dual_gan import DualGan, DualGanSettings
+from paceline.training.build import assemble
 
 NUM_SAMPLES = 6
 

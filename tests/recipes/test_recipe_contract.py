@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import registry
-from paceline.config import resolve
-from paceline.errors import UserError
-from paceline.jobs import new
-from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
-from paceline.settings import LearnerSettings, RunSettings
+from paceline.commands import new
+from paceline.config.settings import LearnerSettings, RunSettings
+from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.core import registry
+from paceline.core.errors import UserError
+from paceline.runs.config import resolve_config
 
 FACTS = Facts(channels=3, height=32, width=32, num_classes=10, panels=("stain", "segmentation"))
 NUM_SAMPLES = 4
@@ -84,9 +84,9 @@ def test_settings_of_a_recipe_have_meanings_and_names_of_their_own(name):
 @every_recipe
 def test_defaults_and_presets_of_a_recipe_are_settings_that_exist(name):
     recipe_class = load(name)
-    resolve(name, recipe_class.Settings, [("defaults", recipe_class.defaults)])
+    resolve_config(name, [("defaults", recipe_class.defaults)])
     for preset, values in recipe_class.presets.items():
-        resolve(name, recipe_class.Settings, [("defaults", recipe_class.defaults), (f"preset {preset}", values)])
+        resolve_config(name, [("defaults", recipe_class.defaults), (f"preset {preset}", values)])
 
 
 @every_recipe

@@ -8,16 +8,17 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from paceline.engine.assemble import make_recipe, open_sources
-from paceline.errors import UserError
-from paceline.jobs.configure import configure
+from paceline.commands.configure import configure
+from paceline.contracts.recipe import Facts, Recipe
+from paceline.core.errors import UserError
+from paceline.data.open_sources import open_sources
+from paceline.images.resample import bicubic, bicubic_as_saved
 from paceline.models.features import Features
 from paceline.models.losses import OBJECTIVES
-from paceline.models.resample import bicubic, bicubic_as_saved
-from paceline.recipe import Facts, Recipe
-from paceline.recipes._restoration import charbonnier, total_variation
+from paceline.recipes.parts.restoration import charbonnier, total_variation
 from paceline.recipes.restoration import Restoration, RestorationSettings
 from paceline.recipes.super_resolution import SuperResolution, SuperResolutionSettings
+from paceline.runs.recipe import make_recipe
 
 FACTS = Facts(channels=3, height=32, width=32)
 TINY = {"num_blocks": 1, "width": 2, "d_width": 2, "vgg": "random"}

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.errors import UserError
-from paceline.jobs.configure import configure
-from paceline.recipe import Facts
+from paceline.commands.configure import configure
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
 from paceline.recipes.translation import Translation, TranslationSettings
 
 FACTS = Facts(channels=3, height=32, width=32, panels=("stain", "nuclei", "segmentation"))

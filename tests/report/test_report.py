@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import run_fork, run_ranks
+from running import run_fork, run_ranks
 
-from paceline.cli import run
+from paceline.cli.app import run
 from paceline.report.phrases import at, fill, look_up
 from paceline.report.svg import Series, lines, ticks
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from paceline.errors import UserError
-from paceline.monitor.destination import open_file_system
-from paceline.secrets import redact
+from paceline.core.errors import UserError
+from paceline.core.secrets import redact
+from paceline.runs.mirror.destination import open_file_system
 
 
 class Entry(NamedTuple):

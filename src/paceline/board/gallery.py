@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.board.files import Entry, Files
 from paceline.board.run import SIGNS, Run
-from paceline.secrets import one_line
+from paceline.core.secrets import one_line
 
 DEEPEST = 3  # folders below the root
 MOST_FOLDERS = 5000

@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.board.files import Files
 from paceline.board.series import Series
-from paceline.monitor.metrics import METRICS, parse_line, refuse_constant
+from paceline.runs.metrics import METRICS, parse_line, refuse_constant
 
 CHUNK = 2**17  # bytes; small, so that a request never waits long for a chunk that is being parsed
 LARGE = 2**21  # bytes from which a first look is worth it

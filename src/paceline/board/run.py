@@ -11,11 +11,11 @@ from typing import Any
 
 from paceline.board.files import Entry, Files
 from paceline.board.metrics_reader import MetricsReader, Table
-from paceline.config_file import MADE_WITH
-from paceline.lock import LOCK
-from paceline.monitor.metrics import METRICS, SAMPLE_NAME, SAMPLES
-from paceline.monitor.status import MIRROR_STATE, STATES, STATUS, MirrorState, Status
-from paceline.secrets import HIDDEN, is_private_name, redact
+from paceline.config.files import MADE_WITH
+from paceline.core.lock import LOCK
+from paceline.core.secrets import HIDDEN, is_private_name, redact
+from paceline.runs.metrics import METRICS, SAMPLE_NAME, SAMPLES
+from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Status
 
 CONFIG = "config.toml"
 LOGS = "logs"

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW
-from paceline.errors import UserError
-from paceline.recipe import Facts
 
 NAMED_AT_MOST = 3  # of the pictures that are too small
 

@@ -11,7 +11,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from paceline.recipe import Draw
+from paceline.contracts.recipe import Draw
 
 BLOCK_ROWS = 500  # of the tables that are drawn outside of training
 _MAKERS = {"normal": torch.randn, "uniform": torch.rand}

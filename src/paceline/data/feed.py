@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
+from paceline.contracts.recipe import Batch
 from paceline.data.draws import Drawer
 from paceline.data.loader import Loader
 from paceline.data.source import has_one_size, sizes_of
 from paceline.data.tickets import Stream, Tickets, in_order, part
 from paceline.data.transforms import Augment, prepare
-from paceline.recipe import Batch
 
 EVALUATION_BATCH = 500  # samples per device and forward at most; the result does not depend on it
 EVALUATION_PIXELS = 2**21  # of a batch's "image", about

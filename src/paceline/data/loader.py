@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch
 from paceline.data.crop import check_crop
 from paceline.data.source import Source, sizes_of
 from paceline.data.tickets import Tickets
-from paceline.recipe import Batch
-from paceline.settings import RunSettings
 
 
 class Loader:

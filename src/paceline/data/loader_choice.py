@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
+from paceline.config.settings import RunSettings
+from paceline.core.registry import load_class
 from paceline.data.loader import Loader
 from paceline.data.loaders.resident import Resident
-from paceline.data.memory_budget import Budget
+from paceline.data.memory import Budget
 from paceline.data.source import Source, decodes
-from paceline.registry import load_class
-from paceline.settings import RunSettings
 
 CPU = torch.device("cpu")
 

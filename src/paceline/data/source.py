@@ -12,9 +12,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from paceline.config.settings import HasSettings, RunSettings
+from paceline.contracts.recipe import Facts
 from paceline.data.crop import Window, cut
-from paceline.recipe import Facts
-from paceline.settings import HasSettings, RunSettings
 
 Sample = dict[str, np.ndarray]  # pictures are uint8 [height, width, channels], numbers are int64 []
 

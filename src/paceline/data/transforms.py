@@ -12,11 +12,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch, Facts
+from paceline.core.errors import UserError
 from paceline.data.loader import are_pictures
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, NUM_UNIFORMS, TURN
-from paceline.errors import UserError
-from paceline.recipe import Batch, Facts
-from paceline.settings import RunSettings
 
 CROP_THEN_FLIP = (2, 1, NUM_UNIFORMS - 3)  # how a row of random numbers is cut for these two
 assert (CROP_ROW, CROP_COLUMN, FLIP) == (0, 1, 2)

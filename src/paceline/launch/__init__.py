@@ -1,0 +1,1 @@
+"""Child processes, torchrun, SLURM, Kubernetes."""

@@ -15,7 +15,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from paceline.launch.notes import OTHERS_WAIT_SECONDS, Notes
+from paceline.launch.mailbox import OTHERS_WAIT_SECONDS, Notes
 
 EXIT_BARRIER_SECONDS = 60  # for the other hosts, once all is done here
 SECONDS_BETWEEN_LOOKS = 0.2

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import UserError
-from paceline.secrets import has_credentials, redact
+from paceline.core.errors import UserError
+from paceline.core.secrets import has_credentials, redact
 
 OURS = ("devices", "nnodes", "rdzv", "join_timeout")  # the launch says these
 

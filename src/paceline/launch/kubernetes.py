@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from paceline.errors import UserError
+from paceline.core.errors import UserError
+from paceline.core.secrets import has_credentials, is_private_name
 from paceline.launch.command import TrainCommand, check_words
-from paceline.secrets import has_credentials, is_private_name
 
 PORT = 29400
 DATA, RUNS = "/data", "/runs"

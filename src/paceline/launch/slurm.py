@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.engine.signals import GO_ON_LATER
-from paceline.errors import UserError, unknown
+from paceline.core.errors import UserError, unknown
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
-from paceline.parallel.environment import FIRST_PORT, NUM_PORTS
+from paceline.parallel.world import FIRST_PORT, NUM_PORTS
+from paceline.training.stop import GO_ON_LATER
 
 FOLDER = "launch"  # in the run's: the job's file and logs
 JOB_FILE = "slurm.sh"

@@ -19,11 +19,11 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from paceline.engine.signals import GO_ON_LATER, INTERRUPTED, SIGNALS
-from paceline.errors import UserError
+from paceline.core.errors import UserError
 from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, say_restart
-from paceline.launch.meeting import Meeting
-from paceline.launch.notes import LAUNCHER, MEETING_FOLDER, Notes
+from paceline.launch.mailbox import LAUNCHER, MEETING_FOLDER, Notes
+from paceline.launch.rendezvous import Meeting
+from paceline.training.stop import GO_ON_LATER, INTERRUPTED, SIGNALS
 
 TO_THE_AGENT = {
     # Each round's first process serves a store of its own: a shared one would be lost with its host.

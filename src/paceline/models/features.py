@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.errors import UserError, unknown
+from paceline.core.errors import UserError, unknown
 from paceline.models.torch_file import read_torch_file
 
 CONVOLUTIONS_PER_STAGE = (2, 2, 4, 4, 4)  # a pooling stands before each stage but the first

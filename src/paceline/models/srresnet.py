@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from paceline.images.resample import bicubic
 from paceline.models.layers import Norm, in_full_precision, initialise_leaky, normalisation
-from paceline.models.resample import bicubic
 
 SCALES = (1, 2, 4, 8)
 PRELU_SLOPE = 0.25  # before training

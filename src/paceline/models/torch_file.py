@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import UserError
+from paceline.core.errors import UserError
 
 BEGINNINGS = (b"PK\x03\x04", b"\x80")  # an archive, and the pickle that torch wrote before
 

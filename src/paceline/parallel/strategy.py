@@ -9,11 +9,13 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from paceline.config.resolve import Config
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
+from paceline.core.registry import load_class
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
-from paceline.parallel.environment import World
 from paceline.parallel.precision import Precision
-from paceline.recipe import Batch, Loss, Phase, Recipe
-from paceline.settings import RunSettings
+from paceline.parallel.world import World
 
 StepData = TypeVar("StepData")
 NOTHING = "nothing"  # a phase that uses every parameter and asks nothing of it
@@ -100,3 +102,11 @@ class Strategy:
         """Runs the loop: hands each step's data to `advance`."""
         for data in steps:
             advance(data)
+
+
+def strategy_class(config: Config) -> type[Strategy]:
+    """The class behind `--strategy`."""
+    name = config.run.strategy
+    if name == "auto":
+        name = "ddp" if config.run.devices > 1 else "single"
+    return load_class("strategy", name, Strategy)

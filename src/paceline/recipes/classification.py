@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.errors import UserError
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.core.errors import UserError
 from paceline.models.resnet import ResNet
-from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
-from paceline.settings import setting
 
 LARGEST_SMALL_PICTURE_PX = 64  # the plain stem divides the side by 4 at once, too much for smaller pictures
 

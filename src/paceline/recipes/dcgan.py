@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
 from paceline.models.losses import OBJECTIVES
-from paceline.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
-from paceline.recipes import _adversarial as adversarial
-from paceline.recipes._adversarial import PENALTY_EVERY, AdversarialSettings, Views
-from paceline.settings import setting
+from paceline.recipes.parts import adversarial
+from paceline.recipes.parts.adversarial import PENALTY_EVERY, AdversarialSettings, Views
 
 
 @dataclass(frozen=True)

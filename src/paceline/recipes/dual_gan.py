@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from paceline.errors import UserError
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
+from paceline.core.errors import UserError
+from paceline.core.streams import run_side_by_side
 from paceline.models.dcgan import Discriminator
-from paceline.models.lanes import run_side_by_side
 from paceline.models.losses import OBJECTIVES, Objective, d2gan
-from paceline.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
-from paceline.recipes import _adversarial as adversarial
-from paceline.recipes._adversarial import PENALTY_EVERY, AdversarialSettings, Views
-from paceline.settings import setting
+from paceline.recipes.parts import adversarial
+from paceline.recipes.parts.adversarial import PENALTY_EVERY, AdversarialSettings, Views
 
 # What a discriminator's claim to the generator is, from its losses of real and of fake pictures; the larger claim wins.
 CLAIMS = {

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
 from paceline.models.srresnet import Discriminator, SRResNet
 from paceline.models.unet import UNet
-from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
-from paceline.recipes._restoration import RestorationTerms, Terms, check_features
-from paceline.settings import setting
+from paceline.recipes.parts.restoration import RestorationTerms, Terms, check_features
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.errors import UserError
-from paceline.models.resample import bicubic, bicubic_as_saved, cut_to_multiple
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.core.errors import UserError
+from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 from paceline.models.srresnet import Discriminator, SRResNet
-from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
-from paceline.recipes._restoration import RestorationTerms, Terms, check_features
-from paceline.settings import setting
+from paceline.recipes.parts.restoration import RestorationTerms, Terms, check_features
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.errors import UserError
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.core.errors import UserError
 from paceline.models.features import Features
 from paceline.models.losses import BCE, SQUARES, Objective
 from paceline.models.patchgan import PatchDiscriminator, smallest_side_px
 from paceline.models.resnet_generator import MULTIPLE_PX, ResnetGenerator
 from paceline.models.unet_generator import UnetGenerator
-from paceline.recipe import Batch, Facts, Loss, Phase, Recipe
-from paceline.recipes._translation_plan import SEGMENTATION, Plan, plan_deepliif, plan_pix2pix
-from paceline.settings import setting
+from paceline.recipes.parts.translation_plan import SEGMENTATION, Plan, plan_deepliif, plan_pix2pix
 
 OBJECTIVES: dict[str, Objective] = {"vanilla": BCE, "lsgan": SQUARES}
 UNETS_PX = (512, 256, 128, 64, 32)

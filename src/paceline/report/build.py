@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.monitor.metrics import METRICS
 from paceline.report.advice import recommend
 from paceline.report.losses import communication_share, explain
 from paceline.report.markdown import to_markdown
@@ -20,6 +19,7 @@ from paceline.report.phrases import fill
 from paceline.report.plots import plot_names
 from paceline.report.runs import Run
 from paceline.report.words import summarise
+from paceline.runs.metrics import METRICS
 
 Report = dict[str, Any]
 CEILINGS_NOTE = (

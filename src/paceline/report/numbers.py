@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.core.errors import UserError
 from paceline.data.fingerprint import are_same
-from paceline.errors import UserError
-from paceline.evaluation._protocol import require_same
+from paceline.evaluation.protocol import require_same
 from paceline.report.runs import Run
 
 # Settings that say where a run lies or how it was asked for, and not what it is; the rest tells groups apart.

@@ -8,14 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.config_file import MADE_WITH, flatten
-from paceline.engine.finished_run import config_of
-from paceline.engine.run_folder import RunFolder
-from paceline.engine.ways import EARLIER, HARDWARE, UNTIL, accelerator_of, changes, strategy_of, way_of, ways_before
-from paceline.monitor.metrics import METRICS, parse_line
-from paceline.recipe import Recipe
-from paceline.registry import load_class
+from paceline.config.files import MADE_WITH, flatten
+from paceline.contracts.recipe import Recipe
 from paceline.report.stretches import Line, seconds_per_epoch, speed_of, stretches_of
+from paceline.runs.finished_run import config_of
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import METRICS, parse_line
+from paceline.runs.segments import EARLIER, HARDWARE, UNTIL, accelerator_of, changes, strategy_of, way_of, ways_before
 
 MAX_POINTS = 400  # of a curve; more cannot be told apart on a page
 NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # groups of metrics of other kinds
@@ -71,7 +70,7 @@ def read_run(path: str) -> Run:
     made_with = {name: str(value) for name, value in made_with.items() if name not in HOW_IT_RAN}
     lines, after_gaps, broken = _read_lines(folder.path / METRICS)
     stretches = stretches_of(lines, after_gaps, since)
-    recipe: type[Recipe] = load_class("recipe", config.recipe_name, Recipe)
+    recipe = config.recipe_class
     quality, chosen_by = _quality(lines, recipe)
     run = config.run
     gpus = run.gpus.split(",") if run.gpus else []

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch
+from paceline.core.errors import UserError, install_extra
 from paceline.data.crop import windows
-from paceline.data.loaders._reusing import ReusingLoader
-from paceline.data.loaders._transfer import channels_first, upload
+from paceline.data.reusing_loader import ReusingLoader
 from paceline.data.source import Encoded, Source, sizes_of
 from paceline.data.tickets import Tickets
-from paceline.errors import UserError, install_extra
-from paceline.recipe import Batch
-from paceline.settings import RunSettings
+from paceline.data.transfer import channels_first, upload
 
 READ_AHEAD = 2  # batches whose files are read while one is decoded and another one used
 PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # 8 bits and nothing to see through

@@ -10,13 +10,13 @@ from itertools import islice
 import numpy as np
 import torch
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch
 from paceline.data.loader import Loader
-from paceline.data.loaders._pixels import Pixels
-from paceline.data.loaders._transfer import upload
+from paceline.data.pixels import Pixels
 from paceline.data.source import Source
 from paceline.data.tickets import Tickets
-from paceline.recipe import Batch
-from paceline.settings import RunSettings
+from paceline.data.transfer import upload
 
 REQUESTS_PER_UPLOAD = 64  # tickets are small: many go to the device at once
 BATCHES_AHEAD = 2  # that are picked on the host while the device works on another

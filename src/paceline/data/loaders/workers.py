@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch
+from paceline.core.errors import UserError
+from paceline.core.heartbeat import die_with_parent
 from paceline.data.crop import windows
-from paceline.data.loaders._reusing import ReusingLoader
-from paceline.data.loaders._transfer import channels_first, upload
+from paceline.data.reusing_loader import ReusingLoader
 from paceline.data.source import Sample, Source, sizes_of
 from paceline.data.tickets import Tickets
-from paceline.errors import UserError
-from paceline.processes import die_with_parent
-from paceline.recipe import Batch
-from paceline.settings import RunSettings
+from paceline.data.transfer import channels_first, upload
 
 BATCHES_PER_WORKER = 2  # that are read ahead
 

@@ -1,6 +1,6 @@
 """CIFAR-10: 60,000 colour pictures of 32×32 pixels in ten classes."""
 
-from paceline.data.sources._torchvision import TorchvisionSource
+from paceline.data.torchvision_source import TorchvisionSource
 
 
 class Cifar10(TorchvisionSource):

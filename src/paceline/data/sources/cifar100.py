@@ -1,6 +1,6 @@
 """CIFAR-100: 60,000 colour pictures of 32×32 pixels in a hundred classes."""
 
-from paceline.data.sources._torchvision import TorchvisionSource
+from paceline.data.torchvision_source import TorchvisionSource
 
 
 class Cifar100(TorchvisionSource):

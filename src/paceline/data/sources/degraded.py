@@ -12,11 +12,11 @@ from zlib import crc32
 import numpy as np
 from PIL import Image, ImageFilter
 
+from paceline.config.photos_settings import PhotosSettings
+from paceline.config.settings import SEEDS, setting
+from paceline.core.errors import UserError
 from paceline.data.source import Encoded, Sample
-from paceline.data.sources._photos_settings import PhotosSettings
 from paceline.data.sources.photos import Photos
-from paceline.errors import UserError
-from paceline.settings import SEEDS, setting
 
 
 class Degraded(Photos):

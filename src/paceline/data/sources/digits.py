@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Facts
+from paceline.data.fixed_split import fixed_split
 from paceline.data.source import ArraySource
-from paceline.data.sources._pictures import arrange_pictures
-from paceline.data.sources._split import fixed_split
-from paceline.recipe import Facts
-from paceline.settings import RunSettings
+from paceline.images.decode import arrange_pictures
 
 DEFAULT_SIZE = 32
 WHITE = 16.0  # the brightest value in the set

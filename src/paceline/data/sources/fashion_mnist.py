@@ -1,6 +1,6 @@
 """Fashion-MNIST: 70,000 pictures of clothes of 28×28 pixels."""
 
-from paceline.data.sources._torchvision import TorchvisionSource
+from paceline.data.torchvision_source import TorchvisionSource
 
 
 class FashionMnist(TorchvisionSource):

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
+from paceline.data.file_lists import SUFFIXES, first_few, is_hidden, named_root, pictures_in, unreadable
+from paceline.data.fixed_split import fixed_split
 from paceline.data.source import Encoded, Sample, Source
-from paceline.data.sources._files import SUFFIXES, first_few, is_hidden, named_root, pictures_in, unreadable
-from paceline.data.sources._pictures import (
+from paceline.images.decode import (
     BadPicture,
     arrange_picture,
     check_picture_settings,
@@ -21,10 +25,6 @@ from paceline.data.sources._pictures import (
     short_side,
     upright_size,
 )
-from paceline.data.sources._split import fixed_split
-from paceline.errors import UserError
-from paceline.recipe import Facts
-from paceline.settings import RunSettings
 
 
 class Folder(Source):

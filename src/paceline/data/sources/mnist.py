@@ -1,6 +1,6 @@
 """MNIST: 70,000 handwritten digits of 28×28 pixels."""
 
-from paceline.data.sources._torchvision import TorchvisionSource
+from paceline.data.torchvision_source import TorchvisionSource
 
 
 class Mnist(TorchvisionSource):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
+from paceline.data.file_lists import named_root
 from paceline.data.source import ArraySource
-from paceline.data.sources._files import named_root
-from paceline.data.sources._pictures import arrange_pictures
-from paceline.errors import UserError
-from paceline.recipe import Facts
-from paceline.settings import RunSettings
+from paceline.images.decode import arrange_pictures
 
 
 class Npz(ArraySource):

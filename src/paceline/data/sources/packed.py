@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
 from paceline.data.crop import Window, cropped, cut
-from paceline.data.pack_format import PackedSplit, read_manifest
+from paceline.data.file_lists import named_root
+from paceline.data.packing.format import PackedSplit, read_manifest
 from paceline.data.source import Sample, Source
-from paceline.data.sources._files import named_root
-from paceline.data.sources._pictures import check_picture_settings
-from paceline.errors import UserError
-from paceline.recipe import Facts
-from paceline.settings import RunSettings
+from paceline.images.decode import check_picture_settings
 
 
 class Packed(Source):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.data.sources._files import by_stem, named_root, pictures_under
-from paceline.data.sources._picture_files import Files, PictureFiles, Sizes, split_folder
-from paceline.data.sources._split import fixed_split
-from paceline.errors import UserError
-from paceline.settings import RunSettings
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
+from paceline.data.file_lists import by_stem, named_root, pictures_under
+from paceline.data.fixed_split import fixed_split
+from paceline.data.image_files import Files, PictureFiles, Sizes, split_folder
 
 FOLDERS = (("input", "target"), ("img", "gt"), ("blurry", "sharp"), ("blur", "sharp"))
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "valid", "val")}

@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from paceline.config.settings import RunSettings, setting
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
+from paceline.data.file_lists import by_stem, pictures_in
+from paceline.data.fixed_split import fixed_split
+from paceline.data.image_files import Files, PictureFiles, Sizes, split_folder
 from paceline.data.source import ArraySource, Encoded, Sample
-from paceline.data.sources._files import by_stem, pictures_in
-from paceline.data.sources._picture_files import Files, PictureFiles, Sizes, split_folder
-from paceline.data.sources._pictures import BadPicture, arrange_picture, check_picture_settings, upright_size
-from paceline.data.sources._split import fixed_split
-from paceline.data.sources._stained_tissue import stained_tissue
-from paceline.errors import UserError
-from paceline.recipe import Facts
-from paceline.settings import RunSettings, setting
+from paceline.data.stained_tissue import stained_tissue
+from paceline.images.decode import BadPicture, arrange_picture, check_picture_settings, upright_size
 
 INPUT, TARGET, SEGMENTATION, LEFT_OUT = "image", "target", "segmentation", "-"
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "valid")}

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from paceline.config.photos_settings import PhotosSettings
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
+from paceline.data.file_lists import first_few, pictures_under
+from paceline.data.fixed_split import fixed_split
+from paceline.data.image_files import Files, PictureFiles, Sizes, split_folder
 from paceline.data.source import Sample
-from paceline.data.sources._files import first_few, pictures_under
-from paceline.data.sources._photos_settings import PhotosSettings
-from paceline.data.sources._picture_files import Files, PictureFiles, Sizes, split_folder
-from paceline.data.sources._pictures import BadPicture, upright_size
-from paceline.data.sources._split import fixed_split
-from paceline.errors import UserError
-from paceline.settings import RunSettings
+from paceline.images.decode import BadPicture, upright_size
 
 SPLIT_NAMES = {"train": ("train", "DIV2K_train_HR"), "test": ("test", "DIV2K_valid_HR", "valid", "val")}
 SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is the small 0001

@@ -1,6 +1,6 @@
 """STL-10: 13,000 labelled colour pictures of 96×96 pixels in ten classes."""
 
-from paceline.data.sources._torchvision import TorchvisionSource
+from paceline.data.torchvision_source import TorchvisionSource
 
 
 class Stl10(TorchvisionSource):

@@ -1,6 +1,6 @@
 """SVHN: 99,289 house numbers, one digit in the middle, of 32×32 pixels."""
 
-from paceline.data.sources._torchvision import TorchvisionSource
+from paceline.data.torchvision_source import TorchvisionSource
 
 
 class Svhn(TorchvisionSource):

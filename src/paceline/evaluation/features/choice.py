@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.errors import UserError
-from paceline.evaluation._judge import OpenedRun
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
+from paceline.evaluation.contract import OpenedRun
 from paceline.evaluation.features.inception import load_inception
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Seen, hash_of
-from paceline.recipe import Facts
-from paceline.settings import RunSettings
 
 OpenRun = Callable[[str], OpenedRun]
 

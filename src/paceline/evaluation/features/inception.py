@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from paceline.checksums import checksum_of_file
-from paceline.errors import UserError
+from paceline.core.checksums import checksum_of_file
+from paceline.core.errors import UserError
 from paceline.evaluation.features.inception_network import inception_network
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Seen, computing_in, hash_of
 

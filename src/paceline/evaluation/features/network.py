@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import UserError
+from paceline.core.errors import UserError
 
 PICTURES_AT_ONCE = 100
 MANY_AT_ONCE = 500  # keep a large GPU busier, where it has the memory free

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
+from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.parallel.strategy import NOTHING, Strategy
-from paceline.recipe import Batch, Loss, Phase, Recipe
 
 # Buffers are broadcast once, when a wrapper is built: per forward it breaks two forwards before one backward.
 _PARAMETERS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters

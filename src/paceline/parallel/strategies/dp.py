@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.environment import gpu_ids
+from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.parallel.strategy import PhaseCall, Strategy
-from paceline.recipe import Batch, Loss, Phase, Recipe
+from paceline.parallel.world import gpu_ids
 
 
 class _ReplicaCall(PhaseCall):

@@ -1,8 +1,8 @@
 """One process, one device."""
 
-from paceline.errors import UserError
+from paceline.contracts.recipe import Recipe
+from paceline.core.errors import UserError
 from paceline.parallel.strategy import Strategy
-from paceline.recipe import Recipe
 
 
 class Single(Strategy):

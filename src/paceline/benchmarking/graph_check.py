@@ -1,0 +1,53 @@
+"""Whether a captured step of several processes gives what an eager one gives: a part of the self-test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.config.resolve import Config
+from paceline.parallel.world import World
+from paceline.training.build import Parts, assemble
+from paceline.training.graph import WARMUP_STEPS, GraphedStep, RunStep
+from paceline.training.step import Step
+
+REPLAYS = 8  # after the eager steps that come before a capture
+TOLERANCE = 1e-6  # of the largest weight: sums over processes may be taken in another order
+
+
+def check_replay(config: Config, world: World, capture: Callable[[Step], RunStep] = GraphedStep) -> dict[str, Any]:
+    """Trains the same steps eagerly and captured, in all processes; says whether and how they differ."""
+    settings = config.with_run(
+        strategy="ddp" if world.backend else "single", graph="off", precision="fp32", deterministic=True
+    )
+    eager, captured = _train(settings, world, lambda step: step), _train(settings, world, capture)
+    failed = isinstance(captured.run_step, GraphedStep) and captured.run_step.failed
+    ours = captured.recipe.state_dict()
+    theirs = {name: value for name, value in eager.recipe.state_dict().items() if value.is_floating_point()}
+    largest = max(float(value.abs().max()) for value in theirs.values())
+    distances = torch.stack([(ours[name] - theirs[name]).abs().max().double() for name in theirs])
+    worst = distances.max() / largest
+    worst = torch.where(worst.isfinite(), worst, torch.inf)
+    seen = world.gather(torch.stack([worst, torch.full_like(worst, float(failed))]))
+    difference, any_failed = seen.amax(0).tolist()
+    what = f"a captured step differed from an eager one by {difference:.1e} of the largest weight"
+    return {
+        "passed": not any_failed and difference <= TOLERANCE,
+        "what": "the step could not be captured" if any_failed else what,
+        "difference": difference,
+        "processes": world.size,
+        "backend": world.backend,
+    }
+
+
+def _train(config: Config, world: World, prepare: Callable[[Step], RunStep]) -> Parts:
+    parts = assemble(config, world)
+    parts.run_step = prepare(parts.step)
+    parts.recipe.train()
+    for data in parts.feed.steps(0, (WARMUP_STEPS + REPLAYS) * parts.feed.images_per_step):
+        parts.run_step(data)
+    for loader in parts.loaders.values():
+        loader.close()
+    return parts

@@ -1,0 +1,163 @@
+"""How fast the parts of a step are when measured apart: one device alone, all at once, with each kind of communication.
+
+Every variant is built in the same processes and their blocks of steps take turns, so that a machine that becomes
+slower for a while slows all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.config.resolve import Config
+from paceline.config.spans import split_batch
+from paceline.data.feed import StepData
+from paceline.parallel.batchnorm import has_batchnorm
+from paceline.parallel.exchange import sum_over_processes
+from paceline.parallel.strategy import strategy_class
+from paceline.parallel.world import Place, World
+from paceline.training.build import Parts, assemble
+from paceline.training.graph import GraphedStep
+
+ROUNDS = 7
+BLOCK_SECONDS = 0.4
+WARMUP_STEPS = {"cpu": 2, "cuda": 14}  # a CUDA graph is captured after 11 eager steps
+
+
+@dataclass
+class Variant:
+    """Steps of one kind that can be timed."""
+
+    name: str
+    advance: Callable[[], None]
+    images: int  # that one step of all who take part moves the clock by
+    alone: bool  # only the first process works, the others wait
+
+
+def measure_ladder(config: Config, path: str) -> None:
+    """This process's part of the measurement; the first rank writes what was seen."""
+    target = assemble(config)
+    variants = list(_variants(config, target))
+    blocks = [steps_per_block(variant, target.world) for variant in variants]
+    seconds: list[list[float]] = [[] for _ in variants]
+    for _ in range(ROUNDS):
+        for variant, steps, times in zip(variants, blocks, seconds, strict=True):
+            times.append(time_block(variant, steps, target.world) / steps)
+    if target.world.is_first:
+        rungs = [_rung(variant, times) for variant, times in zip(variants, seconds, strict=True)]
+        batch = int(target.config.run.batch_size)
+        result = {"devices": target.strategy.num_devices, "batch": batch, "rungs": rungs}
+        Path(path).write_text(json.dumps(result | {"gradient_bytes": gradient_bytes(target)}))
+    target.world.wait_for_all()
+    target.world.leave()
+
+
+def _variants(config: Config, target: Parts) -> Iterator[Variant]:
+    """From one device with all to itself to the step as it is in training."""
+    devices, world = target.strategy.num_devices, target.world
+    whole = split_batch(config.run.batch_size, devices, config.run.accumulate)
+    if devices == 1:
+        yield synthetic("one", target, alone=False)
+        yield from_data("loading", target)
+        return
+    own = World(Place(), world.device)
+    single = config.with_run(strategy="single", devices=1, gpus="", batch_size=str(whole))
+    part = single.with_run(batch_size=str(max(1, whole // devices)))
+    yield synthetic("one", assemble(single, own), alone=True)
+    small = assemble(part, own)
+    yield synthetic("part", small, alone=True, times=devices)
+    if strategy_class(config).distributed:
+        yield synthetic("together", small, alone=False, times=devices)
+    if isinstance(small.run_step, GraphedStep) and not isinstance(target.run_step, GraphedStep):
+        eager = assemble(part.with_run(graph="off"), own)
+        yield synthetic("eager", eager, alone=False, times=devices)
+    synchronised = config.run.sync_batchnorm != "off" and strategy_class(config).distributed
+    if synchronised and any(has_batchnorm(network) for network in target.recipe.networks.values()):
+        apart = assemble(config.with_run(sync_batchnorm="off"), world)
+        yield synthetic("gradients", apart, alone=False)
+        yield synthetic("batchnorm", target, alone=False)
+    else:
+        yield synthetic("gradients", target, alone=False)
+    yield from_data("loading", target)
+
+
+def synthetic(name: str, parts: Parts, *, alone: bool, times: int = 1) -> Variant:
+    """Steps on one batch that is there already."""
+    parts.recipe.train()
+    images_per_step = parts.feed.images_per_step
+    data = next(parts.feed.steps(0, images_per_step))
+    position = 0
+
+    def advance() -> None:
+        nonlocal position
+        parts.run_step(StepData(position, data.fetched))
+        position += images_per_step
+
+    return Variant(name, advance, images_per_step * times, alone)
+
+
+def from_data(name: str, parts: Parts) -> Variant:
+    """Steps on the run's own data, as training loads it."""
+    steps = parts.feed.steps(0, 2**62)
+
+    def advance() -> None:
+        parts.run_step(next(steps))
+
+    return Variant(name, advance, parts.feed.images_per_step, alone=False)
+
+
+def steps_per_block(variant: Variant, world: World, block_seconds: float = BLOCK_SECONDS) -> int:
+    """How many steps last about a block, after a warm-up; all ranks agree."""
+    time_block(variant, WARMUP_STEPS[world.device.type], world)
+    seconds = time_block(variant, 2, world) / 2
+    return int(world.share(max(2, min(200, round(block_seconds / seconds)))))  # type: ignore[call-overload]
+
+
+def time_block(variant: Variant, steps: int, world: World) -> float:
+    """The seconds of some steps: of the slowest process."""
+    world.wait_for_all()
+    start = time.perf_counter()
+    if world.is_first or not variant.alone:
+        for _ in range(steps):
+            variant.advance()
+        _await(world)
+    spent = torch.tensor([time.perf_counter() - start], dtype=torch.float64, device=world.device)
+    world.wait_for_all()
+    return world.gather(spent).max().item()
+
+
+def _rung(variant: Variant, seconds: list[float]) -> dict[str, Any]:
+    low, median, high = (variant.images / s for s in np.percentile(seconds, [90, 50, 10]))
+    return {"name": variant.name, "images_per_second": median, "low": low, "high": high, "n": len(seconds)}
+
+
+def gradient_bytes(parts: Parts) -> dict[str, int]:
+    """The bytes that each phase's gradients have."""
+    learners = parts.step.learners
+    sizes = {name: sum(p.numel() * p.element_size() for p in one.parameters) for name, one in learners.items()}
+    return {phase.name: sizes[phase.network] for phase in parts.recipe.phases}
+
+
+def time_sum(num_bytes: int, world: World, repeats: int = 15) -> float:
+    """The median seconds in which all processes add up so many bytes."""
+    tensor = torch.zeros(max(1, num_bytes // 4), device=world.device)
+    seconds = []
+    for _ in range(repeats):
+        world.wait_for_all()
+        start = time.perf_counter()
+        sum_over_processes(tensor)
+        _await(world)
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds))
+
+
+def _await(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)

@@ -1,0 +1,54 @@
+"""The time of one function, measured apart from everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class Timing(NamedTuple):
+    """How long a function takes, in seconds."""
+
+    median: float
+    low: float  # 10th percentile
+    high: float  # 90th percentile
+    n: int
+
+
+def measure(function: Callable[[], object], *, device: torch.device, warmup: int = 10, repeats: int = 30) -> Timing:
+    """The time of one call, after a warm-up: by the device's own events on a GPU, by the host's clock on a CPU."""
+    assert repeats > 0, repeats
+    for _ in range(warmup):
+        function()
+    seconds = (
+        _seconds_by_events(function, device, repeats) if device.type == "cuda" else _seconds_by_clock(function, repeats)
+    )
+    low, median, high = np.percentile(seconds, [10, 50, 90])
+    return Timing(float(median), float(low), float(high), repeats)
+
+
+def _seconds_by_clock(function: Callable[[], object], repeats: int) -> list[float]:
+    seconds = []
+    for _ in range(repeats):
+        start = perf_counter()
+        function()
+        seconds.append(perf_counter() - start)
+    return seconds
+
+
+def _seconds_by_events(function: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """The device is awaited once at the end, so that calls follow each other as they do in training."""
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            function()
+            mark.record()
+        torch.cuda.synchronize()
+    return [before.elapsed_time(after) / 1000 for before, after in pairwise(marks)]

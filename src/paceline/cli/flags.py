@@ -1,0 +1,109 @@
+"""Arguments and flags that commands share; every setting is a flag, declared once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import Field, fields
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+
+from paceline.config.photos_settings import PhotosSettings
+from paceline.config.settings import ALSO_CALLED, LearnerSettings
+
+Command = Callable[..., None]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, or the path of your own .py file")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="a run's folder")]
+Checkpoint = Annotated[str, typer.Option(help="best, last or the images seen at one")]
+Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+ConfigFile = Annotated[str, typer.Option("--config", help="settings from a TOML or INI file", metavar="FILE")]
+Vgg = Annotated[str, typer.Option("--vgg", help="VGG19's weights, for recipes with a perceptual term", metavar="FILE")]
+Assignments = Annotated[list[str], typer.Option("--set", help="any setting; repeat for more", metavar="NAME=VALUE")]
+
+
+def _meaning(name: str) -> str:
+    return PhotosSettings.__dataclass_fields__[name].metadata["meaning"]
+
+
+LowRoot = Annotated[str, typer.Option("--low-root", help=_meaning("low_root"))]
+TestRoot = Annotated[str, typer.Option("--test-root", help=_meaning("test_root"))]
+TestLowRoot = Annotated[str, typer.Option("--test-low-root", help=_meaning("test_low_root"))]
+
+
+def with_settings(
+    *, but: Collection[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[[Command], Command]:
+    """Gives a command a flag for each setting that has one, `but` some; they arrive as the dict `flags`.
+
+    `defaults` are for the help: values that the command has of its own.
+    """
+
+    def with_flags(command: Command) -> Command:
+        def wrapped(**arguments: Any) -> None:
+            flags = {name: arguments.pop(name) for name in options}
+            command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
+
+        options = {f.name: _option(f, hint, defaults) for f, hint in _fields_with_flags() if f.name not in but}
+        own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "flags"]
+        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        wrapped.__signature__ = inspect.Signature([*own, *options.values()])  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *options.values()]}
+        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+        return wrapped
+
+    return with_flags
+
+
+def _fields_with_flags() -> Iterator[tuple[Field[Any], Any]]:
+    """Each setting that has a flag, with its type: the run's, those of the one source that has flags, learners'."""
+    for group in (PhotosSettings, LearnerSettings):
+        hints = get_type_hints(group)
+        yield from ((f, hints[f.name]) for f in fields(group) if f.metadata["flag"])
+
+
+def _option(f: Field[Any], hint: Any, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    kind = bool if hint is bool else str  # config.py converts, with one kind of message
+    default = defaults.get(f.name, f.default)
+    text = f.metadata["meaning"] + (f" (default: {default})" if default not in ("", 0) else "")
+    name = f.name.replace("_", "-")
+    values = "|".join(get_args(hint)) if get_origin(hint) is Literal else "VALUE"
+    flag = typer.Option(
+        f"--{name}/--no-{name}" if kind is bool else f"--{name}",
+        help=text,
+        show_default=False,
+        metavar=None if kind is bool else values,
+    )
+    annotation = Annotated[kind | None, flag]  # type: ignore[valid-type]
+    return inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def with_vgg(assignments: list[str], vgg: str) -> list[str]:
+    """A flag for what is a recipe's own setting."""
+    return [*assignments, f"vgg={vgg}"] if vgg else assignments
+
+
+def in_one_line(mistake: Any) -> str:
+    """What the command line's parser has to say, and what to do."""
+    if hasattr(mistake, "option_name") and hasattr(mistake, "possibilities"):
+        return f"{mistake.message} ({_instead_of(mistake.option_name, mistake.cmd)})"
+    return f"{mistake.format_message()} (--help lists what there is)"
+
+
+def _instead_of(option: str, command: Any) -> str:
+    """What to do about a flag that a command does not have, as far as it can be known; both are the parser's own."""
+    name = option.lstrip("-").replace("-", "_")
+    name = ALSO_CALLED.get(name, name)
+    has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]  # no arguments
+    alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.8)
+    if alike:
+        return f"use {alike[0]}"
+    if name in {f.name for f, _ in _fields_with_flags()}:
+        return f"{command.name} has no use for it"
+    if "--set" not in has:
+        return "--help lists what there is"
+    if name in {f.name for group in (PhotosSettings, LearnerSettings) for f in fields(group)}:
+        return f"use --set {name}=VALUE"
+    return f"--help lists what there is; a setting of the recipe or of the source is given as --set {name}=VALUE"

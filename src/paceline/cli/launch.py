@@ -1,0 +1,91 @@
+"""`paceline launch slurm|kubernetes|torchrun`: parse, then call the job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli.flags import Assignments, ConfigFile, RecipeName, with_settings
+
+launch = typer.Typer(help="Write the job, or the commands, that train on other machines.", rich_markup_mode=None)
+Nodes = Annotated[int, typer.Option("--nodes", help="how many hosts")]
+GpusPerNode = Annotated[int, typer.Option("--gpus-per-node", help="GPUs of each host; without, --devices on its CPU")]
+Submit = Annotated[bool, typer.Option("--submit", help="give the job to the cluster, too")]
+
+
+@launch.command()
+@with_settings()
+def slurm(
+    recipe: RecipeName,
+    flags: dict,
+    nodes: Nodes = 1,
+    gpus_per_node: GpusPerNode = 0,
+    cpus_per_node: Annotated[int, typer.Option(help="CPU cores of each host")] = 0,
+    time: Annotated[str, typer.Option(help="after which SLURM ends the job, e.g. 2:00:00")] = "1:00:00",
+    partition: Annotated[str, typer.Option(help="where to queue")] = "",
+    account: Annotated[str, typer.Option(help="who pays")] = "",
+    requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help="go on later when preempted")] = True,
+    submit: Submit = False,
+    wait: Annotated[bool, typer.Option("--wait", help="submit, and follow the log until the job ends")] = False,
+    config: ConfigFile = "",
+    set_: Assignments = [],  # noqa: B006
+) -> None:
+    """Write a SLURM job into the run's folder."""
+    from paceline.commands.launch import SlurmWish, launch_slurm, prepare
+
+    settings, command = prepare(recipe, flags, config, set_, nodes=nodes, gpus=gpus_per_node)
+    wish = SlurmWish(gpus_per_node, cpus_per_node, time, partition, account, requeue)
+    raise typer.Exit(launch_slurm(settings, command, wish, submits=submit, waits=wait))
+
+
+@launch.command()
+@with_settings()
+def kubernetes(
+    recipe: RecipeName,
+    flags: dict,
+    image: Annotated[str, typer.Option(help="the container image to run")] = "",
+    name: Annotated[str, typer.Option(help="of the job; default from the run's folder")] = "",
+    nodes: Nodes = 1,
+    gpus_per_node: GpusPerNode = 0,
+    runs_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim that keeps the run")] = "",
+    data_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim with the source's files")] = "",
+    namespace: Annotated[str, typer.Option(help="where the job belongs")] = "",
+    cpus: Annotated[str, typer.Option(help="CPU cores of each host")] = "",
+    memory: Annotated[str, typer.Option(help="of each host, e.g. 64Gi")] = "",
+    shared_memory: Annotated[str, typer.Option(help="of each host, for loading processes")] = "8Gi",
+    env: Annotated[list[str], typer.Option(help="a variable of the environment", metavar="NAME=VALUE")] = [],  # noqa: B006
+    secret: Annotated[list[str], typer.Option(help="a Secret whose keys become variables")] = [],  # noqa: B006
+    plain: Annotated[bool, typer.Option("--plain", help="an Indexed Job and a Service, without Kubeflow")] = False,
+    to: Annotated[str, typer.Option(help="the file to write; default NAME.yaml", metavar="FILE")] = "",
+    submit: Submit = False,
+    config: ConfigFile = "",
+    set_: Assignments = [],  # noqa: B006
+) -> None:
+    """Write a Kubeflow TrainJob, or a plain Job, for Kubernetes."""
+    from paceline.commands.launch import KubernetesWish, launch_kubernetes, name_of, prepare
+
+    settings, command = prepare(recipe, flags, config, set_, nodes=nodes, gpus=gpus_per_node)
+    wish = KubernetesWish(
+        name_of(settings, name), image, runs_claim, data_claim, namespace, gpus_per_node, cpus, memory, shared_memory,
+        tuple(env), tuple(secret),
+    )  # fmt: skip
+    raise typer.Exit(launch_kubernetes(command, wish, to, plain=plain, submits=submit))
+
+
+@launch.command()
+@with_settings()
+def torchrun(
+    recipe: RecipeName,
+    flags: dict,
+    hosts: Annotated[str, typer.Option(help="the hosts with commas; they meet on the first")],
+    port: Annotated[int, typer.Option(help="of the meeting, on the first host")] = 29400,
+    config: ConfigFile = "",
+    set_: Assignments = [],  # noqa: B006
+) -> None:
+    """Print the exact command for each of several machines."""
+    from paceline.commands.launch import launch_torchrun, prepare
+
+    names = hosts.split(",")
+    _, command = prepare(recipe, flags, config, set_, nodes=len(names), gpus=0)
+    raise typer.Exit(launch_torchrun(command, names, port))

@@ -1,0 +1,66 @@
+"""`paceline board`: a live page over run folders, here or behind a URL."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from contextlib import suppress
+from ipaddress import ip_address
+from urllib.parse import quote
+
+from paceline.board.files import open_files
+from paceline.board.gallery import Gallery
+from paceline.core.errors import UserError, install_extra
+
+USUAL_PORT = 6116
+
+
+def board(where: str, host: str, port: int | None) -> int:
+    """Serves until Ctrl-C; gives the exit code."""
+    try:
+        import uvicorn
+
+        from paceline.board.server import make_app
+    except ImportError as error:
+        raise UserError(f"the board needs {error.name}: {install_extra('board')}") from None
+    gallery = Gallery(open_files(where))
+    listener = _listen(host, port)
+    address, port = listener.getsockname()[:2]
+    token = secrets.token_urlsafe(24)
+    app = make_app(gallery, token, host, port)
+    gallery.start()
+    shown = f"[{address}]" if ":" in address else address
+    print(f"board over {gallery.files.shown}: http://{shown}:{port}/?token={quote(token)}", flush=True)
+    if not ip_address(address.partition("%")[0]).is_loopback:
+        print(f"--host {host}: others can reach it, unencrypted; who has the URL sees the runs", flush=True)
+    # No access log: its lines would hold the token.
+    settings = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+    )
+    with suppress(KeyboardInterrupt):  # which uvicorn raises again once it has closed all connections
+        uvicorn.Server(settings).run(sockets=[listener])
+    return 0
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    """A socket at this address; without a wish the usual port, or any free one where that is taken."""
+    if port is not None and not 0 <= port < 2**16:
+        raise UserError(f"--port {port}: must be at least 0 and below 65536")
+    for wanted in (USUAL_PORT, 0) if port is None else (port,):
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
+            listener = socket.socket(family, kind)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(address)
+                listener.listen(128)
+            except OSError:
+                listener.close()
+                raise
+            return listener
+        except socket.gaierror as error:
+            raise UserError(f"--host {host}: {error.strerror}") from None
+        except OSError as error:
+            problem = error
+    flag = f"--port {port}" if port is not None else f"--host {host}"
+    raise UserError(f"{flag}: {problem.strerror}; --port 0 takes any free one")

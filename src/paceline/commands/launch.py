@@ -1,0 +1,96 @@
+"""`paceline launch`: the job file, or the commands, that train on other machines."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.commands.configure import configure
+from paceline.commands.train import default_folder
+from paceline.config.resolve import Config
+from paceline.config.spans import split_batch
+from paceline.core.errors import UserError
+from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
+from paceline.launch.kubernetes import KubernetesWish, plain_job, to_yaml, train_job
+from paceline.launch.slurm import SlurmWish, check_cluster, follow, job_script, submit, write_job
+from paceline.parallel.strategy import strategy_class
+
+HOST = re.compile(r"[A-Za-z0-9]([\w.:-]*\w)?")
+
+
+def prepare(
+    recipe: str, flags: Mapping[str, Any], config_file: str, assignments: list[str], *, nodes: int, gpus: int
+) -> tuple[Config, TrainCommand]:
+    """The run's settings and the command for its hosts, checked as far as this machine can tell."""
+    if nodes < 1:
+        raise UserError(f"--nodes {nodes}: must be at least 1")
+    if gpus < 0:
+        raise UserError(f"--gpus-per-node {gpus}: must be at least 0")
+    config = configure(recipe, flags, config_file=config_file, assignments=assignments, elsewhere=True)
+    devices = gpus or config.run.devices
+    if gpus and config.run.devices not in (1, gpus):
+        raise UserError(f"--devices {config.run.devices}: --gpus-per-node says {gpus}")
+    several = config.with_run(devices=nodes * devices)
+    if nodes * devices > 1 and not strategy_class(several).distributed:
+        raise UserError(f"--strategy {config.run.strategy}: runs in one process; use ddp or lightning")
+    split_batch(config.run.batch_size, nodes * devices, config.run.accumulate)  # refuses a batch that is too small
+    command = TrainCommand(recipe, flags, config_file, tuple(assignments), nodes, devices, config.run.join_timeout)
+    return config, command
+
+
+def launch_slurm(config: Config, command: TrainCommand, wish: SlurmWish, *, submits: bool, waits: bool) -> int:
+    """Writes the job's file into the run's folder; submits it and follows its log where asked."""
+    run = Path(config.run.out or default_folder(config))
+    script = job_script(command, wish, run)
+    if submits or waits:
+        check_cluster(command, wish)
+    file = write_job(script, run)
+    if not (submits or waits):
+        print(f"wrote {file}; submit it with --submit, or: {quoted(['sbatch', str(file)])}")
+        return 0
+    job = submit(file)
+    print(f"job {job} of {file}")
+    return follow(job, run) if waits else 0
+
+
+def launch_kubernetes(command: TrainCommand, wish: KubernetesWish, to: str, *, plain: bool, submits: bool) -> int:
+    """Writes the objects of the run to a file; gives them to the cluster where asked."""
+    file = Path(to or f"{wish.name}.yaml")
+    objects = plain_job(command, wish) if plain else train_job(command, wish)
+    apply = ["kubectl", "apply", "-f", str(file)]
+    try:
+        file.write_text(to_yaml(objects, f"Written by paceline launch kubernetes. Use it with: {quoted(apply)}"))
+    except OSError as error:
+        raise UserError(f"--to {file}: {error.strerror}") from None
+    if not submits:
+        print(f"wrote {file}; use it with --submit, or: {quoted(apply)}")
+        return 0
+    if not shutil.which("kubectl"):
+        raise UserError(f"kubectl: not on this machine; {file} is written, apply it from where kubectl is")
+    return subprocess.run(apply).returncode
+
+
+def launch_torchrun(command: TrainCommand, hosts: list[str], port: int) -> int:
+    """Prints the command for each host; the first is where they meet."""
+    for host in hosts:
+        if not HOST.fullmatch(host):
+            raise UserError(f"--hosts: {host!r} is no name of a host")
+    if len(set(hosts)) < len(hosts):
+        raise UserError("--hosts: a host is named twice; --devices says how many processes each has")
+    if not 1024 <= port < 65536:
+        raise UserError(f"--port {port}: expected one from 1024 to 65535")
+    first = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
+    words = ["paceline", *command.words(f"{first}:{port}")]
+    check_words(words)
+    for host in hosts:
+        print(f"# on {host}\n{quoted(words)}\n")
+    return 0
+
+
+def name_of(config: Config, name: str) -> str:
+    """The name of a job: as given, or the run folder's."""
+    return name or plain_name(Path(config.run.out or default_folder(config)).name)

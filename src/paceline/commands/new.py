@@ -1,0 +1,38 @@
+"""`paceline new`: a working file of one's own to start from."""
+
+from __future__ import annotations
+
+import keyword
+from pathlib import Path
+
+from paceline.core.errors import UserError, unknown
+
+_TEMPLATES = Path(__file__).parent / "templates"  # real modules, so that they are checked like any other
+
+
+def new(kind: str, name: str, folder: Path) -> Path:
+    """Writes NAME.py, a small recipe (of one network, or a GAN) or source that works as it is, and gives its path."""
+    kinds = [file.stem for file in _TEMPLATES.glob("*.py")]
+    if kind not in kinds:
+        raise unknown("kind of file", kind, kinds)
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UserError(f"new {kind} {name}: not a Python name; use letters, digits and _, for example my_{kind}")
+    path = folder / f"{name}.py"
+    text = (_TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
+    text = text.replace(f"my_{kind}", name).replace(f"My{kind.capitalize()}", _class_name(kind, name))
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(f"new {kind} {name}: {path} is there already; choose another name or move it away") from None
+    except OSError as error:
+        raise UserError(f"new {kind} {name}: cannot write {path}: {error.strerror}") from None
+    return path
+
+
+def _class_name(kind: str, name: str) -> str:
+    """The file's name the way classes are spelt; it ends in its kind, so that it hides no name of the template."""
+    words = [word for word in name.split("_") if word]
+    if len(words) < 2 or words[-1].lower() != kind:
+        words.append(kind)
+    return "".join(word[0].upper() + word[1:] for word in words)

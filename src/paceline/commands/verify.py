@@ -1,0 +1,173 @@
+"""`paceline verify`: the same steps under every strategy in float64, and the first tensor that differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
+
+from paceline.config.resolve import Config
+from paceline.config.spans import split_batch
+from paceline.contracts.recipe import Phase
+from paceline.core.errors import UserError, unknown
+from paceline.core.registry import names
+from paceline.core.screen import open_screen
+from paceline.data.feed import StepData
+from paceline.launch.tasks import Task, run_in_processes
+from paceline.parallel.strategy import strategy_class
+from paceline.parallel.world import uses_cuda
+from paceline.runs.segments import DP_NEEDS_GPUS
+from paceline.training.build import Parts, assemble
+from paceline.training.initial_weights import start_from
+from paceline.training.learner import Learner
+from paceline.training.stop import INTERRUPTED
+
+CONTROLS = ("unsynced-batchnorm", "repeated-part")
+GRADIENT_TOLERANCE = 1e-12
+Trace = dict[str, Tensor]  # "gradients/PHASE/NETWORK/TENSOR" of the first step, "weights//NETWORK/TENSOR" of the last
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one network is from its reference under one strategy."""
+
+    strategy: str
+    kind: str  # "gradients", of a phase where it has a name of its own, or "weights"
+    network: str
+    value: float  # max |a − b| over the network ÷ the largest |b|
+    tolerance: float
+    worst: str  # the first tensor beyond the tolerance, if any
+
+
+def verify(config: Config, strategies: list[str], steps: int, tolerance: float, control: str, result: str = "") -> int:
+    """Trains under each strategy and compares with the first; exit code 1 where one differs.
+
+    `result` is a file that the differences go to as JSON.
+    """
+    if control and control not in CONTROLS:
+        raise unknown("control", control, CONTROLS)
+    if len(strategies) < 2:
+        raise UserError("--strategies: name at least two, e.g. single,ddp")
+    for name in strategies:
+        if name not in names("strategy"):
+            raise unknown("strategy", name, names("strategy"))
+    if "dp" in strategies and not uses_cuda(config.run):
+        raise UserError(f"--strategies {','.join(strategies)}: {DP_NEEDS_GPUS}; leave dp out")
+    batch = split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
+    config = config.with_run(precision="fp64", batch_size=str(batch), images=steps * batch)
+    console = open_screen()
+    traces: dict[str, Trace] = {}
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
+        for name in strategies:
+            broken = control if traces else ""
+            chosen = config.with_run(strategy=name)
+            if broken == "unsynced-batchnorm":
+                chosen = chosen.with_run(sync_batchnorm="off")
+            traces[name] = _trace(chosen, Path(folder) / f"{name}.safetensors", broken, steps)
+    differences = compare(traces, tolerance)
+    title = _title(config, steps, control)
+    _print_table(console, differences, title)
+    if result:
+        kept = {"what": title, "differences": [asdict(one) for one in differences]}
+        Path(result).write_text(json.dumps(kept, indent=1, ensure_ascii=False))
+    return int(any(difference.value > difference.tolerance for difference in differences))
+
+
+def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
+    if strategy_class(config).distributed and config.run.devices > 1:
+        code = run_in_processes(Task.of(trace_strategy, str(path), control, steps), config)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        if code:
+            raise UserError(f"strategy {config.run.strategy} ended with exit code {code}")
+    else:
+        alone = config.with_run(devices=1) if config.run.strategy == "single" else config
+        trace_strategy(alone, str(path), control, steps)
+    return safetensors.torch.load(path.read_bytes())
+
+
+def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> None:
+    """This process's part of one strategy's steps; the first rank writes the trace."""
+    if os.environ.get("RANK", "0") != "0":
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    parts = assemble(config)
+    if config.run.init_from:
+        start_from(parts, config.run.init_from)
+    if control == "repeated-part":
+        parts.feed.cut = parts.feed.cut._replace(rank=0)
+    for module in parts.recipe.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+    trace: Trace = {}
+    parts.recipe.train()
+    steps = parts.feed.steps(0, num_steps * parts.feed.images_per_step)
+    parts.strategy.drive(steps, _advance(parts, trace))
+    for network, module in parts.recipe.networks.items():
+        tensors = module.state_dict().items()
+        trace |= {f"weights//{network}/{name}": value for name, value in tensors if value.is_floating_point()}
+    if parts.world.is_first:
+        safetensors.torch.save_file({name: value.detach().cpu().contiguous() for name, value in trace.items()}, path)
+    parts.world.wait_for_all()
+    parts.world.leave()
+
+
+def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
+    def keep_gradients(phase: Phase, learner: Learner) -> None:
+        for name, parameter in learner.network.named_parameters():
+            assert parameter.grad is not None
+            trace[f"gradients/{phase.name}/{phase.network}/{name}"] = parameter.grad.detach().clone()
+
+    def advance(data: StepData) -> None:
+        parts.step(data, watch=keep_gradients if data.images == 0 else None)
+
+    return advance
+
+
+def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:
+    """Every strategy against the first, network by network."""
+    (_, reference), *others = traces.items()
+    differences = []
+    for strategy, trace in others:
+        assert trace.keys() == reference.keys(), "strategies trained different tensors"
+        for group in sorted({name.rsplit("/", 1)[0] for name in reference}):
+            kind, phase, network = group.split("/")
+            limit = tolerance if kind == "weights" else GRADIENT_TOLERANCE
+            tensors = [name for name in sorted(reference) if name.startswith(group + "/")]
+            largest = max(reference[name].abs().max().item() for name in tensors)
+            by_tensor = {name: _distance(trace[name], reference[name]) / (largest or 1.0) for name in tensors}
+            worst = next((name.rsplit("/", 1)[1] for name, value in by_tensor.items() if value > limit), "")
+            label = f"{kind} of {phase}" if phase not in ("", network) else kind
+            differences.append(Difference(strategy, label, network, max(by_tensor.values()), limit, worst))
+    return differences
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    distance = (a - b).abs().max().item()
+    return distance if distance == distance else torch.inf  # not a number is not the same
+
+
+def _title(config: Config, steps: int, control: str) -> str:
+    batch, devices = config.run.batch_size, config.run.devices
+    title = f"{config.recipe_name} on {config.run.data}: {steps} steps in float64, batch {batch}, {devices} processes"
+    return title + (f", broken on purpose: {control}" if control else "")
+
+
+def _print_table(console: Console, differences: list[Difference], title: str) -> None:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("strategy", "network", "what", "difference", "allowed", "first tensor beyond"):
+        table.add_column(heading, no_wrap=heading != "first tensor beyond", overflow="fold")
+    for d in differences:
+        table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")
+    console.print(table)
+    console.print("difference = largest |a − b| of a network ÷ its largest weight; dropout is set to 0 for this")

@@ -1,0 +1,1 @@
+"""Settings: declared, resolved, read from files."""

@@ -1,0 +1,50 @@
+"""Stretches of training, and how a batch is split, as a person says them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of training as a person says it: `5 epochs`, `200k images`, `50 steps` or `50%` of the run."""
+
+    amount: float
+    unit: Literal["images", "epochs", "steps", "%"]
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Span:
+        """The span that a text means; `name` is the setting's, for the error."""
+        match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(k|m)?\s*(images?|epochs?|steps?|%)\s*", str(text).lower())
+        try:
+            if not match:
+                raise ValueError
+            amount = float(match[1]) * {"k": 1e3, "m": 1e6}.get(match[2] or "", 1)
+        except ValueError:
+            raise UserError(
+                f"{name}={text!r}: expected a span like '5 epochs', '200k images', '50 steps' or '50%'"
+            ) from None
+        unit = match[3] if match[3] == "%" else match[3].rstrip("s") + "s"
+        return cls(amount, unit)  # type: ignore[arg-type]
+
+    def to_images(self, *, epoch: int, step: int, total: int) -> int:
+        """The span in images, given the images in an epoch, in a step and in the whole run."""
+        return round(self.amount * {"images": 1, "epochs": epoch, "steps": step, "%": total / 100}[self.unit])
+
+
+def split_batch(text: str, devices: int, accumulate: int) -> int:
+    """The global batch that `128` or `32/device` means, checked against the number of parts."""
+    match = re.fullmatch(r"\s*(\d+)\s*(/\s*device)?\s*", str(text))
+    if not match or int(match[1]) == 0:
+        raise UserError(f"--batch-size {text!r}: expected a number like 128, or one per device like 32/device")
+    batch = int(match[1]) * (devices if match[2] else 1)
+    if batch < devices * accumulate:
+        raise UserError(
+            f"--batch-size {batch}: smaller than its {devices * accumulate} parts "
+            f"({devices} devices × {accumulate} micro-batches); use a larger batch or fewer parts"
+        )
+    return batch

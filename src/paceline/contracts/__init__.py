@@ -1,0 +1,1 @@
+"""What a recipe is, for every other package."""

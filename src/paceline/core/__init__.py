@@ -1,0 +1,1 @@
+"""Errors, registry, files, locks: used by every other package."""

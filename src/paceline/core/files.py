@@ -1,0 +1,106 @@
+"""Files that are whole or not there: written beside their target, synced, renamed.
+
+Temporary files are created exclusively and links are never followed, so that a link in a folder from elsewhere cannot
+make a command overwrite what it points to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import UserError
+
+WRITING = ".writing"  # ends the name of a temporary file
+
+
+@contextmanager
+def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yield an empty file beside `target` that takes its place when the block ends without an error.
+
+    With `durable`, the content and the new name survive a power cut. Otherwise only a kill is harmless.
+    """
+    beside = _create_beside(target)
+    try:
+        yield beside
+        if durable:
+            sync(beside)
+        os.replace(beside, target)
+        if durable:
+            sync(target.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_file(target: Path, content: bytes | str, *, durable: bool = True) -> None:
+    """Write a whole file in one step; what had the name before is replaced."""
+    with replacing(target, durable=durable) as beside:
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(target: Path, content: Any, *, durable: bool = True, indent: int | None = None) -> None:
+    """Write a JSON file in one step, making its folder where there is none."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_file(target, json.dumps(content, indent=indent, ensure_ascii=False) + "\n", durable=durable)
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Return the object in a JSON file; an empty one where the file is missing or holds something else."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def sync(path: Path) -> None:
+    """Return when a file's content, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files that a killed process left in a folder of its own."""
+    for leftover in folder.glob(f".*{WRITING}"):
+        leftover.unlink(missing_ok=True)
+
+
+def check_new_file(out: str, suffixes: tuple[str, ...], *, overwrite: bool) -> Path:
+    """Return the path that `--out` means; raise UserError for other suffixes and for a file that exists."""
+    target = Path(out).expanduser()
+    if target.suffix not in suffixes:
+        raise UserError(f"--out {out}: expected a name that ends in {' or '.join(suffixes)}")
+    if target.is_dir():
+        raise UserError(f"--out {out}: is a folder; name a file")
+    if os.path.lexists(target) and not overwrite:
+        raise UserError(f"--out {out}: the file exists; --overwrite replaces it")
+    return target
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """Yield a file to write that becomes `target`; an error of the file system names `--out`."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as beside:
+            yield beside
+    except OSError as error:
+        raise UserError(f"--out {target}: {error.strerror or error}") from None
+
+
+def _create_beside(target: Path) -> Path:
+    while True:
+        beside = target.with_name(f".{secrets.token_hex(8)}{WRITING}")
+        try:
+            os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+        except FileExistsError:
+            continue
+        return beside

@@ -1,0 +1,74 @@
+"""One writer at a time: the lock of a file, which dies with the process that holds it. Links are not followed."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+LOCK = ".lock"  # in a folder that has one writer
+READERS_LOOK_SECONDS = 1.0  # a reader that asks whether a folder is in use holds a share of its lock for a moment
+
+
+class InUse(Exception):
+    """Another process holds the lock; the text is its process id."""
+
+
+class Lock:
+    """A folder's lock, held from construction until `release`."""
+
+    def __init__(self, folder: Path, name: str = LOCK, *, wait_seconds: float = READERS_LOOK_SECONDS) -> None:
+        """Raise InUse where another process still holds it after the wait, OSError where it cannot be made."""
+        self.file = folder / name
+        until = time.monotonic() + wait_seconds
+        while not self._take():
+            if time.monotonic() > until:
+                raise InUse(self._owner())
+            time.sleep(0.01 if wait_seconds < math.inf else 0.1)
+
+    def release(self, remove: bool = False) -> None:
+        """Release it, also for child processes that inherited it; its file stays unless it is removed."""
+        if remove:
+            self.file.unlink(missing_ok=True)
+        fcntl.flock(self._opened, fcntl.LOCK_UN)
+        os.close(self._opened)
+
+    def _take(self) -> bool:
+        opened = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        with ExitStack() as unless_taken:
+            unless_taken.callback(os.close, opened)
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(opened), os.lstat(self.file)):
+                    return False  # its holder has removed it since, and others lock a new one
+            except (BlockingIOError, FileNotFoundError):
+                return False
+            os.ftruncate(opened, 0)
+            os.pwrite(opened, f"{os.getpid()}\n".encode(), 0)
+            unless_taken.pop_all()
+        self._opened = opened
+        return True
+
+    def _owner(self) -> str:
+        try:
+            return self.file.read_text().strip() or "?"
+        except OSError:
+            return "?"
+
+
+def is_locked(descriptor: int) -> bool | None:
+    """Return whether a writer holds the lock of an open file; None where the file system has no locks.
+
+    This takes a share of the lock for a moment, which a writer that starts just then waits out.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False

@@ -1,0 +1,12 @@
+"""Types that every package uses: values of settings, and what JSON holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+SettingValue: TypeAlias = str | int | float | bool
+SettingValues: TypeAlias = Mapping[str, "SettingValue | Mapping[str, SettingValue]"]  # one network's own as a table
+
+Json: TypeAlias = "str | int | float | bool | None | list[Json] | dict[str, Json]"
+JsonObject: TypeAlias = "dict[str, Json]"

@@ -1,0 +1,106 @@
+"""Memory: how much this process can still take, and the share of it that resident data may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import torch
+
+from paceline.data.pixels import bytes_needed
+from paceline.data.source import Source
+
+LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # the last is version 1's, as below
+USED = ("memory.current", "memory.usage_in_bytes")
+GIVEN_UP_FIRST = ("inactive_file", "total_inactive_file")  # cached files; version 1 counts those of groups inside apart
+UNSAID = 4 * 2**30  # where a system does not tell
+
+SHARES = {"cuda": 0.6, "cpu": 0.25}  # of what is free, by the kind of device; the rest is for the model
+
+
+def free_bytes(device: torch.device) -> int:
+    """The memory of a device, or of this machine, that nobody uses and this process may."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
+
+
+def free_host_bytes(root: Path = Path("/")) -> int:
+    """What the machine has available, or less where a container or job that this process runs in has less left."""
+    available = _table(root / "proc/meminfo").get("MemAvailable:", UNSAID // 1024) * 1024
+    return max(0, min([available, *(left for group in _groups(root) for left in _left_in(group))]))
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of the control groups that count this process's memory, and of those around them."""
+    own: dict[str, str] = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        own |= dict.fromkeys(controllers.split(","), path)  # version 2 names no controllers
+    for line in _lines(root / "proc/self/mountinfo"):
+        place, _, system = line.partition(" - ")
+        shown, mounted = place.split()[3:5]  # which group the mount shows, and where
+        kind, *_, options = system.split()
+        controller = {"cgroup": "memory", "cgroup2": ""}.get(kind)
+        if controller in own and (not controller or controller in options.split(",")):
+            inside = _inside(PurePosixPath(own[controller]), PurePosixPath(shown))
+            yield from (root / mounted.lstrip("/") / group for group in (inside, *inside.parents))
+
+
+def _inside(path: PurePosixPath, shown: PurePosixPath) -> PurePosixPath:
+    """A group's path under a mount; the mount itself where the group lies outside of what it shows."""
+    return path.relative_to(shown) if path.is_relative_to(shown) and ".." not in path.parts else PurePosixPath()
+
+
+def _left_in(group: Path) -> Iterator[int]:
+    """What a control group has left, under each limit that it has."""
+    cached = max(_table(group / "memory.stat").get(name, 0) for name in GIVEN_UP_FIRST)
+    used = sum(_numbers(group, USED)) - cached
+    yield from (limit - used for limit in _numbers(group, LIMITS))
+
+
+def _numbers(group: Path, names: tuple[str, ...]) -> Iterator[int]:
+    yield from (int(line) for name in names for line in _lines(group / name) if line.isdigit())
+
+
+def _table(file: Path) -> dict[str, int]:
+    """The first number after each name in a file with a name a line."""
+    rows = (line.split() for line in _lines(file))
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
+
+
+class Budget:
+    """A share of what is free on each kind of device when first asked for; every source that fits takes its part."""
+
+    def __init__(self, processes: int = 1) -> None:
+        self.processes = processes  # that share the host's memory; each has a GPU of its own
+        self._left: dict[str, int] = {}
+        self._taken: set[str] = set()
+
+    def take(self, source: Source, device: torch.device) -> tuple[bool, str]:
+        """Whether the source fits in what is left on the device, and why; one that fits has taken its part."""
+        kind = device.type
+        sharers = self.processes if kind == "cpu" else 1
+        if kind not in self._left:
+            self._left[kind] = int(free_bytes(device) * SHARES[kind] / sharers)
+        needed, left = bytes_needed(source), self._left[kind]
+        fits = needed <= left
+        reason = (
+            f"{_size(needed)} of samples {'fit' if fits else 'do not fit'} in {_size(left)} "
+            f"({'left of ' if kind in self._taken else ''}{SHARES[kind]:.0%} of the free "
+            f"{'GPU' if kind == 'cuda' else 'host'} memory{f', for {sharers}' if sharers > 1 else ''})"
+        )
+        if fits:
+            self._left[kind] -= needed
+            self._taken.add(kind)
+        return fits, reason
+
+
+def _size(count: int) -> str:
+    value, unit = (count / 1e9, "GB") if count >= 1e9 else (count / 1e6, "MB")
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"

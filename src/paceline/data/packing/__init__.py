@@ -1,0 +1,1 @@
+"""Packed folders: every image decoded once."""

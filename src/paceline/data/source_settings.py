@@ -1,0 +1,29 @@
+"""The settings that registered sources add to those of every run."""
+
+from __future__ import annotations
+
+from paceline.config.resolve import own_fields
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
+from paceline.core.registry import load_class, names
+from paceline.data.source import Source
+
+
+class RegisteredSources:
+    """Settings of the sources that the registry knows, for `config.resolve`."""
+
+    def of(self, source: str) -> type[RunSettings]:
+        """Return the settings class of a source; raise UserError where it is not one."""
+        found = load_class("source", source, Source).Settings
+        extends = isinstance(found, type) and issubclass(found, RunSettings)
+        if not extends or "__dataclass_fields__" not in vars(found):
+            raise UserError(f"source {source!r}: its Settings must be a frozen @dataclass that extends RunSettings")
+        return found
+
+    def owners(self) -> dict[str, list[str]]:
+        """Return, for every setting that only some sources have, the names of these sources in quotes."""
+        found: dict[str, list[str]] = {}
+        for source in names("source"):
+            for f in own_fields(self.of(source)):
+                found.setdefault(f.name, []).append(repr(source))
+        return found

@@ -1,0 +1,49 @@
+"""Classification: cross-entropy, top-1 and top-5 accuracy.
+
+The protocol: every sample once, one view of it, cross-entropy without label smoothing, accuracies in
+percent. Of equal logits the class with the lower number ranks first, so a tie does not depend on the device.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch, Facts
+from paceline.evaluation.contract import Judge
+
+
+class Accuracy(Judge):
+    """Loss, top-1 and top-5 accuracy (top-k for the k classes of smaller data) and the number of samples."""
+
+    def __init__(self, facts: Facts, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(facts, device, settings)
+        self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, top-1, top-5, samples
+
+    def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
+        logits, label = prediction["logits"].detach().double(), batch["label"]
+        loss = F.cross_entropy(logits, label, reduction="sum")
+        rank = _rank_of(label, logits)
+        top1, top5 = (rank < 1).sum(), (rank < min(5, logits.shape[1])).sum()
+        # Filled on the device: a tensor made from the Python number would wait for a copy.
+        count = torch.full_like(loss, len(label))
+        self._sums += torch.stack([loss, top1.double(), top5.double(), count])
+
+    def sums(self) -> Tensor:
+        return self._sums.clone()
+
+    def results(self, sums: Tensor) -> dict[str, float]:
+        loss, top1, top5, count = sums.tolist()
+        assert count > 0, "an empty split has no accuracy"
+        return {"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count, "count": count}
+
+
+def _rank_of(label: Tensor, logits: Tensor) -> Tensor:
+    """How many classes come before the right one, per sample."""
+    right = logits.gather(1, label[:, None])
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    # "Not at most" rather than "more": a NaN, which compares false with all, then never counts as right.
+    before = ~(logits <= right) | ((logits == right) & (classes < label[:, None]))
+    return before.sum(dim=1)

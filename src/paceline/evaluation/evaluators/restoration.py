@@ -1,0 +1,108 @@
+"""Restored pictures against the real ones: PSNR, SSIM, and LPIPS where its package is installed.
+
+Both pictures are rounded to eight bits first, as files would hold them. Then the protocol decides: `y` compares luma,
+16…235, as MATLAB's rgb2ycbcr computes it (not rounded again), without a border as wide as the enlargement; `rgb`
+compares all channels, without that border too. A number is the mean over pictures of the value of each. PSNR's peak
+is 255; SSIM has a Gaussian window of 11 with σ 1.5, K 0.01 and 0.03, and counts the pixels whose window lies in the
+picture. Where a recipe also predicts what it is held against (bicubic, the input), that is measured in the same way.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch, Facts
+from paceline.evaluation.contract import Case, Judge
+from paceline.evaluation.image_metrics import SIGMA, WINDOW, in_levels, luma, psnr, refuse_small, ssim
+
+MEASURED = ("image", "bicubic", "input")  # fields of a prediction
+METRICS = ("psnr", "ssim", "lpips")
+
+Distance = Callable[[Tensor, Tensor], Tensor]
+
+
+class Restoration(Judge):
+    """Mean PSNR, SSIM and LPIPS of what was restored and of what it is held against."""
+
+    def __init__(self, facts: Facts, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(facts, device, settings)
+        self.label = settings.protocol
+        self._sums = torch.zeros(len(MEASURED), len(METRICS) + 1, dtype=torch.float64, device=device)
+
+    def begin(self, case: Case) -> None:
+        self.border = case.enlarges if case.enlarges > 1 else 0
+        refuse_small(case, self.border)
+        self.distance, self.notes = _perceptual_distance(self.device)
+
+    def protocol(self) -> dict[str, Any]:
+        return {
+            "protocol": self.settings.protocol,
+            "border": self.border,
+            "rounded": "to 8 bits",
+            "ssim": f"gaussian window {WINDOW}, sigma {SIGMA}",
+            "lpips": "alex" if self.distance else "not measured",
+        }
+
+    def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
+        target = in_levels(prediction["target"])
+        for number, name in enumerate(MEASURED):
+            if name not in prediction:
+                continue
+            made = in_levels(prediction[name])
+            assert made.shape == target.shape, f"{name} is {tuple(made.shape)}, its target {tuple(target.shape)}"
+            one, other = (self._compared(pictures) for pictures in (made, target))
+            values = [psnr(one, other), ssim(one, other)]
+            values.append(self.distance(made, target) if self.distance else torch.zeros_like(values[0]))
+            values.append(torch.ones_like(values[0]))
+            self._sums[number] += torch.stack(values).sum(dim=1)
+
+    def _compared(self, levels: Tensor) -> Tensor:
+        """The part and the channels that the protocol compares."""
+        border, (height, width) = self.border, levels.shape[-2:]
+        cut = levels[..., border : height - border, border : width - border]
+        return luma(cut) if self.settings.protocol == "y" else cut
+
+    def sums(self) -> Tensor:
+        return self._sums.flatten().clone()
+
+    def results(self, sums: Tensor) -> dict[str, float]:
+        table = dict(zip(MEASURED, sums.view(len(MEASURED), -1).tolist(), strict=True))
+        assert table["image"][-1] > 0, "an empty split has no PSNR"
+        results = {}
+        for name, (*totals, count) in table.items():
+            prefix = "" if name == "image" else f"{name}_"
+            for metric, total in zip(METRICS, totals, strict=True):
+                if count and (metric != "lpips" or self.distance):
+                    results[f"{prefix}{metric}[{self.label}]"] = total / count
+        return results | {"count": table["image"][-1]}
+
+
+def _perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[str, ...]]:
+    """LPIPS of pictures in 0…255, where it is installed and has its weights; else why not."""
+    if importlib.util.find_spec("lpips") is None:
+        return None, ()
+    try:
+        network = _lpips_network().to(device)
+    except Exception as error:
+        return None, (f"LPIPS is not measured: {str(error).splitlines()[0]}",)
+
+    def distance(made: Tensor, target: Tensor) -> Tensor:
+        one, other = ((levels.float() / 127.5 - 1).expand(-1, 3, -1, -1) for levels in (made, target))
+        with torch.autocast(made.device.type, enabled=False):
+            return network(one, other).flatten().double()
+
+    return distance, ()
+
+
+@lru_cache(maxsize=1)
+def _lpips_network() -> torch.nn.Module:
+    import lpips
+
+    return lpips.LPIPS(net="alex", verbose=False).eval().requires_grad_(False)

@@ -1,0 +1,96 @@
+"""Made panels against the real ones: PSNR and SSIM of each, IoU and Dice of the segmentation.
+
+Pictures are rounded to eight bits, and PSNR and SSIM are the means over pictures of their values in all channels. A
+pixel of a segmentation is background where its brightest channel is below the middle; else it belongs to that
+channel (red, green, blue), or to `bright` where its channels are nearly alike. IoU and Dice are of all pixels of the
+split together, for each class that the real segmentations have, and then averaged over these classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch, Facts
+from paceline.evaluation.contract import Case, Judge
+from paceline.evaluation.image_metrics import in_levels, psnr, refuse_small, ssim
+
+SEGMENTATION = "segmentation"
+CLASSES = ("bright", "red", "green", "blue")
+MIDDLE = 127.5  # of the levels 0…255
+ALIKE = 64  # levels between the brightest and the darkest channel of a pixel without a colour
+
+
+class Translation(Judge):
+    """Means over pictures for each panel; overlaps of the segmentation's classes."""
+
+    def __init__(self, facts: Facts, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(facts, device, settings)
+        self._quality = torch.zeros(len(facts.panels), 3, dtype=torch.float64, device=device)  # PSNR, SSIM, pictures
+        self._overlap = torch.zeros(len(CLASSES), 3, dtype=torch.float64, device=device)  # pixels: both, made, real
+
+    def begin(self, case: Case) -> None:
+        refuse_small(case)
+
+    def protocol(self) -> dict[str, Any]:
+        return {"rounded": "to 8 bits", "channels": "all", "segmentation": f"brightest channel above {MIDDLE}"}
+
+    def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
+        for number, name in enumerate(self.facts.panels):
+            if name not in prediction:
+                continue
+            made, real = in_levels(prediction[name]), in_levels(batch[name])
+            values = [psnr(made, real), ssim(made, real)]
+            self._quality[number] += torch.stack([*values, torch.ones_like(values[0])]).sum(dim=1)
+            if name == SEGMENTATION:
+                one, other = members(made), members(real)
+                pixels = torch.stack([one & other, one, other], dim=1)  # [class, which, ...]
+                self._overlap += pixels.flatten(2).sum(dim=2, dtype=torch.float64)
+
+    def sums(self) -> Tensor:
+        return torch.cat([self._quality.flatten(), self._overlap.flatten()])
+
+    def results(self, sums: Tensor) -> dict[str, float]:
+        quality, overlap = sums.tensor_split([self._quality.numel()])
+        measured = {
+            name: (row[0] / row[2], row[1] / row[2], row[2])
+            for name, row in zip(self.facts.panels, quality.view(-1, 3).tolist(), strict=True)
+            if row[2]
+        }
+        assert measured, "an empty split has no PSNR"
+        results = {"psnr": _mean(row[0] for row in measured.values()), "ssim": _mean(r[1] for r in measured.values())}
+        for name, (panel_psnr, panel_ssim, _) in measured.items():
+            results |= {f"{name}_psnr": panel_psnr, f"{name}_ssim": panel_ssim}
+        return results | _overlaps(overlap) | {"count": max(row[2] for row in measured.values())}
+
+
+def members(levels: Tensor) -> Tensor:
+    """Which pixels [n, h, w] belong to each class, as [class, n, h, w]."""
+    brightest, colour = levels.max(dim=1)
+    above = brightest > MIDDLE
+    grey = brightest - levels.min(dim=1).values < ALIKE
+    return torch.stack([above & grey, *(above & ~grey & (colour == number) for number in range(3))])
+
+
+def _overlaps(sums: Tensor) -> dict[str, float]:
+    """IoU and Dice of the classes that occur, and their means."""
+    found = {
+        name: (both / (made + real - both), 2 * both / (made + real))
+        for name, (both, made, real) in zip(CLASSES, sums.view(-1, 3).tolist(), strict=True)
+        if real
+    }
+    if not found:
+        return {}
+    results = {"iou": _mean(iou for iou, _ in found.values()), "dice": _mean(dice for _, dice in found.values())}
+    if len(found) > 1:
+        for name, (iou, dice) in found.items():
+            results |= {f"iou_{name}": iou, f"dice_{name}": dice}
+    return results
+
+
+def _mean(values: Any) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)

@@ -1,0 +1,106 @@
+"""Colours of 16 bits in TIFF files, which Pillow would cut to 8: read and written with tifffile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tifffile
+from PIL import Image
+
+from paceline.images.decode import BITS_PER_SAMPLE, ORIENTATION, WHITE
+
+SAMPLES_PER_PIXEL, COLOURS = 277, 3  # of TIFF
+MULTIPLIED, BESIDE = 1, 2  # what a fourth channel can be: transparency that the colours were multiplied by, or not
+ROWS_AT_ONCE = 64  # of transparency that is enlarged while it is written
+REACH_PX = 4  # rows around that bicubic enlargement may look at
+
+
+class DeepColours(NamedTuple):
+    """What a file holds, upright."""
+
+    pixels: np.ndarray  # uint16 [h, w, 3]
+    alpha: Image.Image | None
+    note: str
+
+
+def has_deep_colours(image: Image.Image) -> bool:
+    """Whether a file has colours of 16 bits in TIFF, of whatever kind."""
+    if image.format != "TIFF":
+        return False
+    tags = image.tag_v2  # type: ignore[attr-defined]
+    return tags.get(SAMPLES_PER_PIXEL, 1) >= COLOURS and set(tags.get(BITS_PER_SAMPLE, ())) == {16}
+
+
+def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
+    """The RGB picture on a file's first page, which `image` has opened too; None where that is of another kind."""
+    try:
+        with tifffile.TiffFile(path) as file:
+            page = file.pages.first
+            if page.photometric != tifffile.PHOTOMETRIC.RGB or page.dtype != np.uint16:
+                return None
+            array, axes, extra = page.asarray(), page.axes, page.extrasamples
+    except Exception:  # a compression that it lacks, or damage: Pillow shall see
+        return None
+    if axes == "SYX":  # a plane for each colour
+        array = np.moveaxis(array, 0, -1)
+    elif axes != "YXS":
+        return None
+    array = _turned(array, image.getexif().get(ORIENTATION, 1))
+    pixels = np.ascontiguousarray(array[..., :COLOURS])
+    if array.shape[-1] == COLOURS:
+        return DeepColours(pixels, None, "")
+    if not extra or extra[0] not in (MULTIPLIED, BESIDE):
+        return DeepColours(pixels, None, "a channel besides its colours, which is no transparency, was left out")
+    alpha = array[..., COLOURS]
+    if extra[0] == MULTIPLIED:
+        pixels = _divided(pixels, alpha)
+    return DeepColours(pixels, Image.fromarray((alpha >> 8).astype(np.uint8)), "")
+
+
+def write_deep_colours(path: Path, pixels: np.ndarray, alpha: Image.Image | None, profile: bytes) -> None:
+    """Writes uint16 [h, w, 3]; transparency is enlarged on the way, so that it takes no memory to speak of."""
+    height, width, channels = pixels.shape
+    place = tifffile.imwrite(
+        path,
+        shape=(height, width, channels + (alpha is not None)),
+        dtype=np.uint16,
+        photometric="rgb",
+        extrasamples=None if alpha is None else ["unassalpha"],
+        iccprofile=profile or None,
+        returnoffset=True,
+    )
+    assert place is not None
+    with path.open("r+b") as file:
+        file.seek(place[0])
+        if alpha is None:
+            file.write(np.ascontiguousarray(pixels).data)
+            return
+        for top, rows in _enlarged(alpha, height, width):
+            levels = np.asarray(rows).astype(np.uint16)[..., np.newaxis] * 257
+            file.write(np.concatenate([pixels[top : top + len(levels)], levels], axis=-1).data)
+
+
+def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int, Image.Image]]:
+    """The rows of transparency in a picture's size, some at a time, each time with the number of the first."""
+    scale = height // alpha.height
+    for first in range(0, alpha.height, ROWS_AT_ONCE):
+        last = min(first + ROWS_AT_ONCE, alpha.height)
+        above, below = max(0, first - REACH_PX), min(alpha.height, last + REACH_PX)
+        part = alpha.crop((0, above, alpha.width, below))
+        part = part.resize((width, (below - above) * scale), Image.Resampling.BICUBIC)
+        yield first * scale, part.crop((0, (first - above) * scale, width, (last - above) * scale))
+
+
+def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
+    """Pixels as EXIF's number says that they are meant to be seen."""
+    number = orientation - 1 if 1 <= orientation <= 8 else 0
+    array = array.swapaxes(0, 1) if number >= 4 else array
+    return array[:: -1 if number % 4 in (2, 3) else 1, :: -1 if number % 4 in (1, 2) else 1]
+
+
+def _divided(pixels: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    factors = np.float32(WHITE) / np.maximum(alpha, 1).astype(np.float32)
+    return np.minimum(np.rint(pixels * factors[..., np.newaxis]), WHITE).astype(np.uint16)

@@ -1,0 +1,75 @@
+"""A picture shrunk and enlarged again, beside itself: what the networks add to bicubic enlargement, in numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from paceline.evaluation.image_metrics import PEAK, PSNR_OF_EQUALS, WINDOW, luma, ssim
+from paceline.images.decode import BadPicture
+from paceline.images.grids import captioned, side_by_side
+from paceline.images.image_file import Picture
+
+ROWS_AT_ONCE = 256  # of a picture that is compared in float64
+
+
+def shrink(picture: Picture, scale: int) -> tuple[Image.Image, Image.Image]:
+    """The picture in 8 bits with sides that are multiples of the scale, and the same that much smaller."""
+    pixels = (picture.pixels >> 8).astype(np.uint8) if picture.deep else picture.pixels
+    least = math.ceil((WINDOW + 2 * scale) / scale) * scale
+    height, width = pixels.shape[:2]
+    if min(height, width) < least:
+        raise BadPicture(f"{width}×{height} pixels; to shrink by {scale} and compare takes at least {least}×{least}")
+    height, width = height - height % scale, width - width % scale
+    cut = pixels[:height, :width]
+    original = Image.fromarray(cut[..., 0] if cut.shape[-1] == 1 else cut)
+    return original, original.resize((width // scale, height // scale), Image.Resampling.BICUBIC)
+
+
+def compare(
+    original: Image.Image, small: Image.Image, made: Image.Image, scale: int, protocol: str
+) -> tuple[dict[str, Image.Image], dict[str, float]]:
+    """The pictures to write, the first one showing all side by side, and PSNR and SSIM of each enlargement."""
+    enlarged = {
+        "lr": small.resize(original.size, Image.Resampling.NEAREST),
+        "bicubic": small.resize(original.size, Image.Resampling.BICUBIC),
+        "sr": made,
+    }
+    numbers: dict[str, float] = {}
+    captions: dict[str, str] = {}
+    for name, image in enlarged.items():
+        psnr, likeness = measure(image, original, scale, protocol)
+        numbers |= {f"{name}_psnr[{protocol}]": psnr, f"{name}_ssim[{protocol}]": likeness}
+        captions[name] = f"{name}  {psnr:.2f} dB  {likeness:.4f}"
+    shown = [captioned(image.convert("RGB"), captions[name], room=True) for name, image in enlarged.items()]
+    shown.append(captioned(original.convert("RGB"), "original"))
+    return {"": side_by_side(shown), "lr": small, "bicubic": enlarged["bicubic"], "sr": made}, numbers
+
+
+def measure(made: Image.Image, original: Image.Image, border: int, protocol: str) -> tuple[float, float]:
+    """PSNR and SSIM as the protocol of that name has them, from few rows at a time."""
+    width, height = original.size
+    rows = height - 2 * border - WINDOW + 1  # whose window lies in the picture
+    squares = likeness = 0.0
+    count = 0
+    for first in range(0, rows, ROWS_AT_ONCE):
+        num = min(ROWS_AT_ONCE, rows - first)
+        box = (border, border + first, width - border, border + first + num + WINDOW - 1)
+        one, other = (_levels(image.crop(box), protocol) for image in (made, original))
+        likeness += ssim(one, other).item() * num
+        own = slice(None) if first + num == rows else slice(num)  # the others are seen again
+        difference = (one - other)[..., own, :]
+        squares += difference.square().sum().item()
+        count += difference.numel()
+    psnr = 10 * math.log10(PEAK**2 * count / squares) if squares else PSNR_OF_EQUALS
+    return psnr, likeness / rows
+
+
+def _levels(image: Image.Image, protocol: str) -> Tensor:
+    array = np.asarray(image).astype(np.float64)
+    levels = torch.from_numpy(array[..., np.newaxis] if array.ndim == 2 else array).permute(2, 0, 1).unsqueeze(0)
+    return luma(levels) if protocol == "y" else levels

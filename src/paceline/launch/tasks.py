@@ -1,0 +1,54 @@
+"""Functions that run in one process per device: named by module and function, with arguments as JSON.
+
+A task is made from the function itself, so a type checker sees its arguments and no table has to list it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, NamedTuple, ParamSpec
+
+from paceline.config.files import to_toml
+from paceline.config.resolve import Config
+from paceline.launch.rendezvous import Meeting
+from paceline.launch.torchrun import run_processes
+from paceline.parallel.strategy import strategy_class
+
+Arguments = ParamSpec("Arguments")
+WORKER = "paceline.launch.worker"
+
+
+class Task(NamedTuple):
+    """A module-level function and its arguments, as words of a command."""
+
+    module: str
+    function: str
+    arguments: str  # JSON: positional and keyword arguments after the config
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[Concatenate[Config, Arguments], int | None],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Task:
+        """Return the task that calls `function(config, *arguments, **named)`; arguments must be JSON values."""
+        return cls(function.__module__, function.__qualname__, json.dumps([arguments, named]))
+
+    def run(self, config: Config) -> int:
+        """Call the function and return its exit code; None counts as 0."""
+        arguments, named = json.loads(self.arguments)
+        return getattr(importlib.import_module(self.module), self.function)(config, *arguments, **named) or 0
+
+
+def run_in_processes(task: Task, config: Config, meeting: Meeting | None = None) -> int:
+    """Run a task in one process per device of this host and return the exit code."""
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        path = Path(folder) / "config.toml"
+        path.write_text(to_toml(config.values(), {}))
+        processes = config.run.devices if strategy_class(config).distributed else 1
+        return run_processes(WORKER, [*task, config.recipe_name, str(path)], processes, meeting)

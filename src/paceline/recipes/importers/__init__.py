@@ -1,0 +1,1 @@
+"""Importers: weight files of other projects."""

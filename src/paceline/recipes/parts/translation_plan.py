@@ -1,0 +1,108 @@
+"""Who learns what in image translation: which panels are made, from what, and how much each counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError, unknown
+
+SEGMENTATION = "segmentation"
+PAPERS_FUSION = (0.25, 0.15, 0.25, 0.1, 0.25)  # DeepLIIF's: input, hematoxylin, DAPI, Lap2, marker
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is made of the input, and the weights."""
+
+    modalities: tuple[str, ...]  # each by a generator of its own
+    fusion: tuple[float, ...]  # of the segmentations made from the input and from each modality; empty without one
+    generator_weights: dict[str, float]  # of each panel's part of the loss
+    discriminator_weights: dict[str, float]
+
+    @property
+    def panels(self) -> tuple[str, ...]:
+        """All that is made, the segmentation last."""
+        return self.modalities + ((SEGMENTATION,) if self.fusion else ())
+
+    def segmenters(self) -> list[int]:
+        """What segmentations are made from: 0 for the input, i for modality i; without weight there is none."""
+        return [number for number, weight in enumerate(self.fusion) if weight]
+
+
+def plan_pix2pix(facts: Facts, target: str) -> Plan:
+    """One panel, made of the input."""
+    if not facts.panels:
+        raise _no_panels()
+    if target and target not in facts.panels:
+        raise UserError(f"target={target}: {unknown('panel', target, facts.panels)}")
+    if not target and len(facts.panels) > 1:
+        raise UserError(
+            f"model=pix2pix learns one panel and the data has {', '.join(facts.panels)}: "
+            f"choose one with --set target={facts.panels[0]}, or --set model=deepliif"
+        )
+    one = {target or facts.panels[0]: 1.0}
+    return Plan(tuple(one), (), one, one)
+
+
+def plan_deepliif(facts: Facts, modalities: int, fusion: str, generators: str, discriminators: str) -> Plan:
+    """Every panel, the segmentation from the input and from each of the others."""
+    if not facts.panels:
+        raise _no_panels()
+    names = tuple(panel for panel in facts.panels if panel != SEGMENTATION)
+    if modalities and modalities != len(names):
+        raise UserError(
+            f"modalities={modalities}: the data has {len(names)} besides the input and the segmentation "
+            f"({', '.join(names) or 'none'}); name its panels with --set panels=…"
+        )
+    if not names:
+        raise UserError("model=deepliif needs a modality besides the segmentation: use --set model=pix2pix")
+    segmented = SEGMENTATION in facts.panels
+    weights: tuple[float, ...] = ()
+    if segmented:
+        weights = _weights("segmentation_weights", fusion, ("the input", *names)) or _usual_fusion(len(names))
+    elif fusion:
+        raise UserError(
+            f"segmentation_weights={fusion}: the data has no panel {SEGMENTATION!r}, so no network makes one; "
+            "name it with --set panels=… or leave the weights out"
+        )
+    panels = names + ((SEGMENTATION,) if segmented else ())
+    even = (1 / len(panels),) * len(panels)
+    of_generators = _weights("generator_weights", generators, panels) or even
+    of_discriminators = _weights("discriminator_weights", discriminators, panels) or even
+    return Plan(
+        names,
+        weights,
+        dict(zip(panels, of_generators, strict=True)),
+        dict(zip(panels, of_discriminators, strict=True)),
+    )
+
+
+def _usual_fusion(modalities: int) -> tuple[float, ...]:
+    return PAPERS_FUSION if modalities + 1 == len(PAPERS_FUSION) else (1 / (modalities + 1),) * (modalities + 1)
+
+
+def _weights(name: str, text: str, of: tuple[str, ...]) -> tuple[float, ...]:
+    """Weights as a person writes them, with commas, one for each of `of`; nothing where nothing is said."""
+    if not text.strip():
+        return ()
+    try:
+        weights = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise UserError(f"{name}={text}: expected numbers with commas") from None
+    if len(weights) > len(of):
+        raise UserError(f"{name}={text}: weight {len(of) + 1} has no network; there are {len(of)}, for {', '.join(of)}")
+    if len(weights) < len(of):
+        raise UserError(f"{name}={text}: {of[len(weights)]!r} has no weight; give {len(of)}, for {', '.join(of)}")
+    if not all(0 <= weight <= 1 for weight in weights):
+        raise UserError(f"{name}={text}: weights lie between 0 and 1")
+    if not math.isclose(sum(weights), 1, abs_tol=1e-6):
+        raise UserError(f"{name}={text}: sums to {sum(weights):g} and must sum to 1")
+    if name != "segmentation_weights" and 0 in weights:
+        raise UserError(f"{name}={text}: {of[weights.index(0)]!r} would not learn; take its panel out of panels=…")
+    return weights
+
+
+def _no_panels() -> UserError:
+    return UserError("translation needs data with panels beside the input: use --data panels")

@@ -1,0 +1,144 @@
+"""How a run goes, for the person who watches: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self, TextIO, cast
+
+from rich.console import Console, Group
+from rich.file_proxy import FileProxy
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from paceline.core.screen import open_screen
+from paceline.runs.console import Tee, beneath
+
+_MOST_VALUES = 4  # of the values, so many fit a line
+_FRAME_SECONDS = 0.1  # between two frames of the bar, so that a fast loop does not draw all the time
+_OTHER_GROUPS = ("gpu", "spread", "time")  # groups of metrics that are no losses; the metrics file has them all
+
+
+class Display:
+    """Shows progress while its `with` block runs; a disabled one shows nothing."""
+
+    def __init__(self, total_images: int, start_images: int, title: str, enabled: bool) -> None:
+        self._total, self._images, self._title, self._enabled = total_images, start_images, title, enabled
+        self._clock = time.perf_counter()
+        self._first: tuple[int, float] | None = None  # images and clock at the first update, past the warm-up
+        self._next_frame = 0.0
+        self._live: Live | None = None
+        self._ending = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._clock = time.perf_counter()
+        if self._enabled and _is_terminal(sys.stdout):
+            self._start_bar(open_screen(file=beneath(sys.stdout)))
+        elif self._enabled and self._title:
+            print(self._title, flush=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.close()
+        self._live = None
+
+    def update(self, images: int, values: Mapping[str, float]) -> None:
+        """Shows where the run is, with the first of the values that are losses.
+
+        `images_per_second` and `data_wait` (the share of the time that the loop waited for data, from 0 to 1)
+        may be of any group; without `images_per_second` the rate since the last update is shown.
+        """
+        if not self._enabled:
+            return
+        now = time.perf_counter()
+        named = {name.rpartition("/")[2]: value for name, value in values.items()}
+        rate = named.get("images_per_second", (images - self._images) / max(now - self._clock, 1e-9))
+        self._first = self._first or (images, now)
+        eta = _duration(self._seconds_left(images, now, rate))
+        self._images, self._clock = images, now
+        facts = [*_losses(values), f"{rate:,.0f} img/s"]
+        if "data_wait" in named:
+            facts.append(f"data wait {named['data_wait']:.1%}")
+        place = f"{images:>{len(f'{self._total:,}')},} / {self._total:,} images"
+        share = f"{images / max(self._total, 1):4.0%}"
+        if self._live is None:
+            print("  ".join([f"  {place}", share.strip(), *facts, f"ETA {eta}"]), flush=True)
+            return
+        due = now >= self._next_frame  # a frame that is not drawn now is drawn by the next one, or by the end
+        self._live.update(self._frame(images, f"{share}  ETA {eta}", "  ".join([place, *facts])), refresh=due)
+        if due:
+            self._next_frame = now + _FRAME_SECONDS
+
+    def line(self, text: str) -> None:
+        """Prints a line, above the bar where there is one."""
+        if self._enabled:
+            print(text, flush=True)
+
+    def _seconds_left(self, images: int, now: float, rate: float) -> float:
+        """By the pace since the first update, which counts evaluations and saves; until there is one, by the rate."""
+        assert self._first is not None
+        first_images, first_clock = self._first
+        if images > first_images:
+            rate = (images - first_images) / max(now - first_clock, 1e-9)
+        return max(self._total - images, 0) / rate if rate > 0 else float("inf")
+
+    def _start_bar(self, console: Console) -> None:
+        # No thread redraws it: that would take time from the loop.
+        # Prints are sent above it here and not by rich, which knows nothing of the copy that is kept.
+        self._live = Live(
+            self._frame(self._images, "", ""),
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._ending.enter_context(self._live)  # its end shows the cursor again
+        for name in ("stdout", "stderr"):
+            self._print_above(name, console)
+
+    def _print_above(self, name: str, console: Console) -> None:
+        """Sends what is printed to a stream above the bar, if it would have come out on the terminal."""
+        stream = getattr(sys, name)
+        if not stream.isatty():
+            return
+        owner, attribute = (stream, "shown") if isinstance(stream, Tee) else (sys, name)
+        proxy = FileProxy(console, beneath(stream))
+        self._ending.callback(setattr, owner, attribute, beneath(stream))
+        self._ending.callback(proxy.flush)  # a last line without an end
+        setattr(owner, attribute, cast(TextIO, proxy))
+
+    def _frame(self, images: int, right: str, below: str) -> Group:
+        bar = ProgressBar(total=max(self._total, 1), completed=images)
+        row = Table.grid(padding=(0, 1), expand=True)
+        row.add_column(no_wrap=True)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True)
+        row.add_row(Text(self._title, style="bold"), bar, Text(right))
+        return Group(row, Text(below, no_wrap=True, overflow="ellipsis"))
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def _losses(values: Mapping[str, float]) -> list[str]:
+    names = [name for name in values if name.partition("/")[0] not in _OTHER_GROUPS]
+    names = [name for name in names if name.rpartition("/")[2] not in ("images_per_second", "data_wait")]
+    return [f"{name} {values[name]:.4g}" for name in names[:_MOST_VALUES]]
+
+
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds, the way a person reads them."""
+    if seconds > 1e8:  # years: the pace is not known yet
+        return "?"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

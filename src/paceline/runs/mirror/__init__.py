@@ -1,0 +1,1 @@
+"""The remote copy of a run."""

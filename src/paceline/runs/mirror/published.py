@@ -1,0 +1,179 @@
+"""What a mirror has published: whole snapshots of a run's folder, each named by a manifest that came last.
+
+    mirror/000000045000-0001.json   a manifest: every file's object, size and SHA-256, under a seal of its own
+    mirror/files/SHA-256            files that change: metrics, settings, protocols
+    checkpoints/  samples/          files that do not, under their own names
+
+A manifest is never changed and no object that one names is replaced, so whoever trusts only manifests whose seal fits
+sees whole snapshots, whatever was being uploaded. All else at the destination is there to be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.checksums import checksum_of_content, checksum_of_file
+from paceline.core.errors import UserError
+from paceline.core.secrets import one_line
+from paceline.runs.metrics import METRICS, SAMPLES
+from paceline.runs.mirror.destination import Destination
+
+FORMAT = 1
+MANIFESTS = "mirror"
+OBJECTS = f"{MANIFESTS}/files"
+CHECKPOINTS = "checkpoints"
+CHANGING = (METRICS, "config.toml", "protocols.json", "facts.json")
+RESTORING = ".restoring"
+_MANIFEST_NAME = re.compile(rf"{MANIFESTS}/(\d{{12}})-(\d{{4,}})\.json")
+CHECKPOINT_FILE = re.compile(rf"{CHECKPOINTS}/\d{{12}}/[\w-][\w.-]*")
+_OBJECT_NAME = re.compile(rf"{OBJECTS}/[0-9a-f]{{64}}")
+SAMPLE_FILE = re.compile(rf"{SAMPLES}/[^/\\]+-\d{{12}}\.png")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One file of a snapshot."""
+
+    object: str  # its name at the destination
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One published snapshot."""
+
+    run: str  # the identity of the run
+    images: int  # seen at its newest checkpoint
+    files: dict[str, Piece]  # by the name in the run's folder
+
+    def encode(self) -> bytes:
+        """The content of its file."""
+        content = {
+            "format": FORMAT,
+            "run": self.run,
+            "images": self.images,
+            "files": {name: vars(piece) for name, piece in self.files.items()},
+        }
+        return json.dumps(content | {"seal": checksum_of_content(content)}, indent=1).encode()
+
+    @classmethod
+    def parse(cls, content: bytes) -> Manifest:
+        """What a file says; ValueError where it is not whole, or names what no snapshot holds."""
+        try:
+            said: Any = json.loads(content)
+            if said.pop("seal") != checksum_of_content(said):
+                raise ValueError("it does not match its own SHA-256")
+            if said["format"] != FORMAT:
+                raise ValueError(f"it has format {said['format']}, this version reads {FORMAT}")
+            files = {
+                str(name): Piece(str(one["object"]), str(one["sha256"]), int(one["size"]))
+                for name, one in said["files"].items()
+            }
+            manifest = cls(str(said["run"]), int(said["images"]), files)
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"it cannot be read: {one_line(error)}") from None
+        for name, piece in files.items():
+            own = piece.object == name and (CHECKPOINT_FILE.fullmatch(name) or SAMPLE_FILE.fullmatch(name))
+            if not own and not (name in CHANGING and _OBJECT_NAME.fullmatch(piece.object)):
+                raise ValueError(f"it names {name!r}, which is no part of a snapshot")
+        return manifest
+
+
+def manifest_name(images: int, serial: int) -> str:
+    """Where a manifest lies; later ones have later names."""
+    return f"{MANIFESTS}/{images:012d}-{serial:04d}.json"
+
+
+def order_of(name: str) -> tuple[int, int]:
+    """The images and the serial number in a manifest's name."""
+    match = _MANIFEST_NAME.fullmatch(name)
+    assert match, name
+    return int(match[1]), int(match[2])
+
+
+def list_manifests(destination: Destination) -> list[str]:
+    """The names of all manifests, newest first."""
+    names = [name for name in destination.sizes(MANIFESTS) if _MANIFEST_NAME.fullmatch(name)]
+    return sorted(names, key=order_of, reverse=True)
+
+
+def read_manifest(destination: Destination, name: str) -> Manifest:
+    """One manifest; ValueError where it is not whole."""
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        file = Path(folder) / "manifest.json"
+        destination.fetch(name, file)
+        return Manifest.parse(file.read_bytes())
+
+
+def restore(
+    destination: Destination, folder: Path, later_than: int, report: Callable[[str], None], beat: Callable[[], None]
+) -> int | None:
+    """Brings the newest whole snapshot into a run's folder if it is later; gives its images, None for none at all.
+
+    `report` gets a line for each snapshot that is passed over. The checkpoints come last: a kill before leaves a
+    folder for which the same is done again.
+    """
+    names = list_manifests(destination)
+    for name in names:
+        images = order_of(name)[0]
+        if images <= later_than:
+            return images
+        beside = folder / RESTORING
+        shutil.rmtree(beside, ignore_errors=True)
+        try:
+            manifest = read_manifest(destination, name)
+            _fetch_all(destination, manifest, beside, report, beat)
+        except (ValueError, FileNotFoundError) as error:
+            report(f"the snapshot {name} is not whole ({one_line(error)}); using the one before it")
+            continue
+        _move_into_place(beside, folder)
+        return manifest.images
+    if names:
+        raise UserError("none of its snapshots is whole")
+    return None
+
+
+def _fetch_all(
+    destination: Destination,
+    manifest: Manifest,
+    beside: Path,
+    report: Callable[[str], None],
+    beat: Callable[[], None],
+) -> None:
+    for name, piece in manifest.files.items():
+        beat()
+        file = beside / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            destination.fetch(piece.object, file)
+            if checksum_of_file(file) != piece.sha256:
+                raise ValueError(f"{name} does not match its SHA-256")
+        except (ValueError, FileNotFoundError):
+            if not SAMPLE_FILE.fullmatch(name):  # a run goes on without an old picture
+                raise
+            file.unlink(missing_ok=True)
+            report(f"{name} is not as it was published, and left out")
+
+
+def _move_into_place(beside: Path, folder: Path) -> None:
+    for name in CHANGING:
+        if (beside / name).exists():
+            (beside / name).replace(folder / name)
+    for file in sorted((beside / SAMPLES).glob("*")):
+        (folder / SAMPLES).mkdir(exist_ok=True)
+        file.replace(folder / SAMPLES / file.name)
+    for checkpoint in sorted((beside / CHECKPOINTS).glob("*")):  # the newest at last
+        place = folder / CHECKPOINTS / checkpoint.name
+        place.parent.mkdir(exist_ok=True)
+        if place.exists():
+            shutil.rmtree(place)
+        checkpoint.rename(place)
+    shutil.rmtree(beside)

@@ -1,0 +1,114 @@
+"""A run's files as they are at one moment, out of reach of whoever prunes and appends meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.core.checksums import checksum_of_file
+from paceline.core.secrets import redact
+from paceline.runs.metrics import SAMPLE_NAME, SAMPLES
+from paceline.runs.mirror.published import CHANGING, CHECKPOINTS, OBJECTS, Piece
+from paceline.runs.status import STATUS
+
+STAGING = ".mirror"
+LOGS = "logs"
+
+
+class Staging:
+    """The part of a run's folder where files wait until they are sent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / STAGING
+        self._digests: dict[tuple[str, int, int, int], str] = {}
+
+    def take(self) -> dict[str, Path]:
+        """The files of a snapshot by their names in the run's folder; samples never change and stay where they are."""
+        self.clear()
+        for images in self.checkpoints():
+            name = f"{CHECKPOINTS}/{images:012d}"
+            _link_all(self.folder / name, self.path / name)
+        for name in CHANGING:  # after the checkpoints: the metrics that led to them are in it
+            self.copy(name)
+        staged = {file.relative_to(self.path).as_posix(): file for file in self.path.rglob("*") if file.is_file()}
+        samples = {f"{SAMPLES}/{file.name}": file for file in self._samples()}
+        return dict(sorted((staged | samples).items()))
+
+    def copy(self, name: str) -> Path | None:
+        """A copy of a file that may grow; None where there is no such file."""
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(self.folder / name, target)
+        except FileNotFoundError:
+            return None
+        if target.parent.name == LOGS:  # whatever a library printed: no credential leaves with it
+            target.write_text(redact(target.read_text("utf-8", errors="backslashreplace")), "utf-8")
+        return target
+
+    def describe(self, files: dict[str, Path]) -> dict[str, Piece]:
+        """What a manifest says of each file; one that was described before is not read again."""
+        keys = {name: _key(name, file) for name, file in files.items()}
+        self._digests = {
+            keys[name]: self._digests.get(keys[name]) or checksum_of_file(file) for name, file in files.items()
+        }
+        return {name: _piece(name, self._digests[key], key[-1]) for name, key in keys.items()}
+
+    def clear(self) -> None:
+        """Forgets what was staged."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def checkpoints(self) -> list[int]:
+        """The images seen at each checkpoint that is in the folder now."""
+        return _checkpoints(self.folder)
+
+    def staged_checkpoints(self) -> list[int]:
+        """The same, of those that were taken."""
+        return _checkpoints(self.path)
+
+    def live_files(self) -> Iterator[Path]:
+        """What a person wants to see while the run goes on."""
+        yield from (self.folder / name for name in (*CHANGING, STATUS) if (self.folder / name).exists())
+        yield from sorted((self.folder / LOGS).glob("rank-*.txt"))
+        yield from self._samples()
+
+    def _samples(self) -> list[Path]:
+        return sorted(file for file in (self.folder / SAMPLES).glob("*") if SAMPLE_NAME.fullmatch(file.name))
+
+
+def _key(name: str, file: Path) -> tuple[str, int, int, int]:
+    facts = file.stat()
+    return name, facts.st_ino, facts.st_mtime_ns, facts.st_size
+
+
+def _piece(name: str, found: str, size: int) -> Piece:
+    return Piece(f"{OBJECTS}/{found}" if name in CHANGING else name, found, size)
+
+
+def _checkpoints(folder: Path) -> list[int]:
+    return sorted(int(entry.name) for entry in (folder / CHECKPOINTS).glob("*") if entry.name.isdigit())
+
+
+def _link_all(source: Path, target: Path) -> None:
+    """A folder's files under other names too; nothing where the folder is being removed or replaced just now."""
+    target.mkdir(parents=True)
+    try:
+        before = source.stat().st_ino
+        for file in source.iterdir():
+            _link(file, target / file.name)
+        same = source.stat().st_ino == before  # then nothing of it had gone
+    except FileNotFoundError:
+        same = False
+    if not same:
+        shutil.rmtree(target)
+
+
+def _link(file: Path, target: Path) -> None:
+    try:
+        os.link(file, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
+        shutil.copyfile(file, target)

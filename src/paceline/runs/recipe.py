@@ -1,0 +1,44 @@
+"""The recipe of a run, built from its config and checked against its data."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.config.resolve import Config
+from paceline.contracts.recipe import Recipe
+from paceline.core.errors import UserError, unknown
+from paceline.data.crop import cropped
+from paceline.data.source import Source
+
+
+def make_recipe(config: Config, sources: dict[str, Source]) -> Recipe:
+    """The recipe with its initial weights, which follow from the seed alone."""
+    torch.manual_seed(config.run.seed)
+    facts = sources.get("train", next(iter(sources.values()))).facts
+    recipe = config.recipe_class(config.recipe, cropped(facts, config.run.crop))
+    recipe.check_phases(config.recipe_name)
+    for network in config.networks:
+        if network not in recipe.networks:
+            raise unknown("network", network, recipe.networks)
+    for split, source in sources.items():
+        _check_fit(recipe, split, source, config)
+    return recipe
+
+
+def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> None:
+    """Refuses a source of which the recipe can make nothing, before hours of training."""
+    fields = source.read(0).keys() if recipe.needs or recipe.refuses else set()
+    missing = sorted(set(recipe.needs) - fields)
+    if missing:
+        usual = f", e.g. --data {recipe.defaults['data']}" if "data" in recipe.defaults else ""
+        raise UserError(f"--data {config.run.data}: its samples have no {missing[0]!r}; use another source{usual}")
+    passed_over = sorted(recipe.refuses.keys() & fields)
+    if passed_over:
+        raise UserError(
+            f"--data {config.run.data}: its samples have a {passed_over[0]!r}, which {config.recipe_name} would not "
+            f"learn from; such data is for: paceline train {recipe.refuses[passed_over[0]]}"
+        )
+    if recipe.enlarges > 1 and source.facts.scale not in (0, recipe.enlarges):
+        raise UserError(
+            f"scale={recipe.enlarges}: the files of small pictures for {split} are smaller by {source.facts.scale}"
+        )

@@ -1,0 +1,69 @@
+"""A recipe's stages: one setting that means several runs in a row, each starting from the one before."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+
+from paceline.config.resolve import Config
+from paceline.parallel.world import World
+from paceline.runs.finished_run import config_of, stages_in
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import read_metrics
+
+
+def stages_of(config: Config, world: World | None = None) -> list[Config]:
+    """The runs that a config means: itself, or one in RUN/STAGE for each stage, those that are over left out.
+
+    A stage is over when the next one has begun: that one started from its best weights. Where hosts have disks of their
+    own, it has begun for all when it has for one: the others were replaced, or lost before they wrote anything.
+    """
+    names = config.recipe_class.stages.get(getattr(config.recipe, "stage", ""), ())
+    if not names:
+        return [config]
+    folders = [Path(config.run.out) / name for name in names]
+    starts = [config.run.init_from, *map(str, folders)]
+    stages = [
+        dataclasses.replace(
+            config.with_run(
+                out=str(folder),
+                init_from=start,
+                mirror=_beneath(config.run.mirror, name),
+                resume_from=_beneath(config.run.resume_from, name),
+            ),
+            recipe=dataclasses.replace(config.recipe, stage=name),
+        )
+        for name, folder, start in zip(names, folders, starts, strict=False)
+    ]
+    begun = max((number for number, folder in enumerate(folders) if RunFolder(folder).config_file.exists()), default=0)
+    if world:
+        begun = int(world.gather(torch.tensor([begun], device=world.device)).max())
+    return stages[begun:]
+
+
+def last_finished(path: str) -> str:
+    """The run that a folder of stages means: the last of them that came to its end; any other path is itself."""
+    place = Path(path).expanduser()
+    runs = stages_in(place)
+    if RunFolder(place).config_file.exists() or not runs:
+        return path
+    stages = config_of(str(runs[0]), own_source=False).recipe_class.stages
+    begun = [place / name for names in stages.values() for name in names if place / name in runs]
+    for number, folder in reversed(list(enumerate(begun))):
+        if _came_to_its_end(folder):
+            for later in begun[number + 1 :]:
+                print(f"{later} is not finished: using {folder}", file=sys.stderr)
+            return str(folder)
+    return path
+
+
+def _came_to_its_end(run: Path) -> bool:
+    """Whether it is finished, or was before it went on: what was judged in the end stays among its metrics."""
+    return RunFolder(run).has_finished or any("test/of_images" in line for line in read_metrics(run))
+
+
+def _beneath(url: str, name: str) -> str:
+    return f"{url.rstrip('/')}/{name}" if url else ""

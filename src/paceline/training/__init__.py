@@ -1,0 +1,1 @@
+"""The hot path: build, loop, step, learners."""

@@ -1,0 +1,153 @@
+"""From a config to the parts of a run: data, recipe, strategy, learners, step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.config.resolve import Config
+from paceline.config.spans import Span, split_batch
+from paceline.contracts.recipe import Recipe
+from paceline.core.errors import UserError
+from paceline.data.crop import check_crop, cropped
+from paceline.data.draws import Drawer
+from paceline.data.feed import Cut, TrainingFeed
+from paceline.data.loader import Loader
+from paceline.data.loader_choice import choose_loader, choose_loaders
+from paceline.data.open_sources import open_sources
+from paceline.data.source import Source, sizes_of
+from paceline.data.tickets import Stream
+from paceline.data.transforms import Augment
+from paceline.parallel.precision import Precision, choose_precision
+from paceline.parallel.strategy import Strategy, strategy_class
+from paceline.parallel.world import World, join
+from paceline.runs.recipe import make_recipe
+from paceline.training.compile import try_compiled
+from paceline.training.graph import RunStep, choose_step
+from paceline.training.learner import Learner
+from paceline.training.schedule import schedule_of
+from paceline.training.step import Step
+
+
+@dataclass
+class Parts:
+    """Everything that a run is made of, on this rank."""
+
+    config: Config
+    world: World
+    precision: Precision
+    strategy: Strategy
+    recipe: Recipe
+    feed: TrainingFeed
+    loaders: dict[str, Loader]  # by split
+    step: Step
+    run_step: RunStep  # the step as it is, or as a CUDA graph
+    epoch_images: int
+    total_images: int
+    notes: list[str]  # what was chosen and why, in the order of choosing
+
+
+def make_loader(source: Source, world: World, config: Config, crop: int = 0) -> Loader:
+    """The loader that the settings name, or the one that suits the source; without a crop, of whole pictures."""
+    return choose_loader(config.run, source, world.device).build(source, world.device, config.run, crop)
+
+
+def crop_of(config: Config, split: str) -> int:
+    """The crop of a split's loader: training sees windows; what generators make is compared with windows, too."""
+    return config.run.crop if split == "train" or config.recipe_class.generates else 0
+
+
+def assemble(config: Config, world: World | None = None) -> Parts:
+    """Meets the other processes, where no world of them is given, and builds the run's parts."""
+    strategy_type = strategy_class(config)
+    world = world or join(config.run, distributed=strategy_type.distributed)
+    try:
+        return _build(config, strategy_type, world)
+    except BaseException:
+        world.abandon()
+        raise
+
+
+def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts:
+    precision = choose_precision(config.run.precision, world.device)
+    precision.apply(deterministic=config.run.deterministic)
+    sources = open_sources(config)
+    notes = [note for source in sources.values() for note in getattr(source, "notes", [])]
+    choices, reasons = choose_loaders(config.run, sources, world.device)
+    notes += reasons
+    train = sources["train"]
+    check_crop(sizes_of(train), config.run.crop, train.facts.scale, train.name_of)
+    loaders = {
+        split: choices[split].build(source, world.device, config.run, crop_of(config, split))
+        for split, source in sources.items()
+    }
+    recipe = make_recipe(config, sources)
+    strategy = strategy_type(config.run, world, precision)
+    strategy.place(recipe)
+
+    batch_size = split_batch(config.run.batch_size, strategy.num_devices, config.run.accumulate)
+    config = config.with_run(batch_size=str(batch_size), precision=precision.name)
+    feed = TrainingFeed(
+        loaders["train"],
+        Stream(config.run.seed, len(sources["train"])),
+        Cut(batch_size, config.run.accumulate, world.rank, world.size),
+        repeats=max(phase.repeat for phase in recipe.phases),
+        augment=Augment.from_settings(config.run, cropped(train.facts, config.run.crop)),
+        drawer=Drawer(recipe.draws, config.run.seed, world.device, precision.weights),
+        dtype=precision.weights,
+    )
+    epoch = len(sources["train"])
+    wanted = config.run.images or round(config.run.epochs * epoch)
+    total = math.ceil(wanted / feed.images_per_step) * feed.images_per_step
+    learners = make_learners(config, recipe, precision, epoch=epoch, step=feed.images_per_step, total=total)
+    step = Step(recipe, learners, strategy, feed)
+    if config.run.compile:
+        notes.append(try_compiled(step, next(feed.steps(0, feed.images_per_step))))
+    run_step, why = choose_step(step, config.run)
+    notes += [why] if why else []
+    notes += strategy.notes + _describe(config, strategy, sources, batch_size)
+    return Parts(config, world, precision, strategy, recipe, feed, loaders, step, run_step, epoch, total, notes)
+
+
+def make_learners(
+    config: Config, recipe: Recipe, precision: Precision, *, epoch: int, step: int, total: int
+) -> dict[str, Learner]:
+    """A learner for each network of the recipe."""
+    lengths: dict[str, Any] = {"epoch": epoch, "step": step, "total": total}
+    learners = {}
+    for name, network in recipe.networks.items():
+        settings = config.learner_of(name)
+        half_life = Span.parse(settings.average, "average").to_images(**lengths)
+        if half_life and name not in recipe.averaged:
+            if not recipe.averaged or "average" in config.networks.get(name, {}):
+                raise UserError(f"average={settings.average}: the recipe does not judge {name!r} by a moving average")
+            half_life = 0
+        rate = schedule_of(settings, lr_scale(config), **lengths)
+        learners[name] = Learner(name, network, settings, rate, precision, half_life)
+    return learners
+
+
+def lr_scale(config: Config) -> float:
+    """What `--scale-lr` makes of the learning rates."""
+    ratio = int(config.run.batch_size) / config.run.reference_batch
+    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.run.scale_lr]
+
+
+def _describe(config: Config, strategy: Strategy, sources: dict[str, Source], batch: int) -> list[str]:
+    networks, device = strategy.recipe.networks, strategy.world.device
+    counts = {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
+    devices, accumulate = strategy.num_devices, config.run.accumulate
+    plural = "device" if devices == 1 else "devices"
+    lines = [
+        f"data {config.run.data}: " + ", ".join(f"{len(source):,} {split}" for split, source in sources.items()),
+        "networks: " + ", ".join(f"{name} {count:,} parameters" for name, count in counts.items()),
+        f"batch {batch} = {devices} {plural} × {batch / devices / accumulate:.4g} × {accumulate}",
+        f"{strategy.precision.name} on {torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}",
+    ]
+    if config.run.scale_lr != "none":
+        rates = ", ".join(f"{name} {config.learner_of(name).lr * lr_scale(config):g}" for name in counts)
+        lines.append(f"learning rate scaled {config.run.scale_lr} from batch {config.run.reference_batch}: {rates}")
+    return lines

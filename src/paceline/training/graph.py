@@ -1,0 +1,151 @@
+"""The whole training step as one CUDA graph: captured once, replayed with new data.
+
+Small steps are bound by launching kernels, not by computing. A replay launches one graph. What changes from
+step to step lies in device tensors that are filled before: the fetched batch, the draws, the learning rates.
+Phases that do not run in every step make several graphs, one for each set of phases that is due together.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Batch, Phase
+from paceline.core.errors import UserError
+from paceline.data.feed import StepData
+from paceline.parallel.strategies.dp import DataParallel
+from paceline.runs.machine_record import doubt_about_graphs
+from paceline.training.loss_log import Entry
+from paceline.training.step import Step
+
+WARMUP_STEPS = 11  # real steps on a side stream before a capture; DistributedDataParallel needs as many
+
+TORCH, OURS = str(Path(torch.__file__).parent), Path(__file__).parents[1]
+AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # where a step passes on its way into a recipe
+
+RunStep = Callable[[StepData], list[Entry]]
+Fetched = list[list[Batch]]
+
+
+def choose_step(step: Step, settings: RunSettings) -> tuple[RunStep, str]:
+    """The step as it is or as a graph, and a line that says why where a person asked or may wonder."""
+    obstacle = _obstacle(step)
+    if settings.graph == "off" or (settings.graph == "auto" and step.world.device.type != "cuda"):
+        return step, ""
+    if obstacle and settings.graph == "on":
+        raise UserError(f"--graph on: {obstacle}; use --graph auto")
+    if obstacle:
+        return step, f"step: eager, not a CUDA graph ({obstacle})"
+    return GraphedStep(step, settings.graph), f"step: one CUDA graph after {WARMUP_STEPS} eager steps"
+
+
+def _obstacle(step: Step) -> str:
+    """Why this step cannot be captured here; empty where it can."""
+    if step.world.device.type != "cuda":
+        return "there is no GPU"
+    if isinstance(step.strategy, DataParallel):
+        return "DataParallel's threads cannot be captured"
+    if step.world.backend == "gloo":
+        return "gloo works on the host"
+    return doubt_about_graphs(step.world.size, step.world.place.num_nodes) if step.world.size > 1 else ""
+
+
+class _Captured:
+    """One graph, the tensors that it reads and the entries that it writes."""
+
+    def __init__(self, step: Step, due: tuple[Phase, ...], fetched: Fetched, pool: Any) -> None:
+        self.inputs: Fetched = [[{k: v.clone() for k, v in batch.items()} for batch in some] for some in fetched]
+        self.graph = torch.cuda.CUDAGraph()
+        # Other threads (a loader's pinning, a process group's watchdog) may use the device meanwhile.
+        with torch.cuda.graph(self.graph, pool, capture_error_mode="thread_local"):
+            self.entries = step.learn(due, self.inputs)
+
+    def replay(self, fetched: Fetched) -> list[Entry]:
+        """Learns from other data by the same kernels."""
+        for inputs, some in zip(self.inputs, fetched, strict=True):
+            for static, batch in zip(inputs, some, strict=True):
+                torch._foreach_copy_(list(static.values()), [batch[name] for name in static])
+        self.graph.replay()
+        return self.entries
+
+
+class GraphedStep:
+    """A step that is eager at first, then captured, then replayed; one that cannot be captured stays eager."""
+
+    def __init__(self, step: Step, wanted: str = "auto") -> None:
+        self.step, self.wanted = step, wanted
+        self.captured: dict[tuple[Phase, ...], _Captured] = {}
+        self.seen: dict[tuple[Phase, ...], int] = {}
+        self.side = torch.cuda.Stream(step.world.device)
+        self.failed = False
+
+    def __call__(self, data: StepData) -> list[Entry]:
+        due = self.step.due(data.images)
+        self.step.set_rates(data.images)
+        if due not in self.captured and not self.failed:
+            self.seen[due] = self.seen.get(due, 0) + 1
+            if self.seen[due] <= WARMUP_STEPS:
+                return self._on_the_side(due, data.fetched)
+            self._capture(due, data.fetched)
+        if self.failed:
+            return self.step.learn(due, data.fetched)
+        return self.captured[due].replay(data.fetched)
+
+    def _on_the_side(self, due: tuple[Phase, ...], fetched: Fetched) -> list[Entry]:
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            entries = self.step.learn(due, fetched)
+        torch.cuda.current_stream().wait_stream(self.side)
+        return entries
+
+    def _capture(self, due: tuple[Phase, ...], fetched: Fetched) -> None:
+        pool = torch.cuda.graph_pool_handle()
+        try:
+            self.captured[due] = _Captured(self.step, due, fetched, pool)
+        except RuntimeError as error:
+            reason = f"{_culprit(error)} cannot be part of a CUDA graph ({_first(error)})"
+            if self.wanted == "on":
+                raise UserError(f"--graph on: {reason}; use --graph auto") from error
+            self.failed = True
+            self.captured.clear()
+            _end_broken_capture(pool, self.step.world.device)
+            for learner in self.step.learners.values():
+                learner.optimizer.zero_grad(set_to_none=True)
+            print(f"step: eager from here on, since {reason}")
+
+
+def _end_broken_capture(pool: Any, device: torch.device) -> None:
+    """Does what torch leaves undone when a capture breaks: before 2.12, memory and random numbers stay as if in it."""
+    torch.cuda.synchronize(device)
+    number = device.index or 0
+    with suppress(RuntimeError):  # where torch did it itself
+        torch._C._cuda_endAllocateToPool(number, pool)
+    generator = torch.cuda.default_generators[number]
+    fresh = torch.Generator(device).manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+def _culprit(error: BaseException) -> str:
+    """The function and line outside of torch in which a capture failed."""
+    frames = traceback.extract_tb(_root(error).__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(TORCH)]
+    own = [frame for frame in outside if not frame.filename.startswith(AROUND_RECIPES)]
+    last = (own or outside or frames)[-1]
+    return f"{last.name} ({last.filename}:{last.lineno})"
+
+
+def _first(error: BaseException) -> str:
+    return str(_root(error)).strip().splitlines()[0]
+
+
+def _root(error: BaseException) -> BaseException:
+    """The error that came first: ending a broken capture raises another one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error

@@ -1,0 +1,136 @@
+"""What the phases' losses were, kept on the device until it is time to look.
+
+A row per micro-batch is written without waiting for the device. Reading happens when logging and before
+every save, once for all ranks; it finds the first value that is not finite, with its step and phase.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.contracts.recipe import Loss
+from paceline.core.errors import UserError
+from paceline.parallel.world import World
+
+CAPACITY = 1024  # rows between two readings; a fuller page is folded into its sums on the device
+
+
+class NotFinite(NamedTuple):
+    """Where a loss first stopped being a number."""
+
+    images: int
+    phase: str
+    name: str
+
+
+class Reading(NamedTuple):
+    """The means since the last reading."""
+
+    values: dict[str, float]  # over all samples of all ranks; `spread/NAME` is the range over ranks
+    not_finite: NotFinite | None
+
+
+class Entry(NamedTuple):
+    """One micro-batch's losses and facts of one phase, on the device."""
+
+    phase: str
+    names: tuple[str, ...]
+    values: Tensor  # one per name
+    samples: int
+
+    @classmethod
+    def of(cls, phase: str, loss: Loss, samples: int) -> Entry:
+        """The entry for a phase's loss."""
+        values = {**loss.terms, **loss.facts}
+        if len(values) < len(loss.terms) + len(loss.facts):
+            raise UserError(
+                f"phase {phase!r} has a term and a fact of one name: {', '.join(loss.terms & loss.facts.keys())}"
+            )
+        numbers = [value.detach() for value in values.values()]
+        column = numbers[0].unsqueeze(0) if len(numbers) == 1 else torch.stack(numbers)
+        return cls(phase, tuple(values), column, samples)
+
+
+class _Page:
+    """One phase's rows."""
+
+    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
+        self.names = names
+        self.rows = torch.zeros(CAPACITY, len(names), device=device, dtype=torch.float64)
+        self.slots = self.rows.unbind()  # cut once: an entry is made in every step
+        self.sums = torch.zeros(len(names) + 1, device=device, dtype=torch.float64)  # the last is the weight
+        self.first_bad = torch.full((len(names),), float("inf"), device=device, dtype=torch.float64)
+        self.at: list[tuple[int, int]] = []  # (images seen, samples) of each row
+
+    def fold(self) -> None:
+        """Adds the rows to the sums, all on the device."""
+        if not self.at:
+            return
+        rows = self.rows[: len(self.at)]
+        # One upload; from here to the reading nothing waits.
+        images, weights = torch.tensor(self.at, dtype=torch.float64).to(rows.device).unbind(1)
+        bad = torch.where(rows.isfinite(), torch.inf, images.unsqueeze(1))
+        self.first_bad = torch.minimum(self.first_bad, bad.amin(0))
+        self.sums += torch.cat([(rows * weights.unsqueeze(1)).sum(0), weights.sum().reshape(1)])
+        self.at.clear()
+
+
+class Ledger:
+    """Rows of losses and facts by phase."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.pages: dict[str, _Page] = {}
+
+    def enter(self, images: int, entries: list[Entry]) -> None:
+        """Writes what the phases of a step gave; does not wait for it."""
+        for phase, names, values, samples in entries:
+            page = self.pages.get(phase)
+            if page is None:
+                page = self.pages[phase] = _Page(names, values.device)
+            if page.names != names:
+                raise UserError(
+                    f"phase {phase!r} gave the losses and facts {', '.join(page.names)}, and later {', '.join(names)}; "
+                    "it must always give the same"
+                )
+            if len(page.at) == CAPACITY:
+                page.fold()
+            page.slots[len(page.at)].copy_(values)
+            page.at.append((images, samples))
+
+    def read(self) -> Reading:
+        """The means since the last reading over all ranks; waits for the device and for the ranks."""
+        pages = list(self.pages.items())
+        for _, page in pages:
+            page.fold()
+        if not pages:
+            return Reading({}, None)
+        own = [torch.cat([page.sums, page.first_bad]).to(self.world.device) for _, page in pages]
+        ranks = self.world.gather(torch.cat(own)).cpu()
+        values: dict[str, float] = {}
+        bad: list[NotFinite] = []
+        start = 0
+        for phase, page in pages:
+            count = len(page.names)
+            sums, weight, first = ranks[:, start : start + 2 * count + 1].tensor_split([count, count + 1], dim=1)
+            start += 2 * count + 1
+            page.sums.zero_()
+            page.first_bad.fill_(float("inf"))
+            bad += [
+                NotFinite(int(at), phase, name)
+                for at, name in zip(first.amin(0).tolist(), page.names, strict=True)
+                if at < torch.inf
+            ]
+            if weight.sum() == 0:
+                continue
+            means, by_rank = sums.sum(0) / weight.sum(), sums / weight
+            spreads = by_rank.amax(0) - by_rank.amin(0)
+            for name, mean, spread in zip(page.names, means.tolist(), spreads.tolist(), strict=True):
+                values[f"{phase}/{name}"] = mean
+                if self.world.size > 1:
+                    values[f"spread/{phase}/{name}"] = spread
+        # Of those at one step the first phase, which is what the others have it from.
+        return Reading(values, min(bad, key=lambda one: one.images, default=None))

@@ -1,0 +1,28 @@
+"""Whether all ranks hold the same weights, to the bit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from paceline.contracts.recipe import Recipe
+from paceline.parallel.world import World
+
+
+def check_replicas(recipe: Recipe, world: World) -> None:
+    """Raises an error that names the first network that is not the same on every rank."""
+    networks = recipe.single_networks
+    rows = world.gather(torch.stack([_checksum(network) for network in networks.values()]))
+    for name, column in zip(networks, rows.unbind(1), strict=True):
+        if (column != column[0]).any():
+            ranks = [rank for rank, value in enumerate(column.tolist()) if value != column[0].item()]
+            raise RuntimeError(f"the replicas of network {name!r} differ: ranks {ranks} from rank 0")
+
+
+def _checksum(network: nn.Module) -> Tensor:
+    """A sum of the parameters' bits, each weighted by its place."""
+    total = torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
+    for number, parameter in enumerate(network.parameters(), start=1):
+        bits = parameter.detach().contiguous().view(torch.int32).flatten().long()
+        total += number * (bits * torch.arange(1, bits.numel() + 1, device=bits.device)).sum()
+    return total

@@ -1,0 +1,38 @@
+"""Learning rates as functions of the images seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from paceline.config.settings import LearnerSettings
+from paceline.config.spans import Span
+
+
+def schedule_of(
+    settings: LearnerSettings, scale: float, *, epoch: int, step: int, total: int
+) -> Callable[[int], float]:
+    """The learning rate at a number of images seen; `scale` multiplies its highest value."""
+    to_images = partial(Span.to_images, epoch=epoch, step=step, total=total)
+    warmup = to_images(Span.parse(settings.warmup, "warmup"))
+    hold = to_images(Span.parse(settings.hold, "hold"))
+    drops = [to_images(Span.parse(text, "drop_at")) for text in settings.drop_at.split(",")]
+    highest = settings.lr * scale
+
+    def after_warmup(images: int) -> float:
+        progress = min(1.0, max(0, images - warmup) / max(1, total - warmup))
+        match settings.schedule:
+            case "cosine":
+                return 0.5 * (1 + math.cos(math.pi * progress))
+            case "linear":
+                return min(1.0, max(0, total - images) / max(1, total - max(hold, warmup)))
+            case "step":
+                return settings.drop ** sum(images >= at for at in drops)
+        return 1.0
+
+    def learning_rate(images: int) -> float:
+        rising = images / warmup if images < warmup else 1.0
+        return highest * rising * after_warmup(images)
+
+    return learning_rate

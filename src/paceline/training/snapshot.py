@@ -1,0 +1,58 @@
+"""A run's state as tensors and numbers by name, and back into the living objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.runs.checkpoint import Snapshot
+from paceline.runs.tensors import copy_to_host
+from paceline.runs.weights import AVERAGED, load_weights
+from paceline.training.learner import Learner
+from paceline.training.step import Step
+
+
+def take_snapshot(images: int, step: Step, numbers: dict[str, Any]) -> Snapshot:
+    """Everything that the run needs to go on from here, as copies that training does not touch."""
+    weights: dict[str, Tensor] = dict(step.recipe.state_dict())
+    state: dict[str, Tensor] = {}
+    scalers: dict[str, Any] = {}
+    for name, learner in step.learners.items():
+        averages = zip(learner.named, learner.average, strict=False)  # there may be none
+        weights |= {f"{AVERAGED}{name}.{key}": value for key, value in averages}
+        state |= _optimizer_tensors(learner)
+        scalers[name] = learner.scaler.state_dict()
+    state |= {f"facts/{name}": value for name, value in step.facts.items()}
+    return Snapshot(images, copy_to_host(weights), copy_to_host(state), {**numbers, "scalers": scalers})
+
+
+def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
+    """Puts a snapshot's tensors into the recipe, the learners and the facts."""
+    load_weights(step.recipe, snapshot.weights)
+    for name, learner in step.learners.items():
+        for key, average in zip(learner.named, learner.average, strict=False):
+            average.copy_(snapshot.weights[f"{AVERAGED}{name}.{key}"])
+        _restore_optimizer(learner, snapshot.state)
+        learner.scaler.load_state_dict(snapshot.numbers["scalers"][name] or learner.scaler.state_dict())
+    for name, value in step.facts.items():
+        value.copy_(snapshot.state[f"facts/{name}"])
+
+
+def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
+    names = {parameter: name for name, parameter in learner.named.items()}
+    return {
+        f"{learner.name}/{names[parameter]}/{key}": value
+        for parameter, memory in learner.optimizer.state.items()
+        for key, value in memory.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _restore_optimizer(learner: Learner, state: dict[str, Tensor]) -> None:
+    for name, parameter in learner.named.items():
+        prefix = f"{learner.name}/{name}/"
+        for key, saved in ((k.removeprefix(prefix), v) for k, v in state.items() if k.startswith(prefix)):
+            like = parameter if saved.shape == parameter.shape else saved.to(parameter.device)
+            learner.optimizer.state[parameter][key] = torch.empty_like(like, dtype=saved.dtype).copy_(saved)

@@ -1,0 +1,157 @@
+"""One training step, the same under every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
+from paceline.core.errors import UserError
+from paceline.core.streams import run_side_by_side
+from paceline.data.feed import StepData, TrainingFeed
+from paceline.parallel.strategy import Strategy
+from paceline.training.learner import Learner
+from paceline.training.loss_log import Entry
+
+Watch = Callable[[Phase, Learner], None]  # sees a phase's gradients before they are used
+
+
+class Step:
+    """Runs the phases that are due, in order: forward, backward, update."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        learners: dict[str, Learner],
+        strategy: Strategy,
+        feed: TrainingFeed,
+    ) -> None:
+        self.recipe, self.learners, self.strategy = recipe, learners, strategy
+        self.complete, self.batch_size, self.images_per_step = feed.complete, feed.cut.batch_size, feed.images_per_step
+        self.world = strategy.world
+        self.facts: dict[str, Tensor] = {
+            name: torch.tensor(value, device=self.world.device, dtype=strategy.precision.weights)
+            for name, value in recipe.facts.items()
+        }
+        self.unchecked = {phase.name for phase in recipe.phases}
+        self.selected: str | None = None
+        for phase in recipe.phases:
+            self._select(phase.network)
+            strategy.prepare(phase)
+        self.selected = None  # a strategy may wrap the recipe between here and the first step
+
+    def __call__(self, data: StepData, watch: Watch | None = None) -> list[Entry]:
+        """Learns from one step's data; gives what the phases' losses were, still on the device."""
+        self.set_rates(data.images)
+        return self.learn(self.due(data.images), data.fetched, watch)
+
+    def due(self, images: int) -> tuple[Phase, ...]:
+        """The phases that run in the step after so many images."""
+        number = images // self.images_per_step
+        return tuple(phase for phase in self.recipe.phases if number % phase.every == 0)
+
+    def set_rates(self, images: int) -> None:
+        """Sets the learning rates for the images seen before this step."""
+        for learner in self.learners.values():
+            learner.set_rate(images)
+
+    def learn(self, due: tuple[Phase, ...], fetched: list[list[Batch]], watch: Watch | None = None) -> list[Entry]:
+        """The step itself: from here on nothing reads the device or depends on the images seen."""
+        repetitions = [[self.complete(batch) for batch in micro_batches] for micro_batches in fetched]
+        entries: list[Entry] = []
+        for phases in groups(due):
+            tasks = [partial(self._learn_phase, phase, repetitions, watch) for phase in phases]
+            for made in run_side_by_side(tasks, self.world.device):
+                entries += made
+        for learner in self.learners.values():
+            learner.take_average(self.images_per_step)
+        return entries
+
+    def rehearse(self, fetched: Batch) -> None:
+        """Every phase's forward and backward on one micro-batch, by this process alone; no weight changes."""
+        batch = self.complete(fetched)
+        samples = len(next(iter(batch.values())))
+        for phase in self.recipe.phases:
+            self._select(phase.network)
+            loss = self.strategy.call(phase.name, self._with_facts(batch, samples))
+            _total(loss, 1).backward()
+            batch |= {name: value.detach() for name, value in loss.shared.items()}
+            self.learners[phase.network].optimizer.zero_grad(set_to_none=True)
+
+    def _learn_phase(self, phase: Phase, repetitions: list[list[Batch]], watch: Watch | None) -> list[Entry]:
+        self._select(phase.network)
+        return [entry for batches in repetitions[: phase.repeat] for entry in self._run(phase, batches, watch)]
+
+    def _run(self, phase: Phase, batches: list[Batch], watch: Watch | None) -> list[Entry]:
+        learner = self.learners[phase.network]
+        entries: list[Entry] = []
+        facts: dict[str, Tensor] = {}
+        for number, batch in enumerate(batches):
+            last = number == len(batches) - 1
+            samples = len(next(iter(batch.values())))
+            with self.strategy.accumulating(phase, last):
+                loss = self.strategy.forward(phase, self._with_facts(batch, samples))
+                # Means over parts, weighted so that the ranks' average is the mean over the global batch.
+                weight = samples * self.world.size / self.batch_size
+                self.strategy.backward(learner.scale(_total(loss, weight)), last)
+            entries.append(Entry.of(phase.name, loss, samples))
+            batch |= {name: value.detach() for name, value in loss.shared.items()}
+            for name in (name for name in self.facts if name in loss.facts):  # in the same order on every rank
+                part = loss.facts[name].detach().to(self.facts[name].dtype) * (samples / self.batch_size)
+                facts[name] = facts[name] + part if name in facts else part
+        if facts:
+            self._learn_facts(facts)
+        if phase.name in self.unchecked:
+            self._check_gradients(phase, learner)
+        if watch:
+            watch(phase, learner)
+        learner.step()
+        return entries
+
+    def _select(self, network: str) -> None:
+        """While a phase runs, only its network requires grad."""
+        if network == self.selected:
+            return
+        self.selected = network
+        for name, learner in self.learners.items():
+            for parameter in learner.parameters:
+                parameter.requires_grad_(name == network)
+
+    def _with_facts(self, batch: Batch, samples: int) -> Batch:
+        """Facts travel as columns, since DataParallel can only cut what has a dimension for samples."""
+        return batch | {name: fact.expand(samples) for name, fact in self.facts.items()} if self.facts else batch
+
+    def _learn_facts(self, facts: dict[str, Tensor]) -> None:
+        totals = self.world.sum(torch.stack(list(facts.values())))
+        for name, total in zip(facts, totals.unbind(), strict=True):
+            self.facts[name].copy_(total)
+
+    def _check_gradients(self, phase: Phase, learner: Learner) -> None:
+        self.unchecked.discard(phase.name)
+        missing = [name for name, parameter in learner.named.items() if parameter.grad is None]
+        if missing:
+            shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+            raise UserError(
+                f"phase {phase.name!r} gives no gradient to {len(missing)} parameters of {phase.network!r} ({shown}); "
+                "use them in the loss, or leave them out of the network"
+            )
+
+
+def _total(loss: Loss, weight: float) -> Tensor:
+    terms = list(loss.terms.values())
+    total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+    return total if weight == 1 else total * weight
+
+
+def groups(due: Iterable[Phase]) -> list[list[Phase]]:
+    """The phases in order, together where they may run at the same time."""
+    together: list[list[Phase]] = []
+    for phase in due:
+        if phase.beside and together and all(phase.network != other.network for other in together[-1]):
+            together[-1].append(phase)
+        else:
+            together.append([phase])
+    return together

@@ -1,0 +1,47 @@
+"""Where the time of the loop goes: host time by section."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from types import TracebackType
+
+
+class Stopwatch:
+    """Adds up host time by section: `with stopwatch("data"): …`. One section may hold another of another name."""
+
+    def __init__(self) -> None:
+        self._sections: dict[str, _Section] = {}
+        self._taken = perf_counter()
+
+    def __call__(self, name: str) -> _Section:
+        """The section of this name, for a `with` block."""
+        section = self._sections.get(name)
+        if section is None:
+            section = self._sections[name] = _Section()
+        return section
+
+    def take(self) -> dict[str, float]:
+        """The seconds of each section since the last take, and "total"; a section counts when it ends."""
+        now = perf_counter()
+        seconds = {name: section.seconds for name, section in self._sections.items()}
+        seconds["total"] = now - self._taken
+        self._taken = now
+        for section in self._sections.values():
+            section.seconds = 0.0
+        return seconds
+
+
+class _Section:
+    __slots__ = ("_entered", "seconds")  # it is entered every step: kept as cheap as it can be
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._entered = 0.0
+
+    def __enter__(self) -> None:
+        self._entered = perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.seconds += perf_counter() - self._entered

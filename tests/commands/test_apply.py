@@ -1,0 +1,403 @@
+"""`apply` as a person uses it: pictures of all kinds and sizes, tiles, several devices, files that cannot be used."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+from running import run_fork
+from skimage import data
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from torch._subclasses.fake_tensor import FakeTensor
+
+from paceline.cli.app import run
+from paceline.commands.configure import configure
+from paceline.contracts.recipe import Facts
+from paceline.inference import applier_processes
+from paceline.inference.downsampled import measure
+from paceline.inference.restorer import open_restorer
+from paceline.inference.tiling import Tiling, choose_tiling, restore_in_tiles
+from paceline.inference.trained import build
+from paceline.recipes.super_resolution import SuperResolution
+from paceline.runs.weights_file import write_weights
+
+PHOTO = data.astronaut()[100:160, 180:260]  # 60 rows, 80 columns
+TINY = {
+    "super_resolution": ["scale=2", "num_blocks=2", "width=4"],
+    "restoration": ["width=4", "depth=2"],
+    "residual": ["network=residual", "width=4", "num_blocks=2"],
+    "translation": ["generator=resnet_6", "segmentation_generator=unet_32", "ngf=1", "ndf=1", "d_layers=1"],
+    "instance": [
+        "generator=resnet_6",
+        "segmentation_generator=unet_32",
+        "ngf=1",
+        "ndf=1",
+        "d_layers=1",
+        "norm=instance",
+    ],
+}
+RECIPES = {"residual": "restoration", "instance": "translation"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of every kind, and a folder of photographs."""
+    folder = tmp_path_factory.mktemp("applying")
+    for name, settings in TINY.items():
+        write_random_weights(folder / f"{name}.safetensors", RECIPES.get(name, name), settings)
+    (folder / "photos" / "inner").mkdir(parents=True)
+    Image.fromarray(PHOTO).save(folder / "photos" / "one.png")
+    Image.fromarray(PHOTO[:41, :33]).save(folder / "photos" / "inner" / "two.png")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+def write_random_weights(path: Path, recipe: str, settings: list[str], channels: int = 3) -> None:
+    """Weights whose every part matters, so that a wrong tile shows."""
+    config = configure(recipe, {}, assignments=settings, elsewhere=True)
+    panels = ("stain", "segmentation") if recipe == "translation" else ()
+    facts = Facts(channels, 32, 32, panels=panels)
+    built = build(config, facts)
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in built.state_dict().items():
+        if tensor.dim() == 4:
+            tensor.normal_(0, (1.5 / tensor[0].numel()) ** 0.5, generator=generator)
+        elif "running_mean" in name:
+            tensor.normal_(0, 0.1, generator=generator)
+    write_weights(path, config, facts, built.state_dict())
+
+
+def apply(*words: object) -> int:
+    return run(["apply", *map(str, words), "--accelerator", "cpu"])
+
+
+def pixels(path: Path | str) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if name != "instance"])
+def test_tiles_give_what_the_whole_picture_gives(name):
+    restorer = open_restorer(f"{name}.safetensors")
+    field, scale = restorer.field, restorer.enlarges
+    assert not field.obstacles
+    picture = np.random.default_rng(0).integers(0, 256, (83, 117, 3), dtype=np.uint8)
+    found = []
+    for side in (200, 24):
+        made: dict[str, np.ndarray] = {}
+        tiling = choose_tiling(field, (83, 117), torch.device("cpu"), side=side)
+
+        def paste(name: str, top: int, left: int, values: np.ndarray, made: dict[str, np.ndarray] = made) -> None:
+            whole = made.setdefault(name, np.full((83 * scale, 117 * scale, 3), np.nan, np.float32))
+            whole[top : top + values.shape[0], left : left + values.shape[1]] = values
+
+        counts: list[int] = []
+        restore_in_tiles(restorer, picture, tiling, paste, counts.append)
+        assert sum(counts) == 83 * 117 and (len(counts) > 1) == (side == 24)
+        found.append(made)
+    whole, tiled = found
+    assert whole.keys() == tiled.keys() and len(whole) == (2 if name == "translation" else 1)
+    for key, picture in whole.items():
+        assert picture.std() > 0.01
+        assert np.abs(tiled[key] - picture).max() < 1e-5, key
+
+
+def test_a_folder_keeps_its_shape_and_a_second_run_gives_the_same(capsys):
+    assert apply("super_resolution.safetensors", "photos", "--out", "photos/made") == 0
+    first = pixels("photos/made/one.png")
+    assert first.shape == (120, 160, 3) and pixels("photos/made/inner/two.png").shape == (82, 66, 3)
+    assert apply("super_resolution.safetensors", "photos", "--out", "photos/made", "--tile", 16, "--overwrite") == 0
+    said = capsys.readouterr().out
+    assert "2 pictures on cpu" in said and "20 tiles of 16 pixels" in said
+    assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # a rounding of 255
+    assert sorted(path.name for path in Path("photos/made").rglob("*.*")) == ["one.png", "two.png"]
+    shutil.rmtree("photos/made")
+
+
+def test_a_pattern_and_single_files_go_together(tmp_path):
+    assert apply("restoration.safetensors", "photos/*.png", "photos/inner/two.png", "--out", tmp_path) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
+
+
+def test_translation_writes_a_picture_for_every_panel(tmp_path):
+    assert apply("translation.safetensors", "photos/one.png", "--out", tmp_path) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one-segmentation.png", "one-stain.png"]
+    assert pixels(tmp_path / "one-stain.png").shape == PHOTO.shape
+
+
+def test_grey_stays_grey_in_8_and_in_16_bits(tmp_path):
+    grey = PHOTO[..., 1]
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.tif")
+    assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out") == 0
+    eight, deep = pixels(tmp_path / "out/grey.png"), pixels(tmp_path / "out/deep.png")
+    assert eight.shape == deep.shape == (120, 160) and eight.dtype == np.uint8 and deep.dtype == np.uint16
+    assert np.abs(deep / 257 - eight).max() <= 0.51
+    assert len(np.unique(deep)) > 256  # more than 8 bits can hold
+    assert np.array_equal(deep, pixels(tmp_path / "out/deep.tif"))
+
+
+def test_colours_of_16_bits_stay_in_tiff_and_are_told_of_in_png(tmp_path, capsys):
+    deep = PHOTO.astype(np.uint16) * 257
+    tifffile.imwrite(tmp_path / "deep.tif", deep, photometric="rgb")
+    assert (
+        apply("super_resolution.safetensors", tmp_path / "deep.tif", "photos/one.png", "--out", tmp_path / "out") == 0
+    )
+    made = tifffile.imread(tmp_path / "out/deep.tif")
+    assert made.dtype == np.uint16 and made.shape == (120, 160, 3) and len(np.unique(made)) > 256
+    assert np.abs(made / 257 - pixels(tmp_path / "out/one.png")).max() <= 0.51
+    assert "16-bit" not in capsys.readouterr().out
+    (tmp_path / "deep.png").write_bytes(deep_png(deep))
+    assert apply("super_resolution.safetensors", tmp_path / "deep.png", "--out", tmp_path / "out") == 0
+    assert "its 16-bit colours were read with 8 bits; TIFF keeps them" in capsys.readouterr().out
+
+
+def deep_png(picture: np.ndarray) -> bytes:
+    """A PNG of 16-bit colours, which Pillow cannot write."""
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    height, width, _ = picture.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in picture)
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test_transparency_is_kept_and_enlarged(tmp_path):
+    alpha = np.zeros(PHOTO.shape[:2], np.uint8)
+    alpha[:, 40:] = 255
+    Image.fromarray(np.dstack([PHOTO, alpha])).save(tmp_path / "clear.png")
+    Image.fromarray(np.dstack([PHOTO[..., 0], alpha])).save(tmp_path / "clear-grey.png")
+    assert apply("super_resolution.safetensors", tmp_path, "photos/one.png", "--out", tmp_path / "out") == 0
+    made = pixels(tmp_path / "out/clear.png")
+    assert made.shape == (120, 160, 4)
+    assert (made[:, :72, 3] == 0).all() and (made[:, 88:, 3] == 255).all()
+    assert np.array_equal(made[..., :3], pixels(tmp_path / "out/one.png"))  # colours are those of the opaque picture
+    assert pixels(tmp_path / "out/clear-grey.png").shape == (120, 160, 2)
+
+
+def test_other_modes_become_rgb_and_turned_pictures_upright(tmp_path):
+    photo = Image.fromarray(PHOTO)
+    photo.convert("CMYK").save(tmp_path / "cmyk.tif")
+    photo.convert("P", palette=Image.Palette.ADAPTIVE).save(tmp_path / "palette.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    photo.save(tmp_path / "turned.png", exif=exif)
+    assert apply("restoration.safetensors", tmp_path, "--out", tmp_path / "out") == 0
+    assert pixels(tmp_path / "out/cmyk.tif").shape == PHOTO.shape
+    assert pixels(tmp_path / "out/palette.png").shape == PHOTO.shape
+    with Image.open(tmp_path / "out/turned.png") as turned:
+        assert turned.size == (60, 80) and not turned.getexif()
+    assert apply("restoration.safetensors", "photos/one.png", "--out", tmp_path / "plain") == 0
+    Image.fromarray(np.rot90(PHOTO, -1)).save(tmp_path / "upright.png")
+    assert apply("restoration.safetensors", tmp_path / "upright.png", "--out", tmp_path / "out") == 0
+    assert np.array_equal(pixels(tmp_path / "out/upright.png"), pixels(tmp_path / "out/turned.png"))
+
+
+def test_a_network_for_grey_pictures_sees_one_colour_after_the_other(tmp_path):
+    write_random_weights(tmp_path / "grey.safetensors", "super_resolution", TINY["super_resolution"], channels=1)
+    Image.fromarray(PHOTO[..., 2]).save(tmp_path / "blue.png")
+    assert apply(tmp_path / "grey.safetensors", "photos/one.png", tmp_path / "blue.png", "--out", tmp_path / "out") == 0
+    colours, blue = pixels(tmp_path / "out/one.png"), pixels(tmp_path / "out/blue.png")
+    assert np.abs(colours[..., 2].astype(int) - blue).max() <= 1  # three at once may round otherwise
+    assert np.abs(colours[..., 0].astype(int) - blue).max() > 20
+
+
+def test_files_that_cannot_be_used_are_listed_and_the_others_done(tmp_path, capsys):
+    Image.fromarray(PHOTO).save(tmp_path / "good.png")
+    whole = (tmp_path / "good.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "text.jpg").write_text("no picture")
+    frames = [Image.fromarray(PHOTO), Image.fromarray(PHOTO[::-1])]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    Image.new("1", (30000, 30000)).save(tmp_path / "huge.png")
+    assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out") == 1
+    said = capsys.readouterr()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.png"]
+    listed = dict(line.removeprefix("not used: ").split(": ", 1) for line in said.err.splitlines()[:-1])
+    assert {Path(path).name for path in listed} == {"cut.png", "empty.png", "text.jpg", "moving.gif", "huge.png"}
+    assert "above the limit of 89 megapixels" in listed[str(tmp_path / "huge.png")]
+    assert listed[str(tmp_path / "moving.gif")] == "it is animated"
+    assert said.err.splitlines()[-1] == "1 of 6 pictures were done, 5 could not be used"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["nowhere", "photos", "--out", "o"], "nowhere: expected a run's folder or a .safetensors file"),
+        (["photos", "photos", "--out", "o"], "photos: not a run's folder (it has no config.toml)"),
+        (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: does not say which recipe it is of"),
+        (["damaged.safetensors", "photos", "--out", "o"], "damaged.safetensors: cannot be read"),
+        (["partial.safetensors", "photos", "--out", "o"], "'generator.tail.bias' is missing"),
+        (["restoration.safetensors", "nothing.png", "--out", "o"], "nothing.png: no such picture or folder"),
+        (["restoration.safetensors", "empty", "--out", "o"], "empty: has no pictures"),
+        (["restoration.safetensors", "photos", "--out", "photos/one.png"], "is a file; name a folder"),
+        (["restoration.safetensors", "photos", "--out", "o", "--downsample", "bicubic"], "keeps the size of pictures"),
+        (["super_resolution.safetensors", "photos", "--out", "o", "--downsample", "box"], "--downsample box: expected"),
+        (["super_resolution.safetensors", "photos", "--out", "o", "--tile", "-1"], "--tile -1: expected the side"),
+        (["super_resolution.safetensors", "photos", "--out", "o", "--devices", "0"], "--devices 0: must be at least 1"),
+        (["super_resolution.safetensors", "photos"], "Missing option '--out'"),
+    ],
+)
+def test_a_mistake_is_one_line(words, line, capsys):
+    from safetensors.torch import save_file
+
+    Path("empty").mkdir(exist_ok=True)
+    save_file({"weight": torch.zeros(1)}, "plain.safetensors")
+    Path("damaged.safetensors").write_bytes(b"no weights")
+    if "partial.safetensors" in words:
+        restorer = open_restorer("super_resolution.safetensors")
+        state = restorer.recipe.state_dict()
+        del state["generator.tail.bias"]
+        write_weights(Path("partial.safetensors"), restorer.config, restorer.facts, state)
+    assert run(["apply", *words]) == 2
+    told = capsys.readouterr().err
+    assert line in told and len(told.splitlines()) == 1
+    assert not Path("o").exists()
+
+
+def test_networks_that_cannot_be_tiled_take_whole_pictures_or_say_so(capsys, tmp_path):
+    assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path) == 0
+    assert "tiles" not in capsys.readouterr().out
+    assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path / "tiled", "--tile", 32) == 0
+    assert "it normalises by the statistics of the whole picture: tiles may show" in capsys.readouterr().out
+
+
+def test_tiles_are_as_large_as_the_memory_allows(monkeypatch):
+    field = open_restorer("restoration.safetensors").field
+    sides = []
+    for free in (2e6, 2e7, 2e9):
+        monkeypatch.setattr("paceline.inference.tiling.free_bytes", lambda device, free=free: int(free))
+        tiling = choose_tiling(field, (3000, 2000), torch.device("cuda"))
+        assert tiling.side_px % field.multiple_px == 0 and not tiling.note
+        if tiling.side_px < 3000:
+            assert (tiling.side_px + 2 * tiling.halo_px) ** 2 * field.bytes_per_px * 1.5 <= free / 2
+        sides.append(tiling.side_px)
+    assert sides[0] < sides[1] < sides[2] == 3000
+    monkeypatch.setattr("paceline.inference.tiling.free_bytes", lambda device: 10_000)
+    assert "does not fit in memory with a tile" in choose_tiling(field, (3000, 2000), torch.device("cpu")).note
+
+
+def no_room_on_a_gpu() -> None:
+    raise torch.OutOfMemoryError("no room")
+
+
+def no_room_on_the_host() -> None:
+    torch.empty(10**15)
+
+
+@pytest.mark.parametrize("fail", [no_room_on_a_gpu, no_room_on_the_host])
+def test_tiles_become_smaller_where_a_device_has_too_little_memory(fail, tmp_path, monkeypatch, capsys):
+    assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "whole") == 0
+    restore = SuperResolution.restore
+
+    def with_little_memory(self: SuperResolution, pictures: torch.Tensor) -> dict[str, torch.Tensor]:
+        if not isinstance(pictures, FakeTensor) and pictures.shape[-1] > 70:
+            fail()
+        return restore(self, pictures)
+
+    monkeypatch.setattr(SuperResolution, "restore", with_little_memory)
+    assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "tiled") == 0
+    assert "4 tiles of 40 pixels" in capsys.readouterr().out
+    difference = pixels(tmp_path / "tiled/one.png").astype(int) - pixels(tmp_path / "whole/one.png")
+    assert np.abs(difference).max() <= 1
+
+
+def test_the_windows_of_tiles_cover_a_side_and_stay_inside():
+    windows = Tiling(32, 8).windows(70)
+    assert windows == [(0, 32, 0, 40), (32, 64, 24, 70), (64, 70, 56, 70)]
+
+
+def test_a_picture_shrunk_first_is_compared_with_itself(tmp_path, capsys):
+    assert apply("super_resolution.safetensors", "photos", "--out", tmp_path, "--downsample", "bicubic") == 0
+    said = capsys.readouterr().out
+    assert "one.png: lr_psnr[y]" in said and "mean of 2: sr_ssim[y]" in said
+    assert {path.name for path in tmp_path.glob("*.png")} == {"one.png", "one-lr.png", "one-bicubic.png", "one-sr.png"}
+    small = pixels(tmp_path / "one-lr.png")
+    assert small.shape == (30, 40, 3)
+    assert np.array_equal(small, np.asarray(Image.fromarray(PHOTO).resize((40, 30), Image.Resampling.BICUBIC)))
+    assert pixels(tmp_path / "one-sr.png").shape == PHOTO.shape
+    assert pixels(tmp_path / "one.png").shape[1] > 4 * PHOTO.shape[1]
+    assert pixels(tmp_path / "inner/two-sr.png").shape == (40, 32, 3)  # cut to what can be halved
+
+
+def test_numbers_from_few_rows_at_a_time_are_those_of_scikit_image(monkeypatch):
+    monkeypatch.setattr("paceline.inference.downsampled.ROWS_AT_ONCE", 7)
+    noisy = np.clip(PHOTO.astype(int) + np.random.default_rng(0).integers(-9, 10, PHOTO.shape), 0, 255).astype(np.uint8)
+    psnr, ssim = measure(Image.fromarray(noisy), Image.fromarray(PHOTO), 2, "rgb")
+    one, other = noisy[2:-2, 2:-2], PHOTO[2:-2, 2:-2]
+    assert psnr == pytest.approx(peak_signal_noise_ratio(other, one, data_range=255), abs=1e-9)
+    options = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 255}
+    _, whole = structural_similarity(other, one, channel_axis=2, full=True, **options)
+    assert ssim == pytest.approx(whole[5:-5, 5:-5].mean(), abs=1e-6)
+    assert measure(Image.fromarray(PHOTO), Image.fromarray(PHOTO), 2, "y") == (100.0, pytest.approx(1.0))
+
+
+def test_several_processes_share_the_files(place, tmp_path):
+    shutil.copytree("photos", tmp_path / "in")
+    (tmp_path / "in/broken.png").write_bytes((tmp_path / "in/one.png").read_bytes()[:3000])
+    words = ["apply", "super_resolution.safetensors", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
+    shared = run_fork(place, *words, "--accelerator", "cpu", "--devices", "2")
+    assert shared.wait() == 1
+    assert "3 pictures on 2 processes (cpu, cpu)" in shared.stdout and "broken.png: " in shared.stderr
+    assert apply("super_resolution.safetensors", "photos", "--out", tmp_path / "alone") == 0
+    for name in ("one.png", "inner/two.png"):
+        assert np.array_equal(pixels(tmp_path / "out" / name), pixels(tmp_path / "alone" / name))
+
+
+def test_pictures_are_listed_when_all_processes_are_lost(tmp_path, monkeypatch, capsys):
+    start = applier_processes._start
+
+    def start_and_lose(*words: Any) -> subprocess.Popen[str]:
+        process = start(*words)
+        process.kill()
+        return process
+
+    monkeypatch.setattr(applier_processes, "_start", start_and_lose)
+    for number in range(5):
+        Image.fromarray(PHOTO).save(tmp_path / f"{number}.png")
+    assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out", "--devices", 2) == 1
+    *listed, last = capsys.readouterr().err.splitlines()
+    assert sorted(line.split(": ")[1] for line in listed) == [str(tmp_path / f"{number}.png") for number in range(5)]
+    assert sum("the process that worked on it ended (exit code -9)" in line for line in listed) == 2
+    assert sum("all processes had ended" in line for line in listed) == 3
+    assert last == "0 of 5 pictures were done, 5 could not be used"
+
+
+def test_a_run_is_applied_without_its_data(tmp_path, capsys):
+    words = ["train", "super_resolution", "--data", "photos", "--data-root", str(tmp_path / "data"), "--accelerator"]
+    words += ["cpu", "--set", "scale=2", "--set", "num_blocks=1", "--set", "width=2", "--crop", "16", "--images", "4"]
+    for number in range(8):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        Image.fromarray(PHOTO[number : number + 30, :30]).save(tmp_path / f"data/{number}.png")
+    trained = run_fork(tmp_path, *words, "--batch-size", "4", "--out", "run")
+    assert trained.wait() == 0, trained.stderr
+    shutil.rmtree(tmp_path / "data")
+    assert apply(tmp_path / "run", "photos/one.png", "--out", tmp_path / "out", "--checkpoint", "last") == 0
+    assert pixels(tmp_path / "out/one.png").shape == (120, 160, 3)
+    assert apply(tmp_path / "run", "photos/one.png", "--out", tmp_path / "out", "--checkpoint", "14") == 2
+    assert "--checkpoint 14: none was kept at so many images; there are: best, last, 4\n" in capsys.readouterr().err
+
+
+def test_a_recipe_that_makes_no_pictures_of_pictures_is_refused_with_the_command_for_it(capsys, tmp_path):
+    config = configure("classification", {}, elsewhere=True)
+    write_weights(tmp_path / "digits.safetensors", config, Facts(1, 8, 8, num_classes=10), {"weight": torch.zeros(1)})
+    assert apply(tmp_path / "digits.safetensors", "photos", "--out", tmp_path / "out") == 2
+    told = "recipe 'classification' tells the classes of pictures, which is what `predict` is for, not `apply`"
+    assert told in capsys.readouterr().err

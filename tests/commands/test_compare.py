@@ -1,0 +1,168 @@
+"""A grid of runs: what is done is not repeated, what fails is shown, and a stop loses nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from running import PATIENCE_SECONDS, processes_naming, run_fork, start_fork, wait_until
+
+from paceline.cli.app import run
+from paceline.commands.configure import configure
+from paceline.compare.grid import Grid, why_not_here
+from paceline.config.resolve import Config
+
+TINY = ["compare", "classification", "--preset", "quick", "--set", "width=2", "--accelerator", "cpu"]
+TINY += ["--strategies", "single", "--seeds", "0,1", "--no-verify", "--no-ceilings", "--out", "table"]
+LONG = [*TINY, "--epochs", "2", "--set", "save_every=4 steps"]
+
+
+def quality(folder: Path) -> dict[str, Any]:
+    report = json.loads((folder / "table/report.json").read_text())
+    return {key: group["quality"] for key, group in report["groups"].items()}
+
+
+def has_begun(folder: Path, seed: int) -> bool:
+    """Whether a run has logged, and so listens to signals."""
+    metrics = seen(folder, seed) / "metrics.jsonl"
+    return metrics.is_file() and metrics.stat().st_size > 0
+
+
+def seen(folder: Path, seed: int) -> Path:
+    return folder / f"table/cells/classification-single-1-batch64-seed{seed}"
+
+
+def test_a_killed_comparison_repeats_no_finished_run_and_ends_with_the_same_table(tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    running = start_fork(killed, *LONG)
+    wait_until(lambda: has_begun(killed, 1), running)
+    running.kill()
+    assert running.wait() == -signal.SIGKILL
+    wait_until(lambda: not processes_naming(f"{killed}/"), seconds=PATIENCE_SECONDS)  # the cell dies with it
+    assert not (killed / "table/report.json").exists()
+    before = (seen(killed, 0) / "metrics.jsonl").stat().st_mtime_ns, (seen(killed, 0) / "metrics.jsonl").read_bytes()
+    again = run_fork(killed, *LONG)
+    assert again.wait() == 0, again.stderr
+    assert before == (
+        (seen(killed, 0) / "metrics.jsonl").stat().st_mtime_ns,
+        (seen(killed, 0) / "metrics.jsonl").read_bytes(),
+    )
+    assert "seed0: " in again.stdout and again.stdout.count("(done before)") == 1
+    (table,) = quality(killed).values()
+    trained = ["train", *LONG[1 : LONG.index("--strategies")], *LONG[LONG.index("table") + 1 :]]
+    for number in (0, 1):
+        assert run_fork(tmp_path, *trained, "--seed", str(number), "--out", f"never-stopped-{number}").wait() == 0
+        lines = (tmp_path / f"never-stopped-{number}/metrics.jsonl").read_text().splitlines()
+        tested = next(line for line in map(json.loads, lines) if "test/top1" in line)
+        assert {name: summary["values"][number] for name, summary in table.items()} == {
+            name: tested[name] for name in table
+        }
+
+
+def test_ctrl_c_ends_the_running_cell_in_order(tmp_path: Path) -> None:
+    running = start_fork(tmp_path, *TINY, "--epochs", "400")
+    wait_until(lambda: has_begun(tmp_path, 0), running)
+    running.interrupt_group()
+    assert running.wait() == 130
+    assert "the same command goes on from here" in running.stderr
+    log = (tmp_path / "table/logs/classification-single-1-batch64-seed0.txt").read_text()
+    assert "images and saved; the same command goes on from here" in log
+    assert not seen(tmp_path, 1).exists()
+
+
+def test_a_failing_cell_is_shown_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
+    words = [
+        *TINY,
+        "--set",
+        "norm=none",
+        "--images",
+        "64",
+        "--batch-size",
+        "1",
+        "--strategies",
+        "single,ddp,dp",
+        "--seeds",
+        "0",
+    ]
+    done = run_fork(tmp_path, *words)
+    assert done.wait() == 1, done.stderr
+    report = json.loads((tmp_path / "table/report.json").read_text())
+    states = {cell["strategy"]: (cell["state"], cell["reason"]) for cell in report["cells"]}
+    assert states["single"] == ("done", "")
+    assert states["ddp"][0] == "failed" and "--batch-size 1: smaller than its 2 parts" in states["ddp"][1]
+    assert states["dp"][0] == "not measured" and "needs GPUs" in states["dp"][1]
+    page = (tmp_path / "table/report.html").read_text()
+    assert "smaller than its 2 parts" in page and "needs GPUs" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--strategies", ","], "--strategies ',': names nothing"),
+        (["--strategies", "dpp"], "did you mean 'dp'?"),
+        (["--devices", "two"], "'two' is not a whole number"),
+        (["--devices", "0"], "'0' is not a whole number of 1 or more"),
+        (["--seeds", "1,x"], "'x' is not a whole number"),
+        (["--scaling", "medium"], "unknown --scaling 'medium'"),
+        (["--batch-size", "64,some"], "--batch-size 'some': expected a number"),
+        (["--preset", "quik"], "did you mean 'quick'?"),
+    ],
+)
+def test_a_mistake_ends_in_one_line_before_anything_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["compare", "classification", "--accelerator", "cpu", *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_recipes_that_are_judged_differently_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", "classification,dcgan", "--accelerator", "cpu"]) == 2
+    assert "classification and dcgan are judged by different metrics (validation/top1 and train/FID)" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.fixture
+def config() -> Config:
+    return configure("classification", {"accelerator": "cpu"})
+
+
+def test_single_has_one_device_and_weak_scaling_a_batch_per_device(config: Config) -> None:
+    grid = Grid.parse(["classification"], "single,ddp", "2,4", "64", "0", "weak")
+    cells = [cell for cell, _ in grid.cells({"classification": config})]
+    assert [(cell.strategy, cell.devices, cell.batch) for cell in cells] == [
+        ("single", 1, "64/device"),
+        ("ddp", 2, "64/device"),
+        ("ddp", 4, "64/device"),
+    ]
+    assert len({cell.name for cell in cells}) == 3
+
+
+def test_a_device_count_that_is_not_there_is_a_reason_and_no_error(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    on_gpu = config.with_run(accelerator="cuda")
+    assert why_not_here(on_gpu, "ddp", 2, []) == "1 GPU here"
+    assert why_not_here(on_gpu, "ddp", 2, ["0", "0"]) == ""
+    assert why_not_here(on_gpu, "ddp", 4, ["0", "0"]) == "--gpus names 2 for 4 devices"
+    shared = Grid.parse(["classification"], "single,ddp", "2", "64", "0", "strong").cells(
+        {"classification": on_gpu.with_run(gpus="0,0")}
+    )
+    assert [(cell.name.endswith("on-one-gpu"), flags["gpus"]) for cell, flags in shared] == [
+        (False, "0"),
+        (True, "0,0"),
+    ]

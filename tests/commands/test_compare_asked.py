@@ -1,0 +1,249 @@
+"""A comparison reports the runs that were asked for: none that was made otherwise, is not over or counts twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+from running import run_fork, start_fork, wait_until
+
+from paceline.cli.app import run
+from paceline.commands.configure import configure
+from paceline.compare.grid import Grid
+from paceline.compare.measured import Measured
+from paceline.core.json_file import kept
+
+SHORT = ["--preset", "quick", "--accelerator", "cpu", "--no-verify", "--no-ceilings", "--images", "128"]
+TINY = ["compare", "classification", *SHORT, "--set", "width=2", "--strategies", "single"]
+CELL = "cells/classification-single-1-batch64-seed0"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a comparison of one run, whose learning rate is in a file, and one of a person's own recipe."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "rate.toml").write_text("lr = 0.1\n")
+    assert run_fork(folder, *TINY, "--config", "rate.toml", "--out", "table").wait() == 0
+    assert run_fork(folder, "new", "recipe", "mine").wait() == 0
+    own = run_fork(folder, "compare", "./mine.py", *SHORT[2:], "--strategies", "single", "--out", "own")
+    assert own.wait() == 0, own.stderr
+    return folder
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, to change and to stand in."""
+    shutil.copytree(made, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def report(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "report.json").read_text())
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files but the lock, which says who had it last."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("rate", "words", "told"),
+    [
+        ("0.1", ["--images", "64"], "images: 128 → 64"),
+        ("0.1", ["--precision", "fp64"], "precision: auto → fp64"),
+        ("0.2", [], "lr: 0.1 → 0.2"),
+    ],
+)
+def test_runs_that_were_made_otherwise_are_refused_before_anything_is_touched(
+    place: Path, capsys: pytest.CaptureFixture[str], rate: str, words: list[str], told: str
+) -> None:
+    (place / "rate.toml").write_text(f"lr = {rate}\n")
+    before = contents(place / "table")
+    assert run([*TINY, "--config", "rate.toml", *words, "--out", "table"]) == 2
+    said = f"--out table: its run {CELL.removeprefix('cells/')} was made otherwise ({told}); name another --out\n"
+    assert capsys.readouterr().err == f"paceline: {said}"
+    assert contents(place / "table") == before
+
+
+def test_a_recipe_of_ones_own_that_has_changed_is_another(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "./mine.py", *SHORT[2:], "--strategies", "single", "--out", "own"]
+    assert run(words) == 0
+    assert "(done before)" in capsys.readouterr().out
+    with (place / "mine.py").open("a") as file:
+        file.write("# another line\n")
+    assert run(words) == 2
+    assert "was made otherwise (code in mine.py: " in capsys.readouterr().err
+
+
+def test_data_that_has_changed_is_refused_before_a_new_run_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures = np.random.default_rng(0).integers(0, 255, (16, 8, 8, 3), dtype=np.uint8)
+    for number, picture in enumerate(pictures):
+        file = Path("pictures", ("train", "test")[number % 2], ("cat", "dog")[number // 8], f"{number}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(file)
+    words = [*TINY, "--data", "folder", "--data-root", "pictures", "--set", "size=8", "--images", "8"]
+    words += ["--batch-size", "4", "--set", "validation=0.25", "--out", "table"]
+    assert run(words) == 0
+    assert run([*words, "--seeds", "0,1"]) == 0
+    assert "(done before)" in capsys.readouterr().out
+    Path("pictures/train/cat/0.png").unlink()
+    before = contents(tmp_path / "table")
+    assert run([*words, "--seeds", "0,1,2"]) == 2
+    told = capsys.readouterr().err
+    assert "--out table: its run classification-single-1-batch4-seed0 was made from other data (6 samples, " in told
+    assert told.endswith("; use the same data to go on, or choose another --out\n") and told.count("\n") == 1
+    assert contents(tmp_path / "table") == before
+    shutil.rmtree("pictures")
+    assert run([*words, "--seeds", "0,1"]) == 0  # what is done needs its data no more
+    assert capsys.readouterr().out.count("(done before)") == 2
+
+
+def test_without_its_record_a_run_is_taken_as_it_is_or_not_at_all(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = (place / "table/report.json").read_bytes()
+    record = place / "table" / CELL / "cell.json"
+    record.unlink()
+    assert run([*TINY, "--config", "rate.toml", "--images", "64", "--out", "table"]) == 1
+    told = capsys.readouterr()
+    assert "holds a run of 128 images, which is not the length that was asked for; name another --out" in told.out
+    assert "no run came to its end; table/report.html stays as it was" in told.err
+    assert (place / "table/report.json").read_bytes() == good
+    record.write_text('{"made_')
+    assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 0
+    assert report(place / "table")["runs"][f"table/{CELL}"]["images"] == 128
+    assert kept(record)["ended"] is True
+
+
+def test_a_run_that_was_trained_on_since_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = json.loads((place / "table" / CELL / "status.json").read_text())
+    (place / "table" / CELL / "status.json").write_text(json.dumps(status | {"state": "stopped"}))
+    assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 1
+    assert f"failed: table/{CELL} holds a run of 128 images that is not finished" in capsys.readouterr().out
+
+
+def test_a_run_that_cannot_be_read_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = place / "table" / CELL / "config.toml"
+    config.write_text("\n".join(line for line in config.read_text().splitlines() if not line.startswith("recipe =")))
+    assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 1
+    assert f"failed: table/{CELL}/config.toml: names no recipe" in capsys.readouterr().out
+
+
+def test_a_comparison_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
+    words = [*TINY, "--images", "640000", "--out", "table"]
+    first = start_fork(tmp_path, *words)
+    wait_until(lambda: (tmp_path / "table" / CELL / "metrics.jsonl").is_file(), first)
+    second = run_fork(tmp_path, *words)
+    first.interrupt_group()
+    assert second.wait() == 2
+    assert f"--out table: this run is in use by process {first.pid}; choose another --out" in second.stderr
+    assert first.wait() == 130
+    assert kept(tmp_path / "table" / CELL / "cell.json")["ended"] is False
+
+
+def test_of_a_recipe_with_stages_the_last_one_is_the_cells_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    pictures = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3), dtype=np.uint8)
+    for number, picture in enumerate(pictures):
+        Image.fromarray(picture).save(tmp_path / "photos" / f"{number}.png")
+    settings = ["stage=both", "num_blocks=1", "width=2", "d_width=2", "vgg=random", "vgg_layer=relu2_1", "scale=2"]
+    words = ["--data", "photos", "--data-root", "photos", "--crop", "16", "--batch-size", "4", "--images", "8"]
+    words += [word for setting in [*settings, "validation=0.25"] for word in ("--set", setting)]
+    words += ["--strategies", "single", "--accelerator", "cpu", "--no-verify", "--no-ceilings", "--out", "table"]
+    assert run(["compare", "super_resolution", *words, "--seeds", "0,1"]) == 0
+    cells = [f"table/cells/super_resolution-single-1-batch4-seed{seed}" for seed in (0, 1)]
+    (group,) = report(tmp_path / "table")["groups"].values()
+    assert group["runs"] == [f"{cell}/adversarial" for cell in cells]
+    assert run(["compare", "super_resolution", *words, "--seeds", "0,1"]) == 0
+    assert capsys.readouterr().out.count("(done before)") == 2
+    assert run(["compare", *cells]) == 0  # by the folder of both stages
+    (group,) = report(tmp_path / "runs/compare-finished-super_resolution-photos")["groups"].values()
+    assert group["seeds"] == [0, 1]
+
+
+def test_parity_is_that_of_the_settings_that_were_compared(tmp_path: Path) -> None:
+    flags = {"accelerator": "cpu", "preset": "quick", "sync_batchnorm": "off"}
+    configs = {"classification": configure("classification", flags, assignments=["width=2"])}
+    grid = Grid.parse(["classification"], "ddp", "2", "64", "0", "strong")
+    measured = Measured(tmp_path)
+    measured.verify(Console(), configs, flags, grid, "", ["width=2"])
+    differences = measured.parity["classification"]["differences"]
+    assert any(one["value"] > one["tolerance"] for one in differences)
+
+
+def test_a_run_counts_once_under_all_its_names(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(place / "table" / CELL, place / "run")
+    good = (place / "table/report.json").read_bytes()
+    assert run(["compare", "run", "./run", "run/", str(place / "run")]) == 0
+    (group,) = report(place / "runs/compare-finished-classification-digits")["groups"].values()
+    assert (group["n"], group["runs"]) == (1, ["run"])
+    assert (place / "table/report.json").read_bytes() == good
+    shutil.copytree("run", "copy")
+    assert run(["compare", "run", "copy"]) == 2
+    assert "run and copy: the same run twice (single, seed 0); leave one out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--epochs", "9"], ["--seeds", "7"], ["--verify"], ["--set", "lr=1"], ["--scaling", "weak"]]
+)
+def test_what_is_said_of_runs_to_be_made_is_refused_for_finished_ones(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert run(["compare", f"table/{CELL}", *words]) == 2
+    assert f"{words[0]}: is for runs that compare makes, and table/{CELL} is made already" in capsys.readouterr().err
+
+
+def test_a_folder_of_a_recipes_name_is_meant_only_where_it_holds_a_run(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "classification").mkdir()
+    assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 0
+    assert run(["compare", "./classification"]) == 2
+    assert "./classification: not a run's folder" in capsys.readouterr().err
+    shutil.copytree(place / "table" / CELL, place / "classification", dirs_exist_ok=True)
+    assert run(["compare", "classification", "--out", "one"]) == 0
+    assert report(place / "one")["counts"]["wanted"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([""], "compare '': names neither a recipe nor a run's folder"),
+        (["classification", "--set", "seed=5"], "--set seed: compare gives each run its own; use --seeds"),
+        (["classification", "--set", "strategy=ddp"], "use --strategies"),
+        (["classification", "--set", "batch-size=5"], "use --batch-size"),
+        (["classification", "--set", "devices=5"], "use --devices"),
+        (["classification", "--set", "out=x"], "use --out"),
+        (["classification", "--seed", "1", "--seeds", "2"], "--seed 1: cannot go with --seeds"),
+        (["classification", "--strategy", "dp", "--strategies", "ddp"], "--strategy dp: cannot go with --strategies"),
+        (["classification", "--set", "mirror=s3://a/b"], "--mirror: is for one run"),
+        (["classification", "--batch-size", ""], "--batch-size '': names nothing"),
+        (["classification", "--seeds", ""], "--seeds '': names nothing"),
+        (["a/mine.py,b/mine.py"], "a/mine.py and b/mine.py would have one name in the report"),
+        (["classification", "--out", "/proc/none"], "--out /proc/none: No such file or directory"),
+        (["classification", "--out", "mine.py"], "--out mine.py: File exists"),
+    ],
+)
+def test_a_word_that_would_be_passed_over_ends_in_one_line(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    for folder in ("a", "b"):
+        (place / folder).mkdir()
+        shutil.copy("mine.py", folder)
+    assert run(["compare", *words, *([] if words == [""] else ["--accelerator", "cpu"])]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+    assert not (place / "runs").exists()

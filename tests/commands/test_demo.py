@@ -1,0 +1,20 @@
+"""What `make demo` runs are commands of today, each to a report of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running import run_fork
+
+from paceline.commands.demo import COMPARISONS, commands
+
+SHORT = ("--images", "64", "--strategies", "single", "--seeds", "0", "--no-verify", "--no-ceilings")
+
+
+@pytest.mark.parametrize(("folder", "words"), list(zip(COMPARISONS, commands(), strict=True)), ids=list(COMPARISONS))
+def test_each_comparison_of_the_demonstration_ends_in_its_report(tmp_path: Path, folder: str, words: list[str]) -> None:
+    compared = run_fork(tmp_path, *words, *SHORT)
+    assert compared.wait() == 0, compared.stdout + compared.stderr
+    assert compared.stdout.rstrip().endswith(f"report: {folder}/report.html")
+    assert (tmp_path / folder / "report.html").is_file()

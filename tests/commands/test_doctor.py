@@ -1,0 +1,196 @@
+"""`paceline doctor`: what it keeps of this machine, and what others decide by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.benchmarking import loader_throughput as loader_ceilings
+from paceline.benchmarking.graph_check import check_replay
+from paceline.cli.app import run
+from paceline.commands import doctor
+from paceline.commands.configure import configure
+from paceline.config.settings import RunSettings
+from paceline.data import memory
+from paceline.data.feed import StepData
+from paceline.data.loaders.workers import Workers
+from paceline.data.sources.digits import Digits
+from paceline.data.tickets import Tickets, in_order
+from paceline.parallel.world import Place, World
+from paceline.runs import machine_record
+from paceline.runs.machine_record import LOADERS, SELF_TEST, doubt_about_graphs, identity, kept_file, read_kept
+from paceline.training.graph import RunStep
+from paceline.training.loss_log import Entry
+from paceline.training.step import Step
+
+TWO_GPUS = {"host": "here", "gpus": "2 × Some GPU", "driver": "1.0", "torch": "2.15.0"}
+PASSED = {"passed": True, "what": "", "difference": 0.0, "processes": 2, "backend": "nccl"}
+GOOD = {"summary": "", "verified": True, "machine": TWO_GPUS, "graph": PASSED}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Keeps the result of a self-test on a machine with two GPUs, which this one now is."""
+    monkeypatch.setattr(machine_record, "identity", lambda: TWO_GPUS)
+
+    def keep(result: Any) -> None:
+        kept_file(SELF_TEST).parent.mkdir(parents=True, exist_ok=True)
+        kept_file(SELF_TEST).write_text(result if isinstance(result, str) else json.dumps(result))
+
+    return keep
+
+
+def test_what_is_missing_comes_with_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(doctor.NEEDS, "dali", "a_package_that_is_not_there")
+    assert run(["doctor"]) == 0
+    assert "pip install -e '.[dali]' in Paceline's folder" in capsys.readouterr().out
+
+
+def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(kept: Callable[[Any], None]) -> None:
+    kept(GOOD)
+    assert doubt_about_graphs(processes=2, hosts=1) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"machine": TWO_GPUS | {"torch": "2.14.0"}}, r"another torch \(2.14.0, here 2.15.0\)"),
+        ({"machine": TWO_GPUS | {"gpus": "4 × Some GPU"}}, "another gpus"),
+        ({"machine": TWO_GPUS | {"host": "there"}}, "another host"),
+        ({"machine": TWO_GPUS | {"driver": "0.9"}}, "another driver"),
+        ({"machine": {}}, r"another host \(unknown"),
+        ({"verified": False}, "self-test failed"),
+        ({"graph": None}, "no several GPUs"),
+        ({"graph": PASSED | {"passed": False, "what": "the step could not be captured"}}, "could not be captured"),
+        ({"graph": PASSED | {"processes": 1}}, "had 1 GPUs, not 2"),
+    ],
+)
+def test_any_other_result_leaves_the_step_eager_and_says_why(
+    changed: dict[str, Any], reason: str, kept: Callable[[Any], None]
+) -> None:
+    kept(GOOD | changed)
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(doubt_about_graphs(processes=2, hosts=1))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_no_result_or_a_damaged_one_is_none(content: str, kept: Callable[[Any], None]) -> None:
+    kept(content)
+    assert "paceline doctor --self-test" in doubt_about_graphs(processes=2, hosts=1)
+
+
+def test_several_hosts_are_never_captured(kept: Callable[[Any], None]) -> None:
+    kept(GOOD)
+    assert "several hosts" in doubt_about_graphs(processes=2, hosts=2)
+
+
+class Wrong:
+    """A step that loses one of its updates."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.calls = step, 0
+
+    def __call__(self, data: StepData) -> list[Entry]:
+        self.calls += 1
+        return [] if self.calls == 15 else self.step(data)
+
+
+def check(capture: Callable[[Step], RunStep]) -> dict[str, Any]:
+    config = configure("classification", {"batch_size": "8", "accelerator": "cpu", "width": "2"}, small=True)
+    world = World(Place(), torch.device("cpu"))
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        return check_replay(config, world, capture)
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def test_the_check_of_a_captured_step_passes_when_it_learns_the_same() -> None:
+    result = check(lambda step: step)
+    assert result["passed"] and result["difference"] == 0.0 and result["processes"] == 1
+
+
+def test_the_check_of_a_captured_step_fails_when_an_update_is_lost() -> None:
+    result = check(Wrong)
+    assert not result["passed"] and result["difference"] > 1e-6 and "differed" in result["what"]
+
+
+def test_loaders_are_measured_and_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loader_ceilings, "BLOCK_SECONDS", 0.02)
+    words = ["doctor", "--loaders", "--data", "digits", "--batch-size", "16", "--workers", "0", "--accelerator", "cpu"]
+    assert run(words) == 0 and run(words) == 0
+    (result,) = read_kept(LOADERS)["measured"]  # the second takes the place of the first
+    assert result["batch_size"] == 16 and result["samples"] == 1438 and result["machine"] == identity()
+    by_name = {one["loader"]: one for one in result["loaders"]}
+    for name in ("resident", "workers"):
+        assert by_name[name]["low"] <= by_name[name]["images_per_second"] <= by_name[name]["high"]
+        assert by_name[name]["n"] == loader_ceilings.BLOCKS
+    assert by_name["dali"]["images_per_second"] is None
+    assert "not measured: --loader dali" in capsys.readouterr().out
+    assert machine_record.loader_ceilings("digits") == [result] and machine_record.loader_ceilings("photos") == []
+
+
+def test_data_that_a_run_would_not_keep_in_memory_is_not_read_into_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loader_ceilings, "BLOCK_SECONDS", 0.02)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 100_000)
+    assert run(["doctor", "--loaders", "--workers", "0", "--accelerator", "cpu"]) == 0
+    (result,) = read_kept(LOADERS)["measured"]
+    by_name = {one["loader"]: one for one in result["loaders"]}
+    assert by_name["resident"]["images_per_second"] is None and by_name["workers"]["images_per_second"] > 0
+    assert "not measured: --loader resident: 1.5 MB of samples do not fit in 0.025 MB" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_what_was_read_before_the_clock_starts_is_used_up_by_then() -> None:
+    settings, asked = RunSettings(workers=5), 0
+    source = Digits("test", settings)
+    loader = Workers(source, torch.device("cpu"), settings)
+
+    def requests() -> Iterator[Tickets]:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield in_order(0, 4)
+
+    next(loader.load(requests()))
+    loader.close()
+    assert loader_ceilings._warmup_batches(settings) >= asked - 1 >= 5
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--loaders", "--self-test"], "--self-test: cannot go with --loaders; give one, then the other"),
+        (["--data", "digits"], "--data: says what --loaders is to measure"),
+        (["--loaders", "--data", "photos", "--crop", "9999"], "--crop 9999: smaller than 9999×9999 pixels"),
+        (["--loaders", "--data", "nothing"], "unknown source 'nothing'"),
+        (["--loaders", "--workers", "-1"], "--workers -1: must be at least 0"),
+        (["--loaders", "--data", "folder", "--data-root", "none"], "--data-root none: no such folder"),
+    ],
+)
+def test_mistakes_end_in_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", *words]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_without_a_self_test_doctor_says_how_to_make_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "no self-test was kept here" in out and "dali" in out

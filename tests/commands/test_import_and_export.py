@@ -1,0 +1,295 @@
+"""Networks from elsewhere become weights that apply takes; what was learned leaves as ONNX and gives the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from skimage import data
+from test_apply import write_random_weights
+from torch import Tensor, nn
+
+import paceline
+from paceline.cli.app import run
+from paceline.contracts.recipe import Facts
+from paceline.inference.restorer import open_restorer
+from paceline.models.srresnet import SRResNet
+from paceline.recipes.translation import Translation, TranslationSettings
+
+WIDTH = 6
+
+
+class TheirBlock(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=bias)
+        self.conv2 = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=bias)
+        self.bn1, self.bn2, self.prelu = nn.BatchNorm2d(WIDTH), nn.BatchNorm2d(WIDTH), nn.PReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bn2(self.conv2(self.prelu(self.bn1(self.conv1(x)))))
+
+
+class TheirGenerator(nn.Module):
+    """A generator as other projects write it: names of its own, and lists that repeat one block."""
+
+    def __init__(self, doublings: int = 2, shared: bool = True, bias: bool = True, slopes: int = 1) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, WIDTH, 9, padding=4), nn.PReLU(slopes))
+        blocks = [TheirBlock(bias)] * 4 if shared else [TheirBlock(bias) for _ in range(4)]
+        self.residual = nn.Sequential(*blocks)
+        self.middle = nn.Sequential(nn.Conv2d(WIDTH, WIDTH, 3, padding=1), nn.BatchNorm2d(WIDTH))
+
+        def up() -> nn.Sequential:
+            return nn.Sequential(nn.Conv2d(WIDTH, 4 * WIDTH, 3, padding=1), nn.PixelShuffle(2), nn.PReLU())
+
+        self.up = nn.Sequential(*([up()] * doublings if shared else [up() for _ in range(doublings)]))
+        self.last = nn.Conv2d(WIDTH, 3, 9, padding=4)
+        generator = torch.Generator().manual_seed(0)
+        for tensor in self.state_dict().values():
+            if tensor.dtype.is_floating_point:
+                tensor.uniform_(0.1, 0.3, generator=generator) if tensor.dim() == 1 else tensor.normal_(
+                    0, 0.1, generator=generator
+                )
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        return torch.tanh(self.last(self.up(first + self.middle(self.residual(first)))))
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def import_file(*words: str) -> int:
+    return run(["import", *words, "--recipe", "super_resolution", "--out", "ours.safetensors"])
+
+
+@pytest.mark.parametrize(
+    "wrapped", ["plain", "under 'generator'", "with module.", "without biases", "not shared", "by Lightning"]
+)
+def test_a_generator_from_elsewhere_gives_the_same_pictures_here(wrapped, capsys):
+    theirs = TheirGenerator(shared=wrapped != "not shared", bias=wrapped != "without biases").eval()
+    state: dict = theirs.state_dict()
+    if wrapped in ("with module.", "under 'generator'"):
+        state = {f"module.{name}": tensor for name, tensor in state.items()}
+    if wrapped == "under 'generator'":
+        state = {"generator": state, "generator_losses": [(0, 1.0)], "discriminator": {}}
+    if wrapped == "by Lightning":
+        state = {f"generator.{name}": tensor for name, tensor in state.items()}
+        state = {"epoch": 3, "state_dict": {**state, "discriminator.0.weight": torch.zeros(1)}}
+    torch.save(state, "theirs.pth")
+    assert import_file("theirs.pth") == 0
+    said = capsys.readouterr().out
+    blocks = "separate" if wrapped == "not shared" else "shared"
+    assert "generator: " in said
+    assert f"recognised scale=4, num_blocks=4, width={WIDTH}, norm=batch, blocks={blocks}; output=tanh, which" in said
+    ours = open_restorer("ours.safetensors")
+    assert (ours.config.recipe.blocks == "shared") == (wrapped != "not shared")
+    assert ours.enlarges == 4 and ours.config.recipe.num_blocks == 4
+    pictures = torch.rand(1, 3, 11, 13)
+    with torch.no_grad():
+        wanted, made = theirs(pictures), ours.recipe.restore(pictures * 2 - 1)["image"]
+    assert wanted.std() > 0.01 and (made - wanted).abs().max() < 1e-5
+    Image.fromarray(data.astronaut()[:20, :30]).save("small.png")
+    assert run(["apply", "ours.safetensors", "small.png", "--out", "made", "--accelerator", "cpu"]) == 0
+    with Image.open("made/small.png") as made_file:
+        assert made_file.size == (120, 80)
+
+
+def test_imported_weights_start_a_run():
+    torch.save(TheirGenerator(1, shared=False).state_dict(), "theirs.pth")
+    assert import_file("theirs.pth") == 0
+    Path("photos").mkdir()
+    for number in range(8):
+        Image.fromarray(data.astronaut()[:40, number : 40 + number]).save(f"photos/{number}.png")
+    words = ["train", "super_resolution", "--data-root", "photos", "--crop", "16", "--images", "2", "--batch-size", "2"]
+    words += [
+        "--set",
+        "scale=2",
+        "--set",
+        "num_blocks=4",
+        "--set",
+        f"width={WIDTH}",
+        "--set",
+        "output=tanh",
+        "--lr",
+        "0",
+    ]
+    assert run([*words, "--init-from", "ours.safetensors", "--out", "run", "--accelerator", "cpu"]) == 0
+    first = open_restorer("run", "last").recipe.state_dict()["generator.head.0.weight"]
+    assert torch.equal(first, TheirGenerator(1, shared=False).first[0].weight)
+
+
+def without(state: dict, name: str) -> dict:
+    return {key: tensor for key, tensor in state.items() if key != name}
+
+
+def broken_at(name: str, value: float) -> dict:
+    state = TheirGenerator().state_dict()
+    state[name].view(-1)[3] = value
+    return state
+
+
+class Surprise:
+    def __reduce__(self) -> tuple:
+        return (print, ("ran",))
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "line"),
+    [
+        (TheirGenerator().state_dict(), ["--set", "scale=2"], "scale=2: theirs.pth has scale=4"),
+        (TheirGenerator().state_dict(), ["--set", "width=64"], f"width=64: theirs.pth has width={WIDTH}"),
+        (TheirGenerator(slopes=WIDTH).state_dict(), [], "first.1.weight has 6 slopes, expected one"),
+        (TheirGenerator(4).state_dict(), [], "theirs.pth: enlarges 16 times"),
+        (without(TheirGenerator().state_dict(), "last.weight"), [], "last.bias is no tensor of SRGAN's generator"),
+        (nn.Linear(3, 3).state_dict(), [], "weight is no tensor of SRGAN's generator"),
+        ({"encoder.weight": torch.zeros(4, 3, 3, 3)}, [], "has 1 convolutions"),
+        (
+            {**TheirGenerator().state_dict(), "last.weight": torch.zeros(3, WIDTH, 3, 3)},
+            [],
+            "theirs.pth: last.weight is (3, 6, 3, 3), expected (3, 6, 9, 9)",
+        ),
+        ({"epoch": 3}, [], "'epoch' is no tensor; expected a state_dict"),
+        ([1, 2], [], "theirs.pth: holds no state_dict"),
+        (None, [], "theirs.pth: no such file"),
+        (b"\x80nonsense", [], "theirs.pth: "),
+        (b"hi", [], "theirs.pth: was not written by torch.save"),
+        (b"", [], "theirs.pth: is empty"),
+        (nn.ReLU(), [], "theirs.pth: holds more than tensors, and is not read"),
+        (broken_at("last.weight", float("nan")), [], "theirs.pth: last.weight holds NaN or infinite numbers"),
+        (broken_at("residual.0.bn1.running_var", float("inf")), [], "theirs.pth: residual.0.bn1.running_var holds NaN"),
+    ],
+)
+def test_what_does_not_fit_is_named(content, words, line, capsys):
+    if isinstance(content, bytes):
+        Path("theirs.pth").write_bytes(content)
+    elif content is not None:
+        torch.save(content, "theirs.pth")
+    assert import_file("theirs.pth", *words) == 2
+    told = capsys.readouterr().err
+    assert line in told and len(told.splitlines()) == 1
+    assert not Path("ours.safetensors").exists()
+
+
+def test_code_in_a_file_does_not_run(capsys):
+    Path("theirs.pth").write_bytes(pickle.dumps({"generator": Surprise()}))
+    assert import_file("theirs.pth") == 2
+    said = capsys.readouterr()
+    assert "ran" not in said.out and len(said.err.splitlines()) == 1
+
+
+NETS = ["--set", "generator=resnet_6", "--set", "segmentation_generator=unet_32", "--set", "ngf=1", "--set", "crop=32"]
+NETS += ["--set", "panels=image,stain,segmentation", "--set", "dropout=0", "--set", "d_layers=1"]
+
+
+def write_deepliif(folder: Path, skip: str = "") -> Translation:
+    """The files of a model with one modality, as DeepLIIF names them."""
+    settings = TranslationSettings(
+        generator="resnet_6", segmentation_generator="unet_32", ngf=1, d_layers=1, dropout=0.0
+    )
+    recipe = Translation(settings, Facts(3, 32, 32, panels=("stain", "segmentation")))
+    folder.mkdir()
+    for ours, theirs in {"G1": "G1", "GS0": "G21", "GS1": "G22"}.items():
+        if theirs != skip:
+            torch.save(recipe.generators[ours].state_dict(), folder / f"latest_net_{theirs}.pth")
+    return recipe.eval()
+
+
+def test_networks_of_deepliif_are_imported_together(capsys):
+    theirs = write_deepliif(Path("nets"))
+    assert run(["import", "nets", "--recipe", "translation", "--out", "ours.safetensors", *NETS]) == 0
+    assert "generators.G1, generators.GS0, generators.GS1" in capsys.readouterr().out
+    pictures = torch.rand(1, 3, 40, 50) * 2 - 1
+    ours = open_restorer("ours.safetensors")
+    with torch.no_grad():
+        wanted, made = theirs.restore(pictures), ours.recipe.restore(pictures)
+    assert list(made) == ["stain", "segmentation"] and all(torch.equal(made[name], wanted[name]) for name in made)
+    loaded = paceline.load("ours.safetensors", device="cpu").networks
+    assert list(loaded) == ["generators.G1", "generators.GS0", "generators.GS1"], "without discriminators: none came"
+
+
+@pytest.mark.parametrize(
+    ("skip", "words", "line"),
+    [
+        ("G21", NETS, "nets: 'generators.GS0.model"),
+        ("", [*NETS, "--set", "ngf=2"], "latest_net_G1.pth: model.1.weight is (1, 3, 7, 7) and is (2, 3, 7, 7)"),
+        ("", NETS[:8], "--set panels: name what the networks make"),
+        ("", [*NETS, "--set", "norm=instance"], "choose its architecture with --set"),
+    ],
+)
+def test_networks_of_deepliif_that_do_not_fit_are_named(skip, words, line, capsys):
+    write_deepliif(Path("nets"), skip)
+    assert run(["import", "nets", "--recipe", "translation", "--out", "ours.safetensors", *words]) == 2
+    told = capsys.readouterr().err
+    assert line in told and len(told.splitlines()) == 1
+
+
+def test_other_recipes_and_other_names_of_files_are_refused(capsys):
+    assert run(["import", "a.pth", "--recipe", "dcgan", "--out", "ours.safetensors"]) == 2
+    assert "--recipe dcgan: weights are imported for super_resolution and translation alone" in capsys.readouterr().err
+    assert run(["import", "a.pth", "--recipe", "super_resolution", "--out", "ours.pth"]) == 2
+    assert "--out ours.pth: expected a name that ends in .safetensors" in capsys.readouterr().err
+
+
+can_export = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="needs the extra `export`",
+)
+
+
+@can_export
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("super_resolution", ["scale=4", "num_blocks=1", "width=4", "output=residual"]),
+        ("super_resolution", ["scale=2", "num_blocks=3", "width=4", "blocks=shared", "output=tanh"]),
+        ("restoration", ["width=4", "depth=2"]),
+        pytest.param(
+            "translation",
+            ["generator=resnet_6", "segmentation_generator=unet_32", "ngf=1", "ndf=1", "d_layers=1"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_an_exported_network_gives_the_same_at_other_sizes(recipe, settings, capsys):
+    import onnxruntime
+
+    write_random_weights(Path("w.safetensors"), recipe, settings)
+    assert run(["export", "w.safetensors", "--out", "model.onnx"]) == 0
+    said = capsys.readouterr().out
+    assert "largest difference from PyTorch" in said
+    session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+    restorer = open_restorer("w.safetensors")
+    assert [output.name for output in session.get_outputs()] == list(restorer.results)
+    pictures = torch.rand(3, 3, 32, 96) * 2 - 1
+    with torch.no_grad():
+        wanted = restorer.recipe.restore(pictures)
+    for made, name in zip(session.run(None, {"pictures": pictures.numpy()}), wanted, strict=True):
+        assert np.abs(made - wanted[name].numpy()).max() < 1e-4
+    assert ("any size" in said) == (recipe == "super_resolution")
+    if recipe == "super_resolution":
+        assert session.run(None, {"pictures": np.zeros((1, 3, 5, 7), np.float32)})[0].shape[-1] == 7 * restorer.enlarges
+    assert [path.name for path in Path.cwd().glob("model*")] == ["model.onnx"]
+
+
+def test_export_says_what_is_missing_or_wrong(capsys, monkeypatch):
+    assert run(["export", "nowhere", "--out", "model.pt"]) == 2
+    assert "--out model.pt: expected a name that ends in .onnx" in capsys.readouterr().err
+    monkeypatch.setattr("paceline.commands.export.PACKAGES", ("onnx", "no_such_package"))
+    assert run(["export", "nowhere", "--out", "model.onnx"]) == 2
+    assert "export needs " in (said := capsys.readouterr().err) and "pip install -e '.[export]'" in said
+
+
+def test_our_own_network_is_what_a_generator_from_elsewhere_becomes():
+    """The shapes that the reader expects are those of the network that it is read into."""
+    theirs, ours = TheirGenerator(3, shared=True), SRResNet(8, 3, WIDTH, 4, shared=True)
+    count = sum(parameter.numel() for parameter in theirs.parameters())
+    assert count == sum(parameter.numel() for parameter in ours.parameters())

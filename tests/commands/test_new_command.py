@@ -1,0 +1,140 @@
+"""`paceline new` writes files that work as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from running import run_fork
+
+from paceline.commands.new import new
+from paceline.config.resolve import resolve
+from paceline.contracts.recipe import Facts, Recipe
+from paceline.core import registry
+from paceline.core.errors import UserError
+from paceline.data.source import ArraySource
+from paceline.data.source_settings import RegisteredSources
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small networks are slower on several threads, and much slower where other tests keep the cores busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_new_recipe_learns_from_a_new_source(tmp_path: Path) -> None:
+    source_class = registry.load_class("source", str(new("source", "shapes", tmp_path)), ArraySource)
+    recipe_class = registry.load_class("recipe", str(new("recipe", "shape_reader", tmp_path)), Recipe)
+    assert source_class.__name__ == "ShapesSource" and recipe_class.__name__ == "ShapeReaderRecipe"
+    config = resolve(
+        "shape_reader",
+        recipe_class,
+        [("the recipe", recipe_class.defaults), ("--set", {"width": 8})],
+        RegisteredSources(),
+    )
+    source = source_class("train", source_class.Settings())
+    torch.manual_seed(0)
+    recipe = recipe_class(config.recipe, source.facts)
+    data = source.read_many(np.arange(len(source)))
+    batch = {
+        "image": torch.from_numpy(data["image"]).permute(0, 3, 1, 2) / 127.5 - 1,
+        "label": torch.from_numpy(data["label"]),
+    }
+    weights = list(recipe.networks["classifier"].parameters())
+    losses = []
+    for step in range(60):
+        part = {name: tensor.roll(-step * 50, 0)[:50] for name, tensor in batch.items()}
+        loss = sum(recipe("classifier", part).terms.values())
+        with torch.no_grad():
+            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight -= 0.005 * gradient.sign()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert recipe.predict(batch)["logits"].shape == (len(source), 2)
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (32, 32), (33, 47), (1, 1)])
+def test_a_new_recipe_takes_any_size_and_repeats_itself_on_a_gpu(tmp_path: Path, height: int, width: int) -> None:
+    recipe_class = registry.load_class("recipe", str(new("recipe", "mine", tmp_path)), Recipe)
+    recipe = recipe_class(recipe_class.Settings(width=2), Facts(channels=3, height=height, width=width, num_classes=5))
+    batch = {"image": torch.zeros(2, 3, height, width), "label": torch.tensor([0, 4])}
+    loss = sum(recipe("classifier", batch).terms.values())
+    assert isinstance(loss, torch.Tensor)
+    nodes, names = [loss.grad_fn], set()
+    while nodes:
+        if node := nodes.pop():
+            names.add(node.name())
+            nodes += [before for before, _ in node.next_functions]
+    # Their backward adds in any order: https://pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
+    assert "ConvolutionBackward0" in names and not [name for name in names if "Pool" in name or "Upsample" in name]
+
+
+def test_a_new_source_has_the_same_samples_every_time(tmp_path: Path) -> None:
+    source_class = registry.load_class("source", str(new("source", "mine", tmp_path)), ArraySource)
+    first, second = source_class("train", source_class.Settings()), source_class("train", source_class.Settings())
+    assert np.array_equal(first.arrays["image"], second.arrays["image"])
+    test = source_class("test", source_class.Settings())
+    assert not np.array_equal(first.arrays["image"][:200], test.arrays["image"])
+    assert first.arrays["image"].dtype == np.uint8 and first.arrays["label"].dtype == np.int64
+    assert set(first.arrays["label"]) == {0, 1}
+
+
+def test_a_new_recipe_says_what_data_it_needs(tmp_path: Path) -> None:
+    recipe_class = registry.load_class("recipe", str(new("recipe", "unlabelled", tmp_path)), Recipe)
+    with pytest.raises(UserError, match="--data"):
+        recipe_class(recipe_class.Settings(), Facts(channels=1, height=8, width=8))
+
+
+def test_a_new_gan_is_trained_and_judged_and_draws(tmp_path: Path) -> None:
+    new("gan", "drawer", tmp_path)
+    short = ("--preset", "quick", "--images", "256", "--set", "width=8", "--set", "size=8", "--out", "run")
+    trained = run_fork(tmp_path, "train", "./drawer.py", *short)
+    assert trained.wait() == 0, trained.stderr
+    assert "best: train/FID[pixels-8x8]" in trained.stdout
+    sampled = run_fork(tmp_path, "sample", "run", "--out", "drawn.png")
+    assert sampled.wait() == 0, sampled.stderr
+    assert (tmp_path / "drawn.png").is_file()
+
+
+def test_the_guide_shows_what_the_new_gan_says(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    section = guide.partition("### Several networks")[2].partition("\n### ")[0]
+    shown = [line for line in section.partition("```python\n")[2].partition("```")[0].splitlines() if line]
+    assert len(shown) >= 10
+    assert not set(shown) - set(new("gan", "my_gan", tmp_path).read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", ["recipe", "my_recipe", "settings", "_x", "Ünder"])
+def test_any_python_name_gives_a_file_that_loads(tmp_path: Path, name: str) -> None:
+    path = new("recipe", name, tmp_path)
+    assert path == tmp_path / f"{name}.py" and f"./{name}.py" in path.read_text()
+    assert registry.load_class("recipe", str(path), Recipe).phases
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    path = new("recipe", "mine", tmp_path)
+    path.write_text("my work")
+    with pytest.raises(UserError, match=r"mine\.py is there already"):
+        new("recipe", "mine", tmp_path)
+    assert path.read_text() == "my work"
+
+
+@pytest.mark.parametrize("name", ["my-recipe", "class", "2x", "", "../x", "a.py", "a b"])
+def test_a_name_that_is_no_python_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="not a Python name"):
+        new("recipe", name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_kind_or_folder_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'recipe'"):
+        new("recipes", "x", tmp_path)
+    with pytest.raises(UserError, match="nowhere"):
+        new("recipe", "x", tmp_path / "nowhere")

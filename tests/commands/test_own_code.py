@@ -1,0 +1,45 @@
+"""Before a person's file is run, a line names it: from whatever it was named by, and once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from running import run_fork, start_command
+
+from paceline.commands.new import new
+
+SHORT = ("--images", "64", "--set", "width=2", "--out", "run")
+
+
+def announced(output: str) -> list[str]:
+    return [line.removeprefix("runs the code in ") for line in output.splitlines() if line.startswith("runs the code")]
+
+
+def test_a_file_is_named_before_it_runs(tmp_path: Path) -> None:
+    new("recipe", "mine", tmp_path)
+    new("source", "shapes", tmp_path)
+    (tmp_path / "settings.toml").write_text('data = "./shapes.py"\n')
+    trained = run_fork(tmp_path, "train", "./mine.py", "--config", "settings.toml", *SHORT)
+    assert trained.wait() == 0, trained.stderr
+    assert announced(trained.stdout) == ["mine.py", "shapes.py"]
+    evaluated = run_fork(tmp_path, "evaluate", "run")
+    assert evaluated.wait() == 0, evaluated.stderr
+    assert announced(evaluated.stdout) == ["mine.py", "shapes.py"]
+    assert evaluated.stdout.startswith("runs the code in ")
+
+
+def test_a_file_that_fails_was_named(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text("raise SystemError('no')")
+    refused = run_fork(tmp_path, "train", "classification", "--data", "./failing.py")
+    assert refused.wait() == 2 and announced(refused.stdout) == ["failing.py"]
+
+
+def test_the_processes_of_a_run_do_not_repeat_it_and_have_the_settings_of_both(tmp_path: Path) -> None:
+    new("recipe", "mine", tmp_path)
+    new("source", "shapes", tmp_path)
+    own = ("--data", "./shapes.py", "--set", "noise=7", "--devices", "2", "--accelerator", "cpu")
+    trained = start_command(tmp_path, "train", "./mine.py", *own, *SHORT)
+    assert trained.wait() == 0, trained.stderr
+    assert announced(trained.stdout) == ["mine.py", "shapes.py"]
+    kept = (tmp_path / "run" / "config.toml").read_text()
+    assert "noise = 7.0" in kept and "width = 2" in kept

@@ -1,0 +1,209 @@
+"""What more devices would bring, from what one step and one exchange cost."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from running import start_fork
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.benchmarking.link_override import SaidLink, parse_bandwidth, parse_seconds
+from paceline.benchmarking.scaling_forecast import Link, Measurement, predict, stops_paying_at
+from paceline.benchmarking.scaling_probe import one_device, one_of_several
+from paceline.cli.app import run
+from paceline.commands.configure import configure
+from paceline.core.errors import UserError
+from paceline.parallel.batchnorm import SynchronizedBatchNorm
+from paceline.parallel.world import Place, World
+
+SEEN = Measurement(
+    alone_seconds={64: 0.040},
+    step_seconds={16: 0.010, 32: 0.020, 64: 0.040},
+    images_per_sample=1,
+    gradient_bytes={"generator": 10_000_000, "discriminator": 5_000_000},
+    exchanges=10,
+    overlap=0.0,
+    bucket_bytes=1_000_000,
+    networks=["generator", "discriminator"],
+    rounds=7,
+    threads=1,
+)
+PERFECT = Link(0.0, 1e18, 2)
+
+
+def test_without_costs_of_exchange_n_devices_are_n_times_as_fast() -> None:
+    assert predict(SEEN, PERFECT, 1, 64).images_per_second == pytest.approx(1600)
+    assert predict(SEEN, PERFECT, 4, 64).images_per_second == pytest.approx(6400)
+    assert predict(SEEN, PERFECT, 8, 512).images_per_second == pytest.approx(8 * 1600)
+
+
+def test_an_exchange_costs_its_bytes_around_the_ring_and_its_small_ones() -> None:
+    link = Link(latency_seconds=1e-4, bytes_per_second=1e9, devices=2)
+    assert link.all_reduce_seconds(10_000_000, 2) == pytest.approx(1e-4 + 0.010)
+    assert link.all_reduce_seconds(10_000_000, 4) == pytest.approx(2e-4 + 0.015)
+    assert link.all_reduce_seconds(10_000_000, 1) == 0
+    step = predict(SEEN, link, 2, 64)
+    assert step.exchange_seconds == pytest.approx(0.015 + 2 * 1e-4 + 10 * 1e-4)
+    assert step.images_per_second == pytest.approx(64 / (0.020 + step.exchange_seconds))
+
+
+def test_overlap_hides_all_but_the_last_bucket() -> None:
+    link = Link(0.0, 1e9, 2)
+    hidden = replace(SEEN, overlap=1.0, step_seconds={32: 1.0, 64: 2.0})
+    assert predict(hidden, link, 2, 64).exchange_seconds == pytest.approx(2 * 0.001)
+
+
+def test_it_says_where_more_devices_stop_paying() -> None:
+    assert stops_paying_at(SEEN, PERFECT, 64) is None
+    slow = Link(0.0, 1e9, 2)  # 15 ms of exchange against a step of 40 ms
+    assert stops_paying_at(SEEN, slow, 64) == 2
+    assert stops_paying_at(SEEN, Link(0.0, 1e6, 2), 64) == 1
+
+
+def test_a_step_between_two_measured_batches_lies_between_them() -> None:
+    assert SEEN.seconds_of_step(48) == pytest.approx(0.030)
+    assert SEEN.seconds_of_step(128) == pytest.approx(0.080)
+    assert 0 < SEEN.seconds_of_step(1) < 0.010
+
+
+def test_one_device_has_the_machine_to_itself() -> None:
+    crowded = replace(SEEN, alone_seconds={64: 0.025})
+    assert predict(crowded, PERFECT, 1, 64).images_per_second == pytest.approx(64 / 0.025)
+    assert predict(crowded, PERFECT, 2, 64).images_per_second == pytest.approx(64 / 0.020)
+    assert stops_paying_at(replace(SEEN, alone_seconds={64: 0.019}), PERFECT, 64) == 1
+
+
+def test_one_device_has_the_batchnorm_of_a_run_on_one_device() -> None:
+    config = configure("classification", {"preset": "quick", "accelerator": "cpu"}, assignments=["width=2"])
+    here = World(Place(), torch.device("cpu"))
+    kinds = [
+        {type(module) for module in parts.recipe.modules() if isinstance(module, _BatchNorm)}
+        for parts in (one_device(config, 4, here), one_of_several(config, 4, here))
+    ]
+    assert kinds == [{torch.nn.BatchNorm2d}, {SynchronizedBatchNorm}]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("25GB/s", 25e9), ("100GBps", 100e9), ("900 MB/s", 9e8), ("5KB/s", 5e3), ("5kB", 5e3), ("1TB/s", 1e12)),
+        *(("100Gbps", 12.5e9), ("100Gb/s", 12.5e9), ("100Gb", 12.5e9), ("8Kb/s", 1e3), ("8Mbps", 1e6), ("8Tb/s", 1e12)),
+        *(("200Gbit/s", 25e9), ("10gbit/s", 1.25e9), ("80 GBITS/S", 1e10), ("2 Gbyte/s", 2e9), ("1e9", 1e9)),
+    ],
+)
+def test_bandwidth_is_said_in_bytes_or_bits(text: str, value: float) -> None:
+    assert parse_bandwidth(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["100gb", "100gbps", "100GBPS", "25GB/S", "25G"])
+def test_a_bandwidth_that_may_be_bytes_or_bits_is_refused(text: str) -> None:
+    with pytest.raises(
+        UserError, match=rf"--bandwidth {text}: bytes or bits\? expected something like 25GB/s \(bytes\)"
+    ):
+        parse_bandwidth(text)
+
+
+@pytest.mark.parametrize("text", ["0GB/s", "1e999"])
+def test_a_link_has_a_speed(text: str) -> None:
+    with pytest.raises(UserError, match=f"--bandwidth {text}: is no speed"):
+        parse_bandwidth(text)
+
+
+def test_latency_has_a_unit() -> None:
+    assert parse_seconds("20us") == pytest.approx(2e-5) and parse_seconds("0.1 ms") == pytest.approx(1e-4)
+    for text in ("soon", "1e999"):
+        with pytest.raises(UserError, match=f"--latency {text}: expected something like 20us"):
+            parse_seconds(text)
+
+
+def test_what_is_said_of_a_link_is_used_and_the_rest_is_measured_or_assumed() -> None:
+    measured = Link(3e-4, 4e9, 2)
+    neither, slow, wide = SaidLink.parse("", ""), SaidLink.parse("", "5ms"), SaidLink.parse("100Gbps", "")
+    assert neither.beside(measured) == measured
+    assert neither.describe(measured) == (
+        "bandwidth measured over 2 processes, 4 GB/s; latency measured over 2 processes, 300 µs an exchange"
+    )
+    assert slow.beside(measured) == Link(5e-3, 4e9, 2)
+    assert slow.describe(Link(5e-3, 4e9, 2)) == (
+        "bandwidth measured over 2 processes, 4 GB/s; latency as said, 5,000 µs an exchange"
+    )
+    link = wide.beside(measured)
+    assert link and link.bytes_per_second == 12.5e9
+    assert wide.describe(link) == "bandwidth as said, 12.5 GB/s; latency assumed, 20 µs an exchange"
+    both = SaidLink.parse("25GB/s", "0.5us").beside(None)
+    assert both == Link(5e-7, 25e9, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--bandwidth", "fast"], "--bandwidth fast: expected something like 25GB/s"),
+        (["--devices", "8", "--nodes", "3"], "--nodes 3: does not divide --devices 8"),
+        (["--devices", "8", "--nodes", "4"], "--nodes 4: the link between devices cannot be measured here"),
+        (["--devices", "none"], "--devices none: is not a whole number"),
+        (["--devices", "64", "--check"], "--check: only as many devices as this machine has"),
+        (["--devices", "1", "--check", "--latency", "5ms"], "--latency 5ms: --check measures over the link that is"),
+    ],
+)
+def test_a_mistake_ends_in_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "classification", "--preset", "quick", "--accelerator", "cpu", *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+
+
+def test_threads_that_are_no_number_end_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert run(["plan", "classification", "--preset", "quick", "--accelerator", "cpu", "--devices", "2"]) == 2
+    error = capsys.readouterr().err
+    assert "OMP_NUM_THREADS=many: is no number of threads" in error and error.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What a plan over two nodes says, and one over two processes here, in a narrow window."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two processes are measured at once")
+    small = ("plan", "classification", "--preset", "quick", "--set", "width=2", "--batch-size", "4", "--devices", "2")
+    given = ("--accelerator", "cpu", "--nodes", "2", "--bandwidth", "100Gbps")
+    here = ("--accelerator", "cpu", "--latency", "1s")
+    odd = {"COLUMNS": "40", "OMP_NUM_THREADS": "1,2"}  # threads may be a list, one number for each nested level
+    folder = tmp_path_factory.mktemp("plans")
+    running = [start_fork(folder, *small, *words, environment=odd) for words in (given, here)]
+    assert [plan.wait() for plan in running] == [0, 0], [plan.stderr for plan in running]
+    return [plan.stdout for plan in running]
+
+
+def _rows(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_a_plan_over_a_given_link_needs_one_device(plans: list[str]) -> None:
+    given, _ = plans
+    assert "one of several, one process, without exchange: 2:" in given
+    assert "link: bandwidth as said, 12.5 GB/s; latency assumed, 20 µs an exchange;" in given
+    row = next(row for row in _rows(given) if row.startswith("2 8 "))
+    assert row.endswith(" 0.2 0.141")  # the learning rates for two devices: linear, square root
+
+
+def test_a_narrow_window_cuts_no_number(plans: list[str]) -> None:
+    for text in plans:
+        assert "…" not in text
+        assert "devices batch images/s efficiency images/day lr, linear lr, sqrt" in _rows(text)
+
+
+def test_a_plan_counts_from_one_device_alone_and_with_the_latency_that_was_said(plans: list[str]) -> None:
+    _, here = plans
+    assert "one of several, 2 at once, without exchange: 2:" in here
+    assert "bandwidth measured over 2 processes, " in here and "latency as said, 1,000,000 µs an exchange" in here
+    alone = re.search(r"one device of 1 thread alone: 4: ([\d.]+) ms", here)
+    assert alone
+    one, two = (next(row for row in _rows(here) if row.startswith(start)).split() for start in ("1 4 ", "2 2 "))
+    assert float(one[2].replace(",", "")) == pytest.approx(4000 / float(alone[1]), rel=0.05)
+    assert one[3] == "100%"
+    assert two[2:4] == ["0", "0%"]  # images a second, where each of many exchanges waits for one

@@ -1,0 +1,333 @@
+"""Runs that restore pictures, as a person uses them: stages, starting weights, strips, numbers on other pictures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+from running import Running, run_fork, run_hosts, run_ranks
+from skimage import data
+
+from paceline.cli.app import run
+from paceline.commands.configure import configure
+from paceline.contracts.recipe import Facts
+from paceline.inference.trained import build
+from paceline.runs.checkpoint import Checkpoints, choose_checkpoint
+from paceline.runs.metrics import read_metrics
+from paceline.runs.stages import stages_of
+from paceline.runs.weights_file import write_weights
+
+
+def sets(*settings: str) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+NETWORKS = ["num_blocks=1", "width=2", "d_width=2", "vgg=random", "vgg_layer=relu2_1", "scale=2"]
+CADENCE = ["evaluate_every=32 images", "sample_every=16 images", "save_every=16 images", "keep=9"]
+TRAIN = ["train", "super_resolution", "--data", "photos", "--data-root", "photos", "--accelerator", "cpu"]
+TRAIN += [*sets(*NETWORKS, *CADENCE), "--crop", "16", "--batch-size", "8", "--images", "32", "--lr", "0.01"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with some photographs, a test set with small pictures, and a run of two stages."""
+    folder = tmp_path_factory.mktemp("restoring")
+    picture = data.astronaut()
+    for number in range(10):
+        height, width = 32 + 2 * number, 56 - 2 * number
+        save(folder / "photos" / f"{number}.png", picture[20 * number : 20 * number + height, 200 : 200 + width])
+    for number in range(3):
+        high = picture[300 + 40 * number : 340 + 40 * number, 100 : 150 + 2 * number]
+        low = Image.fromarray(high).resize((high.shape[1] // 2, 20), Image.Resampling.BICUBIC)
+        save(folder / "set3" / "HR" / f"{number}.png", high)
+        save(folder / "set3" / "LR" / f"{number}.png", np.asarray(low))
+    trained = run_fork(folder, *TRAIN, "--set", "stage=both", "--out", "both")
+    assert trained.wait() == 0, trained.stderr
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+def save(path: Path, picture: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture).save(path)
+
+
+def weights(folder: str, which: str = "last") -> dict[str, torch.Tensor]:
+    return choose_checkpoint(Checkpoints(Path(folder) / "checkpoints"), which).weights
+
+
+def test_both_stages_are_runs_of_their_own_the_second_from_the_best_of_the_first():
+    assert {name.split(".")[0] for name in weights("both/pretrain")} == {"generator"}
+    assert {name.split(".")[0] for name in weights("both/adversarial")} == {"generator", "discriminator"}
+    kept = Path("both/adversarial/config.toml").read_text()
+    assert 'init_from = "both/pretrain"' in kept and 'stage = "adversarial"' in kept
+    rows = read_metrics(Path("both/adversarial"))
+    assert {"generator/perceptual", "generator/adversarial", "discriminator/real"} <= set().union(*rows)
+
+
+def test_a_run_of_stages_goes_on_under_another_name_of_its_folder(place):
+    again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", str(place / "both"))
+    assert again.wait() == 0 and "finished already, at 32 images" in again.stdout, again.stderr
+
+
+def test_what_a_later_stage_lacks_is_named_before_the_first(place):
+    refused = run_fork(place, *TRAIN, "--set", "stage=both", "--vgg", "nope.pth", "--out", "lacking")
+    assert refused.wait() == 2 and "--vgg nope.pth: no such file" in refused.stderr
+    assert not (place / "lacking").exists()
+
+
+def test_a_test_picture_that_cannot_be_judged_is_named_before_training(place):
+    save(place / "flat" / "wide.png", data.astronaut()[:14, :60])
+    refused = run_fork(place, *TRAIN, "--test-root", "flat", "--out", "unjudged")
+    assert refused.wait() == 2 and "wide.png: a side of 14 pixels is too short to compare" in refused.stderr
+    assert not (place / "unjudged").exists()
+
+
+def test_a_second_start_goes_on_with_the_stage_that_had_begun(place):
+    before = {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
+    again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", "both")
+    assert again.wait() == 0 and "finished already, at 32 images" in again.stdout
+    assert before == {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
+
+
+def test_a_stage_that_was_stopped_is_finished_before_the_next_one_begins(tmp_path):
+    config = configure("super_resolution", {"out": str(tmp_path / "run")}, assignments=["stage=both"])
+    assert [Path(stage.run.out).name for stage in stages_of(config)] == ["pretrain", "adversarial"]
+    (tmp_path / "run/pretrain").mkdir(parents=True)
+    (tmp_path / "run/pretrain/config.toml").touch()
+    assert [Path(stage.run.out).name for stage in stages_of(config)] == ["pretrain", "adversarial"]
+    (tmp_path / "run/adversarial").mkdir()
+    (tmp_path / "run/adversarial/config.toml").touch()
+    assert [stage.recipe.stage for stage in stages_of(config)] == ["adversarial"]
+
+
+def test_two_processes_go_through_both_stages(place):
+    # With a rate of zero the weights stay those that the first stage began with.
+    words = [*TRAIN, "--set", "stage=both", "--lr", "0", "--set", "perceptual=0", "--images", "8", "--strategy", "ddp"]
+    assert run_ranks(place, 2, *words, "--out", "ranks") == [0, 0]
+    start, end = weights("ranks/pretrain"), weights("ranks/adversarial")
+    assert all(torch.equal(start[name], end[name]) for name in start if "norm" not in name and ".body.1." not in name)
+
+
+def run_two_hosts(first: Path, second: Path, *words: str) -> list[Running]:
+    """Goes on with a run of both stages in two processes that have a folder each."""
+    root = str(Path("photos").absolute())
+    words = (*TRAIN, "--set", "stage=both", "--data-root", root, "--strategy", "ddp", "--timeout", "60", *words)
+    hosts = run_hosts([first, second], *words, "--out", "both")
+    assert [host.wait() for host in hosts] == [0, 0], [host.stderr for host in hosts]
+    return hosts
+
+
+@pytest.mark.parametrize("replaced", [0, 1])
+def test_a_host_that_was_replaced_goes_on_with_the_stage_that_the_other_had_begun(replaced, tmp_path):
+    folders = [tmp_path / "0", tmp_path / "1"]
+    folders[replaced].mkdir()
+    shutil.copytree("both/adversarial", folders[1 - replaced] / "both/adversarial")
+    hosts = run_two_hosts(*folders, "--images", "40")
+    assert "going on from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
+    first, second = (weights(str(folder / "both/adversarial")) for folder in folders)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not any((folder / "both/pretrain").exists() for folder in folders)  # it has begun, and needs that no more
+
+
+def test_a_stage_without_a_checkpoint_starts_from_the_weights_of_the_host_that_has_most(tmp_path):
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        shutil.copytree("both/pretrain", folder / "both/pretrain")
+    shutil.rmtree(folders[0] / "both/pretrain/checkpoints/000000000032")  # an older disk
+    (folders[1] / "both/adversarial").mkdir()
+    shutil.copy("both/adversarial/config.toml", folders[1] / "both/adversarial")  # killed before it saved
+    hosts = run_two_hosts(*folders, "--lr", "0", "--set", "perceptual=0", "--images", "8")
+    assert "starts from both/pretrain at 32 images: generator" in hosts[0].stdout
+    best = weights("both/pretrain", "best")
+    parameters = [name for name in best if "norm" not in name and ".body.1." not in name]
+    for folder in folders:
+        found = weights(str(folder / "both/adversarial"))
+        assert all(torch.equal(found[name], best[name]) for name in parameters)
+
+
+@pytest.mark.parametrize("origin", ["a run", "a file"])
+def test_a_run_starts_from_given_weights(place, origin, tmp_path):
+    best = weights("both/pretrain", "best")
+    path = "both/pretrain"
+    if origin == "a file":
+        path = str(tmp_path / "weights.safetensors")
+        safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in best.items()}, path)
+    words = [*TRAIN, "--set", "stage=adversarial", "--set", "perceptual=0", "--lr", "0", "--images", "8"]
+    started = run_fork(place, *words, "--init-from", path, "--out", str(tmp_path / "run"))
+    assert started.wait() == 0, started.stderr
+    assert f"starts from {path}" in started.stdout and "generator" in started.stdout
+    found = weights(str(tmp_path / "run"))
+    parameters = [name for name in best if "running" not in name and "num_batches" not in name]
+    assert all(torch.equal(found[name], best[name]) for name in parameters)
+
+
+def test_training_keeps_strips_which_sample_shows_again_and_animates(capsys):
+    names = sorted(path.name for path in Path("both/pretrain/samples").iterdir())
+    assert names == [f"samples-{images:012}.png" for images in (0, 16, 32)]
+    assert run(["sample", "both/pretrain", "--checkpoint", "last", "--accelerator", "cpu"]) == 0
+    with Image.open("both/pretrain/grid.png") as shown, Image.open(f"both/pretrain/samples/{names[-1]}") as kept:
+        assert np.array_equal(np.asarray(shown), np.asarray(kept))
+        assert shown.width > 4 * 32  # low, bicubic, restored and target
+    for flags in (["--grid", "2x2"], ["--interpolate"]):
+        assert run(["sample", "both/pretrain", "--accelerator", "cpu", *flags]) == 2
+        assert f"{' '.join(flags)}: SuperResolution makes its pictures of others" in capsys.readouterr().err
+    assert run(["sample", "both/pretrain", "--animate", "--out", "moving.gif"]) == 0
+    with Image.open("moving.gif") as moving:
+        assert moving.n_frames == 3
+
+
+def test_a_folder_of_photographs_is_judged_as_a_whole_from_its_small_pictures(capsys):
+    command = ["evaluate", "both/pretrain", "--data", "photos", "--data-root", "set3/HR", "--accelerator", "cpu"]
+    assert run([*command, "--set", "low_root=set3/LR"]) == 0
+    printed = capsys.readouterr().out
+    numbers = dict(line.split() for line in printed.splitlines() if line.startswith("  "))
+    assert float(numbers["count"]) == 3
+    assert {"psnr[y]", "ssim[y]", "bicubic_psnr[y]", "bicubic_ssim[y]"} < numbers.keys()
+    assert 15 < float(numbers["bicubic_psnr[y]"]) < 45
+    assert "measured with protocol y, border 2" in printed
+    assert run([*command, "--low-root", "set3/LR"]) == 0
+    assert capsys.readouterr().out == printed
+    others = ["--test-root", "set3/HR", "--test-low-root", "set3/LR", "--accelerator", "cpu"]
+    assert run(["evaluate", "both/pretrain", *others]) == 0  # and not the run's own photographs
+    assert capsys.readouterr().out == printed
+    assert run([*command, "--set", "low_root=set3/LR", "--set", "protocol=rgb"]) == 0
+    assert "bicubic_psnr[rgb]" in capsys.readouterr().out
+
+
+def test_the_protocol_is_kept_with_the_numbers():
+    kept = json.loads(Path("both/pretrain/protocols.json").read_text())
+    assert kept["validation"]["y"]["border"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--init-from", "nowhere"], "--init-from nowhere: expected a run's folder or a .safetensors file"),
+        (["--init-from", "photos"], "--init-from photos: has no checkpoint yet"),
+        (["--init-from", "both"], "name one of the runs in it: both/adversarial, both/pretrain"),
+        (["--init-from", "both/pretrain", "--set", "scale=4"], "learned with scale=2 and not 4; use --set scale=2"),
+        (["--init-from", "both/pretrain", "--set", "output=tanh"], "use --set output=residual"),
+        (["--init-from", "both/pretrain", "--set", "width=3"], "learned with width=2 and not 3; use --set width=2"),
+        (
+            ["--init-from", "both/pretrain", *sets("blocks=shared", "num_blocks=2", "width=3", "tv=1")],
+            "use --set blocks=separate --set num_blocks=1 --set width=2",  # at once, and nothing that fits anyway
+        ),
+        (["--set", "stage=adversarial", "--vgg", "none.pth"], "--vgg none.pth: no such file"),
+        (["--set", "scale=3"], "unknown value '3'"),
+        (["--set", "stage=adversarial", "--set", "vgg_layer=conv9"], "unknown layer of VGG19 'conv9'"),
+    ],
+)
+def test_a_mistake_is_one_line(words, line, capsys, tmp_path):
+    assert run([*TRAIN, *words, "--out", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert line in told and len(told.splitlines()) == 1
+
+
+def test_the_last_stage_that_is_finished_is_evaluated_and_shown(capsys, tmp_path):
+    assert run(["evaluate", "both", "--accelerator", "cpu"]) == 0
+    of_folder = capsys.readouterr().out
+    assert run(["evaluate", "both/adversarial", "--accelerator", "cpu"]) == 0
+    assert of_folder == capsys.readouterr().out
+    assert run(["sample", "both", "--accelerator", "cpu", "--out", str(tmp_path / "strips.png")]) == 0
+    assert "adversarial at 32 images" in capsys.readouterr().out
+
+
+def test_pictures_that_the_networks_are_not_for_are_told_from_wrong_weights(capsys):
+    assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "channels=1"]) == 2
+    told = "--data photos: its pictures have 1 channel, both/pretrain is for 3; use --set channels=3"
+    assert told in capsys.readouterr().err
+    assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "width=3"]) == 2
+    assert "these weights are of another network" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_is_no_run_and_names_some(capsys, tmp_path):
+    for number in range(7):
+        (tmp_path / f"run-{number}").mkdir()
+        shutil.copy("both/pretrain/config.toml", tmp_path / f"run-{number}")
+    assert run(["evaluate", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert f"name one of the runs in it: {tmp_path}/run-0, " in told and "run-4 and 2 more" in told
+
+
+def test_the_last_stage_that_is_finished_is_applied(capsys, tmp_path):
+    words = ["photos/0.png", "--accelerator", "cpu", "--out"]
+    assert run(["apply", "both", *words, str(tmp_path / "last")]) == 0
+    assert "super_resolution from both/adversarial at 32 images" in capsys.readouterr().out
+    both = tmp_path / "both"
+    shutil.copytree("both", both)
+    leave_unfinished(both / "adversarial")
+    metrics = both / "adversarial/metrics.jsonl"
+    metrics.write_text("".join(line for line in metrics.open() if "test/of_images" not in line))
+    assert run(["apply", str(both), *words, str(tmp_path / "first")]) == 0
+    told = capsys.readouterr()
+    assert "both/pretrain at 32 images" in told.out
+    assert told.err.startswith(f"{both}/adversarial is not finished: using {both}/pretrain\n")
+    assert (tmp_path / "first/0.png").read_bytes() != (tmp_path / "last/0.png").read_bytes()
+
+
+def test_a_stage_that_was_finished_once_counts_while_it_goes_on(capsys, tmp_path):
+    shutil.copytree("both", tmp_path / "both")
+    leave_unfinished(tmp_path / "both/adversarial")  # as a longer training that was stopped does
+    assert run(["evaluate", str(tmp_path / "both"), "--accelerator", "cpu"]) == 0
+    told = capsys.readouterr()
+    assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos" in told.out
+    assert "not finished" not in told.err
+
+
+def leave_unfinished(run_folder: Path) -> None:
+    status = run_folder / "status.json"
+    status.write_text(status.read_text().replace("finished", "stopped"))
+
+
+def test_weights_of_a_file_that_holds_other_networks_are_refused(capsys, tmp_path):
+    path = tmp_path / "other.safetensors"
+    safetensors.torch.save_file({"encoder.weight": torch.zeros(1)}, path)
+    assert run([*TRAIN, "--init-from", str(path), "--out", str(tmp_path / "run")]) == 2
+    assert "holds none of the networks generator" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+
+def test_weights_that_fit_and_mean_something_else_are_refused_by_the_settings_kept_with_them(capsys, tmp_path):
+    shared = configure("super_resolution", {}, assignments=[*NETWORKS, "blocks=shared"], elsewhere=True)
+    facts = Facts(3, 16, 16)
+    write_weights(tmp_path / "shared.safetensors", shared, facts, build(shared, facts).state_dict())
+    words = [*TRAIN, "--set", "blocks=shared", "--init-from", str(tmp_path / "shared.safetensors"), "--images", "8"]
+    assert run([*words, "--set", "num_blocks=3", "--set", "scale=4", "--out", str(tmp_path / "other")]) == 2
+    assert "scale=2 and not 4, num_blocks=1 and not 3; use --set scale=2 --set num_blocks=1" in capsys.readouterr().err
+    assert not (tmp_path / "other/config.toml").exists()
+    assert run([*words, "--out", str(tmp_path / "same")]) == 0
+
+
+def test_a_run_that_has_begun_needs_the_weights_no_more_that_it_started_from(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree("both/pretrain", tmp_path / "given")
+    words = [*TRAIN, "--init-from", "~/given", "--set", "average=8 images", "--out", str(tmp_path / "run")]
+    assert run([*words, "--images", "8", "--lr", "0"]) == 0
+    started = weights(str(tmp_path / "run"))
+    averages = [name for name in started if name.startswith("averaged/")]
+    assert averages and all(torch.equal(started[name], started[name.removeprefix("averaged/")]) for name in averages)
+    shutil.rmtree(tmp_path / "given")
+    assert run([*words, "--images", "16", "--lr", "0"]) == 0
+
+
+def test_two_processes_give_the_weights_of_one_with_the_frozen_network_too(place, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    layers = {"features.0.weight": (4, 3), "features.2.weight": (4, 4), "features.5.weight": (5, 4)}
+    tensors = {name: torch.randn(*shape, 3, 3, generator=generator) for name, shape in layers.items()}
+    safetensors.torch.save_file(tensors, tmp_path / "vgg.safetensors")
+    words = ["--set", "stage=adversarial", "--vgg", str(tmp_path / "vgg.safetensors"), "--set", "vgg_layer=conv2_1"]
+    words += ["--data-root", "photos", "--crop", "16", "--set", "width=2", "--set", "d_width=2", "--accelerator", "cpu"]
+    verified = run_fork(place, "verify", "super_resolution", "--strategies", "single,ddp", "--steps", "3", *words)
+    assert verified.wait() == 0, verified.stdout + verified.stderr
+    assert verified.stdout.count("generator") == verified.stdout.count("discriminator") == 2  # gradients and weights

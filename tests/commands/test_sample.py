@@ -1,0 +1,150 @@
+"""What a generator makes, as a person sees it: grids, interpolations, animations, two runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageSequence
+from running import run_fork
+from skimage import data
+
+from paceline.cli.app import run
+from paceline.commands.sample import slerp
+from paceline.images.grids import GAP_PX, captioned, grid, save_animation
+
+TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
+BRIGHT = (255, 0, 255)
+CELL_PX = 32 + GAP_PX  # the digits' 8 pixels, enlarged
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two generators, of which one trained for longer, and a classifier."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, more in (("short", ["--seed", "1", "--images", "1280"]), ("long", [])):
+        trained = run_fork(folder, "train", TINY_GAN, "--accelerator", "cpu", "--out", name, *more)
+        assert trained.wait() == 0, trained.stderr
+    classifier = ["train", "classification", "--preset", "quick", "--set", "width=2", "--images", "64"]
+    assert run_fork(folder, *classifier, "--accelerator", "cpu", "--out", "classifier").wait() == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+
+
+def pixels(path: str | Path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+def test_training_keeps_a_grid_of_the_same_noise_from_its_start_to_its_end():
+    names = sorted(path.name for path in Path("long/samples").iterdir())
+    assert names == [f"samples-{images:012}.png" for images in (0, 640, 1280, 1920)]
+    assert not np.array_equal(pixels(Path("long/samples", names[0])), pixels(Path("long/samples", names[-1])))
+
+
+def test_a_grid_shows_what_training_kept_at_that_checkpoint(capsys):
+    assert run(["sample", "long", "--checkpoint", "1280"]) == 0
+    assert np.array_equal(pixels("long/grid.png"), pixels("long/samples/samples-000000001280.png"))
+    assert "long at 1,280 images → long/grid.png" in capsys.readouterr().out
+
+
+def test_a_smaller_grid_shows_the_first_pictures_of_the_larger_one():
+    assert run(["sample", "long", "--checkpoint", "last", "--grid", "1x5", "--out", "some/where.png"]) == 0
+    small, large = pixels("some/where.png"), pixels("long/samples/samples-000000001920.png")
+    assert small.shape == (CELL_PX + GAP_PX, 5 * CELL_PX + GAP_PX, 3)
+    assert np.array_equal(small[:CELL_PX], large[:CELL_PX, : 5 * CELL_PX + GAP_PX])
+
+
+def test_an_interpolation_goes_from_one_fixed_picture_to_the_next():
+    assert run(["sample", "long", "--checkpoint", "last", "--interpolate", "--grid", "2x7"]) == 0
+    between, whole = pixels("long/interpolation.png"), pixels("long/samples/samples-000000001920.png")
+    assert between.shape == (2 * CELL_PX + GAP_PX, 7 * CELL_PX + GAP_PX, 3)
+    ends = [between[:CELL_PX, :CELL_PX], between[:CELL_PX, 6 * CELL_PX : 7 * CELL_PX]]
+    for column, end in enumerate(ends):
+        assert np.abs(end - whole[:CELL_PX, column * CELL_PX : (column + 1) * CELL_PX].astype(int)).max() <= 1
+
+
+def test_the_way_between_two_noises_keeps_to_their_length():
+    torch.manual_seed(0)
+    start, end = torch.randn(2, 500, dtype=torch.float64)
+    middle = slerp(start, end, torch.tensor(0.5).double())
+    assert middle.norm() == pytest.approx(((start.norm() + end.norm()) / 2).item(), rel=0.05)
+    assert torch.allclose(slerp(start, start * 2, torch.tensor(0.25).double()), start * 1.25)
+
+
+def test_an_animation_has_a_frame_for_each_kept_grid(capsys):
+    assert run(["sample", "long", "--animate"]) == 0
+    for name in ("long/animation.gif", "long/animation.webp"):
+        with Image.open(name) as moving:
+            assert moving.n_frames == 4
+    assert "4 frames → long/animation.gif, long/animation.webp" in capsys.readouterr().out
+
+
+def test_two_runs_stand_side_by_side():
+    assert run(["sample", "long", "--beside", "short", "--grid", "2x2", "--out", "both.png"]) == 0
+    width = 2 * CELL_PX + GAP_PX
+    assert pixels("both.png").shape[1] == 2 * width + 4 * GAP_PX
+    assert run(["sample", "long", "--beside", "short", "--animate", "--out", "both.gif"]) == 0
+    with Image.open("both.gif") as moving:
+        assert moving.n_frames == 4 and moving.width > 2 * 8 * CELL_PX
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("classifier", "Classification has no generator"),
+        ("classifier --animate", "classifier: keeps no grids in samples/ to animate"),
+        ("nowhere", "nowhere: not a run's folder"),
+        ("long --beside nowhere", "nowhere: not a run's folder"),
+        ("long --grid 8", "--grid 8: expected rows and columns like 8x8"),
+        ("long --grid 0x3", "--grid 0x3: expected rows"),
+        ("long --grid 100x100", "4,096 pictures at most"),
+        ("long --out picture.jpg", "--out picture.jpg: expected a name that ends in .png"),
+        ("long --animate --out moving.mp4", "--out moving.mp4: expected a name that ends in .gif or .webp"),
+        ("long --animate --interpolate", "do not go together"),
+        ("long --animate --grid 2x2", "--grid 2x2: --animate shows the pictures that training kept"),
+        ("long --checkpoint 7", "--checkpoint 7: none was kept at so many images"),
+    ],
+)
+def test_what_cannot_be_shown_is_said_in_one_line(command, line, capsys):
+    assert run(["sample", *command.split()]) == 2
+    told = capsys.readouterr().err
+    assert line in told and len(told.splitlines()) == 1
+
+
+def test_an_animation_keeps_colours_that_few_pixels_have(tmp_path):
+    pictures = []
+    for left in (10, 40, 70):
+        picture = data.coffee()[:100, :150].copy()
+        picture[10:13, left : left + 3] = BRIGHT
+        pictures.append(picture)
+    for suffix, largest in ((".gif", 64), (".webp", 0)):
+        save_animation([Image.fromarray(picture) for picture in pictures], tmp_path / f"moving{suffix}")
+        with Image.open(tmp_path / f"moving{suffix}") as moving:
+            frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(moving)]
+        assert len(frames) == 3
+        for left, frame, picture in zip((10, 40, 70), frames, pictures, strict=True):
+            assert tuple(frame[11, left + 1]) == BRIGHT
+            assert np.abs(frame.astype(int) - picture).max() <= largest
+
+
+def test_a_caption_is_shortened_or_has_room():
+    picture = Image.new("RGB", (20, 20), "black")
+    assert captioned(picture, "a long caption").width == 20
+    wide = captioned(picture, "a long caption", room=True)
+    assert wide.width > 60 and np.asarray(wide)[:18, 40:].min() < 255, "its end is not written"
+    assert captioned(picture, "a", room=True).width == 20
+
+
+def test_a_grid_has_room_for_every_picture():
+    pictures = np.arange(5, dtype=np.uint8).reshape(5, 1, 1, 1).repeat(40, 1).repeat(40, 2) + 1
+    whole = grid(pictures)
+    assert whole.shape == (2 * 42 + GAP_PX, 3 * 42 + GAP_PX, 1)
+    assert sorted(set(whole.flatten())) == [0, 1, 2, 3, 4, 5]
+    assert grid(pictures, columns=5).shape == (42 + GAP_PX, 5 * 42 + GAP_PX, 1)

@@ -1,0 +1,80 @@
+"""What can be set is listed by the command itself: of a recipe, of a source, of every run and network."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.app import run
+from paceline.config.settings import LearnerSettings, RunSettings
+from paceline.core.registry import names
+
+SOURCE = """
+from dataclasses import dataclass
+
+from paceline.data.source import Source
+from paceline.config.settings import RunSettings, setting
+
+
+class Mine(Source):
+    @dataclass(frozen=True)
+    class Settings(RunSettings):
+        first: int = setting(7, "use so many of the samples")
+        plain: str = "nothing said"
+"""
+
+
+def rows(printed: str) -> dict[str, list[str]]:
+    """The lines of a listing that name something, by the name as it is set, as words."""
+    lines = [line.split() for line in printed.splitlines() if line.startswith("  ")]
+    return {words[0].removeprefix("--").replace("-", "_"): words[1:] for words in lines}
+
+
+@pytest.mark.parametrize("recipe", names("recipe"))
+def test_every_setting_is_listed_with_the_value_that_a_run_would_have(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["settings", recipe]) == 0
+    listed = rows(capsys.readouterr().out)
+    for group in (RunSettings, LearnerSettings):
+        assert {f.name for f in fields(group)} <= listed.keys()
+
+
+def test_values_are_those_of_the_recipe_and_its_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["settings", "super_resolution"]) == 0
+    plain = rows(capsys.readouterr().out)
+    assert plain["num_blocks"][0] == "16" and plain["crop"][0] == "96" and "low_root" in plain
+    assert plain["stage"][:2] == ["pretrain", "pretrain|adversarial|both:"]
+    assert run(["settings", "super_resolution", "--preset", "quick", "--data", "pairs"]) == 0
+    quick = rows(capsys.readouterr().out)
+    assert quick["num_blocks"][0] == "3" and quick["data"][0] == "pairs" and "low_root" not in quick
+
+
+def test_a_source_of_ones_own_is_listed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    assert run(["settings", "classification", "--data", "./mine.py"]) == 0
+    listed = rows(capsys.readouterr().out)
+    assert " ".join(listed["first"]) == "7 use so many of the samples"
+    assert " ".join(listed["plain"]) == "nothing said"
+
+
+def test_without_a_recipe_those_that_there_are_are_listed_with_the_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["settings"]) == 0
+    listed = rows(capsys.readouterr().out)
+    assert listed.keys() == {*names("recipe"), *names("source")}
+    assert all(listed.values()), "something says nothing of itself"
+
+
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, line in (
+        (["restoratoin"], "unknown recipe 'restoratoin'; did you mean 'restoration'?"),
+        (["restoration", "--data", "pair"], "unknown source 'pair'; did you mean 'pairs'?"),
+        (["super_resolution", "--preset", "quik"], "unknown preset 'quik'; did you mean 'quick'?"),
+    ):
+        assert run(["settings", *words]) == 2
+        assert capsys.readouterr().err == f"paceline: {line}\n"

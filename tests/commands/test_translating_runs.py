@@ -1,0 +1,77 @@
+"""Image translation as a person runs it: rows in a folder, training, strips, numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from running import run_fork
+
+from paceline.cli.app import run
+
+SIDE = 40  # neither a multiple of the crop nor of what a U-Net of five levels can halve
+TINY = "generator=resnet_6,segmentation_generator=unet_32,ngf=1,ndf=1,d_layers=1,dropout=0"
+
+
+def write_row(file: Path, seed: int) -> None:
+    """An input, a stain that is its negative, and a mask of its bright half."""
+    picture = np.random.default_rng(seed).integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)
+    mask = np.zeros_like(picture)
+    mask[:, : SIDE // 2] = 255
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.concatenate([picture, 255 - picture, mask], axis=1)).save(file)
+
+
+def settings() -> list[str]:
+    chosen = [*TINY.split(","), "batch_size=2", "validation=0.25", "evaluate_every=50%", "sample_every=50%"]
+    return [word for one in (*chosen, "panels=image,stain,segmentation") for word in ("--set", one)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on four rows."""
+    folder = tmp_path_factory.mktemp("translation")
+    for number in range(4):
+        write_row(folder / "rows" / "train" / f"{number}.png", number)
+    write_row(folder / "rows" / "test" / "0.png", 4)
+    command = ["train", "translation", "--accelerator", "cpu", "--data-root", "rows", "--crop", "32", "--images", "4"]
+    trained = run_fork(folder, *command, "--out", "run", *settings())
+    assert trained.wait() == 0, trained.stdout + trained.stderr
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def test_training_judges_every_panel_and_keeps_strips():
+    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    judged = [row for row in rows if "validation/psnr" in row]
+    assert [row["images"] for row in judged] == [2, 4]
+    assert {"validation/stain_psnr", "validation/segmentation_ssim", "validation/iou"} <= judged[-1].keys()
+    names = sorted(path.name for path in Path("run/samples").iterdir())
+    assert names == [f"samples-{images:012}.png" for images in (0, 2, 4)]
+    with Image.open(Path("run/samples", names[-1])) as strip:
+        assert strip.width >= 5 * SIDE  # the input, two made panels and two real ones
+
+
+def test_a_run_is_evaluated_on_whole_rows(capsys):
+    assert run(["evaluate", "run", "--accelerator", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "stain_psnr" in said and "dice" in said
+
+
+def test_a_row_that_does_not_fit_ends_in_one_line(capsys):
+    Image.new("RGB", (3 * SIDE + 2, SIDE)).save("rows/train/odd.png")
+    try:
+        command = ["train", "translation", "--accelerator", "cpu", "--data-root", "rows", "--out", "other"]
+        assert run([*command, *settings()]) == 2
+    finally:
+        Path("rows/train/odd.png").unlink()
+    said = capsys.readouterr().err.strip()
+    assert "odd.png: 122×40 pixels are not 3 panels of one width" in said and len(said.splitlines()) == 1
+    assert not Path("other").exists()

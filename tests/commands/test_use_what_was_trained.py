@@ -1,0 +1,408 @@
+"""A trained model is used: from Python, on files, as ONNX; and what it says is what was measured and shown."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from running import run_fork
+from skimage import data
+from sklearn.datasets import load_digits
+from test_apply import write_random_weights
+
+import paceline
+from paceline.cli.app import run
+from paceline.commands.configure import configure
+from paceline.contracts.recipe import Facts
+from paceline.core.errors import UserError
+from paceline.images.grids import grid, to_image
+from paceline.inference.trained import build
+from paceline.runs.weights_file import write_weights
+
+TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
+CLASSES = ("nought", "one", "three", "two")  # as folders are sorted
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of files in named folders, a generator, and weights that restore."""
+    folder = tmp_path_factory.mktemp("trained")
+    digits = load_digits()
+    for number, (pixels, label) in enumerate(zip(digits.images[:400], digits.target[:400], strict=True)):
+        if label < 4:
+            name = ("nought", "one", "two", "three")[label]
+            place = folder / "digits" / ("test" if number % 3 == 0 else "train") / name
+            place.mkdir(parents=True, exist_ok=True)
+            picture = Image.fromarray((pixels * 15.9).astype(np.uint8)).resize((24, 24), Image.Resampling.NEAREST)
+            picture.crop((0, 0, 24, 26)).save(place / f"{number}.png")  # not square
+    words = ["train", "classification", "--data", "folder", "--data-root", "digits", "--set", "size=12"]
+    words += ["--set", "width=4", "--set", "average=64 images", "--images", "1024", "--batch-size", "32"]
+    words += ["--set", "channels=1", "--set", "pad_crop=0", "--accelerator", "cpu", "--out"]
+    trained = [run_fork(folder, *words, "classifier"), run_fork(folder, "train", TINY_GAN, "--out", "generator")]
+    for one in trained:
+        assert one.wait() == 0, one.stderr
+    write_random_weights(folder / "restorer.safetensors", "restoration", ["width=4", "depth=2"])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+
+
+def pixels(path: str | Path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.asarray(picture)
+
+
+def predict(*words: str) -> int:
+    return run(["predict", *words, "--accelerator", "cpu"])
+
+
+def test_classes_of_other_names_are_refused_rather_than_counted_as_those_of_their_numbers(tmp_path, capsys):
+    shutil.copytree("digits", tmp_path / "digits")
+    words = ["evaluate", "classifier", "--accelerator", "cpu", "--data-root", str(tmp_path / "digits")]
+    assert run(words) == 0
+    for split in ("train", "test"):
+        (tmp_path / "digits" / split / "nought").rename(tmp_path / "digits" / split / "zero")
+    capsys.readouterr()
+    assert run(words) == 2
+    told = "--data folder: class 0 of its test split is 'one' and classifier learned 'nought'; use data with the same"
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+
+
+def test_the_classes_of_files_have_the_accuracy_that_evaluate_measures(capsys):
+    assert run(["evaluate", "classifier", "--accelerator", "cpu"]) == 0
+    measured = re.search(r"top1 +([\d.]+)\n.*\n +count +(\d+)", capsys.readouterr().out)
+    assert measured and 30 < float(measured[1]) < 100, "neither by chance nor all, so that it can differ"
+    assert predict("classifier", "digits/test", "--top", "1", "--out", "all.jsonl") == 0
+    rows = [json.loads(line) for line in Path("all.jsonl").read_text().splitlines()]
+    right = [Path(row["file"]).parent.name == row["classes"][0]["class"] for row in rows]
+    assert len(right) == int(measured[2])
+    assert 100 * sum(right) / len(right) == pytest.approx(float(measured[1]), abs=1e-5)
+
+
+def test_a_loaded_classifier_takes_pictures_and_tensors_and_leaves_the_program_as_it_was():
+    torch.set_float32_matmul_precision("medium")
+    model = paceline.load(Path("classifier"), device="cpu")
+    assert model.classes == CLASSES and (model.facts.channels, model.facts.height) == (1, 12)
+    files = sorted(Path("digits/test").rglob("*.png"))[::7]
+    opened = [Image.open(file).convert("RGBA") for file in files]  # transparent nowhere, so of the same greys
+    assert opened[0].width != opened[0].height
+    as_source = [picture.convert("L").resize((12, 12), Image.Resampling.BICUBIC, (0, 1, 24, 25)) for picture in opened]
+    tensor = torch.from_numpy(np.stack([np.asarray(one) for one in as_source]))[:, None]
+    found = model.predict(opened)
+    assert found.shape == (len(files), 4) and torch.allclose(found.sum(1), torch.ones(len(files)).double())
+    assert torch.equal(found, model.predict(tensor)) and torch.equal(found, model.predict(tensor.numpy()))
+    assert torch.equal(model.predict(opened[0]), model.predict(opened[:1])), "one picture is a list of one"
+    assert torch.equal(model.predict(tensor.numpy()[::-1]), model.predict(tensor.flip(0)))
+    assert model.predict([]).shape == (0, 4)
+    assert not any(network.training for network in model.networks.values())
+    assert torch.get_float32_matmul_precision() == "medium"
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_a_loaded_classifier_has_the_moving_average_that_was_judged():
+    weights = paceline.load("classifier", checkpoint=1024).networks["classifier"].state_dict()
+    path = next(Path("classifier/checkpoints").glob("*1024/weights.safetensors"))
+    kept = importlib.import_module("safetensors.torch").load_file(path)
+    name = next(name for name in kept if name.startswith("averaged/"))
+    plain = name.removeprefix("averaged/")
+    own = weights[plain.removeprefix("classifier.")]
+    assert torch.equal(own, kept[name]) and not torch.equal(own, kept[plain])
+
+
+@pytest.mark.parametrize(
+    ("pictures", "line"),
+    [
+        (torch.zeros(2, 1, 12, 12), "expected pictures as uint8 [n, 1, 12, 12], not torch.float32 [2, 1, 12, 12]"),
+        (torch.zeros(2, 3, 12, 12, dtype=torch.uint8), "not torch.uint8 [2, 3, 12, 12]"),
+        (torch.zeros(2, 1, 5, 5, dtype=torch.uint8), "[n, 1, 12, 12], not torch.uint8 [2, 1, 5, 5]"),
+        (np.zeros((1, 1, 12, 12), object), "expected pictures as uint8 [n, 1, 12, 12], not object [1, 1, 12, 12]"),
+        ([Image.new("F", (9, 9))], "a picture cannot be used: 32-bit pixels"),
+        ("one.png", "give Pillow pictures in a list, or uint8 [n, 1, 12, 12]; not str"),
+        (["one.png"], "give Pillow pictures in a list, or uint8 [n, 1, 12, 12]; not str in a list"),
+        ([np.zeros((12, 12), np.uint8)], "not ndarray in a list"),
+        (7, "not int"),
+    ],
+)
+def test_pictures_that_a_classifier_cannot_take_are_named(pictures, line):
+    with pytest.raises(UserError) as raised:
+        paceline.load("classifier", device="cpu").predict(pictures)
+    assert line in str(raised.value)
+
+
+def test_a_file_that_cannot_be_used_is_named_and_the_others_are_told(tmp_path, capsys):
+    good = next(Path("digits/test/one").iterdir())
+    Image.open(good).save(tmp_path / "good.png")
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "notes.txt").write_text("left alone")
+    table = tmp_path / "made" / "table.csv"
+    assert predict("classifier", str(tmp_path), "nowhere.png", "--top", "9", "--out", str(table)) == 1
+    said = capsys.readouterr()
+    assert f"not used: {tmp_path}/broken.png: no picture of a known kind" in said.err
+    assert "not used: nowhere.png: no such picture or folder" in said.err
+    assert "1 of 3 pictures were done, 2 could not be used" in said.err
+    told = next(line for line in said.out.splitlines() if line.startswith(f"{tmp_path}/good.png: "))
+    assert len(re.findall(r"\w+ \(\d+\.\d%\)", told)) == 4, "all classes, where there are fewer than asked for"
+    (row,) = csv.DictReader(table.open())
+    probabilities = [float(row[f"probability_{n}"]) for n in range(1, 5)]
+    assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) == pytest.approx(1)
+    assert sorted(row[f"class_{n}"] for n in range(1, 5)) == list(CLASSES)
+    assert f"{row['class_1']} ({probabilities[0]:.1%})" in told
+    assert sorted(path.name for path in table.parent.iterdir()) == ["table.csv"]
+
+
+def test_results_that_are_there_are_replaced_only_if_asked(capsys):
+    Path("there.csv").write_text("mine")
+    assert predict("classifier", "digits/test/one", "--out", "there.csv") == 2
+    assert "--out there.csv: is there already; --overwrite replaces it" in capsys.readouterr().err
+    assert Path("there.csv").read_text() == "mine"
+    assert predict("classifier", "digits/test/one", "--out", "there.csv", "--overwrite") == 0
+    assert Path("there.csv").read_text().startswith("file,class_1,probability_1")
+    Path("there.onnx").write_text("mine")
+    assert run(["export", "classifier", "--out", "there.onnx"]) == 2
+    assert "--out there.onnx: is there already; --overwrite replaces it" in capsys.readouterr().err
+    assert Path("there.onnx").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--top", "0"], "--top 0: expected a number of classes, 1 or more"),
+        (["--out", "table.txt"], "--out table.txt: expected a name that ends in .csv or .jsonl"),
+        (["--checkpoint", "7"], "--checkpoint 7: none was kept at so many images"),
+    ],
+)
+def test_wrong_wishes_for_predictions_are_named(words, line, capsys):
+    assert predict("classifier", "digits/test", *words) == 2
+    told = capsys.readouterr().err
+    assert line in told and len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "of", "other"),
+    [
+        ("predict", "generator", "sample"),
+        ("predict", "restorer.safetensors", "apply"),
+        ("apply", "generator", "sample"),
+        ("apply", "classifier", "predict"),
+    ],
+)
+def test_a_command_that_is_not_for_a_recipe_names_the_one_that_is(command, of, other, tmp_path, capsys):
+    assert run([command, of, "digits/test", "--out", str(tmp_path / "x.csv")]) == 2
+    told = capsys.readouterr().err
+    assert f"which is what `{other}` is for, not `{command}`" in told and len(told.splitlines()) == 1
+    with pytest.raises(UserError, match=f"`{other}` is for, not `{command}`"):
+        getattr(paceline.load(of, device="cpu"), command)(None)
+
+
+def test_a_loaded_generator_draws_what_sample_shows():
+    assert run(["sample", "generator", "--accelerator", "cpu", "--grid", "3x5", "--out", "grid.png"]) == 0
+    model = paceline.load("generator", device="cpu")
+    made = model.sample(15)
+    assert made.shape == (15, 1, 8, 8) and made.dtype == torch.uint8
+    assert np.array_equal(pixels("grid.png"), to_image(grid(made.permute(0, 2, 3, 1).numpy(), 5)))
+    assert torch.equal(made[:4], model.sample(4)) and torch.equal(made, model.sample(15, seed=0))
+    assert not torch.equal(made, model.sample(15, seed=1))
+    assert list(model.networks) == ["generator", "discriminator"] and not model.networks["generator"].training
+
+
+def test_a_loaded_restorer_makes_what_apply_writes(tmp_path):
+    photo = data.astronaut()[100:141, 180:233]
+    for name, one in (("colour", photo), ("grey", photo[..., 0])):
+        Image.fromarray(one).save(tmp_path / f"{name}.png")
+    words = ["apply", "restorer.safetensors", str(tmp_path), "--accelerator", "cpu", "--out", str(tmp_path / "made")]
+    assert run(words) == 0
+    torch.use_deterministic_algorithms(False)  # which the command needs, and a program may not
+    model = paceline.load("restorer.safetensors", device="cpu")
+    for name in ("colour", "grey"):
+        made = model.apply(Image.open(tmp_path / f"{name}.png"))
+        assert list(made) == ["image"] and np.array_equal(made["image"], pixels(tmp_path / "made" / f"{name}.png"))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_loaded_restorer_names_what_is_no_picture():
+    with pytest.raises(UserError, match=r"give a Pillow picture, not str; Image.open\(FILE\) makes one of a file"):
+        paceline.load("restorer.safetensors", device="cpu").apply("one.png")
+
+
+def test_a_device_that_is_not_there_is_named():
+    with pytest.raises(UserError, match="device='gpu': expected 'cpu', 'cuda' or one of several GPUs"):
+        paceline.load("classifier", device="gpu")
+    wrong = "cuda:99" if torch.cuda.is_available() else "cuda"
+    with pytest.raises(UserError, match=f"device='{wrong}': (no CUDA device is visible|there is no such GPU)"):
+        paceline.load("classifier", device=wrong)
+
+
+def test_a_recipe_that_nothing_can_use_is_refused_by_name(tmp_path, capsys):
+    (tmp_path / "mute.py").write_text(
+        "from torch import nn\nfrom paceline.contracts.recipe import Loss, Phase, Recipe\n\n\nclass Mute(Recipe):\n"
+        "    defaults = {'data': 'digits', 'size': 8}\n    phases = (Phase('net', 'net'),)\n\n"
+        "    def __init__(self, settings, facts):\n        super().__init__(settings, facts)\n"
+        "        self.net = nn.Conv2d(1, 1, 1)\n\n"
+        "    def net_loss(self, batch):\n        return Loss({'size': self.net(batch['image']).square().mean()})\n"
+    )
+    words = ["train", str(tmp_path / "mute.py"), "--images", "32", "--accelerator", "cpu", "--out", "mute"]
+    trained = run_fork(Path.cwd(), *words)
+    assert trained.wait() == 0, trained.stderr
+    assert predict("mute", "digits/test") == 2
+    assert "`predict` finds no use for recipe" in capsys.readouterr().err
+    assert list(paceline.load("mute").networks) == ["net"]
+
+
+can_export = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="needs the extra `export`",
+)
+
+
+@can_export
+def test_an_exported_classifier_takes_pictures_as_they_are_and_knows_its_classes(tmp_path, capsys):
+    import onnxruntime
+
+    file = str(tmp_path / "model.onnx")
+    assert run(["export", "classifier", "--out", file]) == 0
+    said = capsys.readouterr().out
+    assert "input `pictures` uint8 [n, 1, 12, 12] in 0…255; output probabilities [n, 4]" in said
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    pictures = torch.randint(256, (5, 1, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    (made,) = session.run(["probabilities"], {"pictures": pictures.numpy()})
+    assert np.abs(made - paceline.load("classifier", device="cpu").predict(pictures).numpy()).max() < 1e-5
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(CLASSES)
+
+
+@can_export
+def test_an_exported_generator_takes_the_noise_that_pictures_are_made_of_alone(tmp_path, capsys):
+    import onnxruntime
+
+    file = str(tmp_path / "model.onnx")
+    assert run(["export", "generator", "--out", file]) == 0
+    assert "input `noise` [n, 6] (normal); output image [n, 1, 8, 8], in -1…1" in capsys.readouterr().out
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_inputs()] == ["noise"]
+    noise = torch.randn(7, 6)
+    (made,) = session.run(["image"], {"noise": noise.numpy()})
+    with torch.no_grad():
+        wanted = paceline.load("generator", device="cpu").recipe.predict({"noise": noise})["image"]
+    assert np.abs(made - wanted.numpy()).max() < 1e-5 and wanted.std() > 0.01
+
+
+def write_weights_of(recipe: str, facts: Facts, *settings: str, spoilt: bool = False) -> str:
+    """A weights file of a recipe that was never trained."""
+    config = configure(recipe, {}, assignments=settings, elsewhere=True)
+    weights = build(config, facts).state_dict()
+    if spoilt:
+        next(iter(weights.values())).fill_(torch.nan)
+    write_weights(Path("written.safetensors"), config, facts, weights)
+    return "written.safetensors"
+
+
+@can_export
+@pytest.mark.parametrize("size", [0, 20])
+def test_a_classifier_that_learned_from_windows_is_exported_for_the_pictures_that_are_judged(size, tmp_path, capsys):
+    import onnxruntime
+
+    trained = str(tmp_path / "run")
+    words = ["train", "classification", "--data", "folder", "--data-root", "digits", "--set", f"size={size}"]
+    words += ["--crop", "8", "--set", "width=2", "--set", "channels=1", "--images", "32", "--accelerator", "cpu"]
+    training = run_fork(Path.cwd(), *words, "--set", "pad_crop=0", "--batch-size", "32", "--out", trained)
+    assert training.wait() == 0, training.stderr
+    file = str(tmp_path / "model.onnx")
+    assert run(["export", trained, "--out", file]) == 0
+    shape = "[n, 1, 20, 20]" if size else "[n, 1, height, width]"
+    assert f"input `pictures` uint8 {shape} in 0…255" in capsys.readouterr().out
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    model = paceline.load(trained, device="cpu")
+    for px in [(20, 20)] if size else [(20, 33), (64, 8)]:
+        pictures = np.random.default_rng(0).integers(0, 256, (3, 1, *px), np.uint8)
+        (made,) = session.run(None, {"pictures": pictures})
+        assert np.abs(made - model.predict(pictures).numpy()).max() < 1e-5
+    if size:
+        with pytest.raises(UserError, match=r"expected pictures as uint8 \[n, 1, 20, 20\], not uint8 \[1, 1, 8, 8\]"):
+            model.predict(np.zeros((1, 1, 8, 8), np.uint8))
+
+
+@can_export
+def test_damaged_weights_are_not_exported(tmp_path, capsys):
+    weights = write_weights_of("classification", Facts(1, 8, 8, num_classes=3), "width=2", spoilt=True)
+    assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
+    assert "written.safetensors: its network gives numbers that are not finite" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+DICE = """
+from torch import nn
+from paceline.contracts.recipe import Draw, Loss, Phase, Recipe
+
+
+class Dice(Recipe):
+    judge = "accuracy"
+    phases = (Phase("net", "net"),)
+
+    def __init__(self, settings, facts):
+        super().__init__(settings, facts)
+        self.net = nn.Linear(64, 3)
+        self.draws = {"spare": Draw((), "uniform"), "dice": Draw((3,), "normal")}
+
+    def net_loss(self, batch):
+        return Loss({"size": self.predict(batch)["logits"].square().mean()})
+
+    def predict(self, batch):
+        return {"logits": self.net(batch["image"].flatten(1)) + batch["dice"]}
+"""
+
+
+@can_export
+def test_a_classifier_that_reads_draws_is_not_exported_and_the_draw_is_named(tmp_path, capsys):
+    (tmp_path / "dice.py").write_text(DICE)
+    weights = write_weights_of(str(tmp_path / "dice.py"), Facts(1, 8, 8, num_classes=3), "data=digits", "size=8")
+    assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
+    told = capsys.readouterr().err
+    assert "predict() of Dice reads the draw 'dice', and" in told and len(told.splitlines()) == 1
+
+
+@can_export
+def test_a_classifier_of_one_size_that_learned_from_windows_is_refused_with_what_to_do(tmp_path, capsys):
+    (tmp_path / "flat.py").write_text(DICE.replace(' + batch["dice"]', ""))
+    pictures, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 3
+    np.savez(tmp_path / "few.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+    words = ["train", str(tmp_path / "flat.py"), "--data", "npz", "--data-root", "few.npz", "--crop", "8"]
+    words += ["--images", "32", "--batch-size", "32", "--accelerator", "cpu"]
+    training = run_fork(tmp_path, *words, "--out", "run")
+    assert training.wait() == 0, training.stderr
+    assert run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.onnx")]) == 2
+    told = capsys.readouterr().err
+    assert "predict() of Dice cannot take whole pictures of 160×128 pixels" in told and len(told.splitlines()) == 1
+
+
+@can_export
+@pytest.mark.parametrize(
+    ("reading", "names"),
+    [
+        ('batch.get("noise")', ["noise"]),
+        ('batch.pop("noise")', ["noise"]),
+        ('{**batch}["noise"]', ["noise", "coin"]),  # nobody knows what is read of a copy
+        ('(batch | {})["noise"]', ["noise", "coin"]),
+        ('dict(batch.items())["noise"]', ["noise", "coin"]),
+    ],
+)
+def test_however_a_generator_reads_its_noise_it_is_an_input(reading, names, tmp_path, capsys):
+    import onnxruntime
+
+    text = Path(TINY_GAN).read_text()
+    assert text.count('batch["noise"]') == 1
+    (tmp_path / "gan.py").write_text(text.replace('batch["noise"]', reading))
+    weights = write_weights_of(str(tmp_path / "gan.py"), Facts(1, 8, 8))
+    assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 0, capsys.readouterr().err
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_inputs()] == names

@@ -1,0 +1,64 @@
+"""Credentials are hidden, or refused, before anything is written or shown; other text stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.app import run
+from paceline.core.secrets import is_private_name, redact
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://me:word@host/bucket", "s3://***@host/bucket"),
+        ("see https://me:p%40ss@a.b/c?x=1 and ftp://u@h", "see https://***@a.b/c?x=1 and ftp://***@h"),
+        ("https://a/b?token=abc&x=1", "https://a/b?token=***&x=1"),
+        ("https://a/b?X-Amz-Signature=ff00&X-Amz-Date=1", "https://a/b?X-Amz-Signature=***&X-Amz-Date=1"),
+        ("aws_secret_access_key = Ab/cd+ef", "aws_secret_access_key = ***"),
+        ('{"password": "hunter2", "user": "me"}', '{"password": "***", "user": "me"}'),
+        ("AKIAABCDEFGHIJKLMNOP", "***"),
+        ("DefaultEndpoints;AccountKey=abc==;x", "DefaultEndpoints;AccountKey=***;x"),
+    ],
+)
+def test_credentials_are_hidden(text: str, shown: str) -> None:
+    assert redact(text) == shown
+    assert redact(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://bucket/prefix",
+        "runs/dcgan-cifar10-0",
+        "host:29400",
+        "mail me@host.org",
+        "tokens 128, passes 3",
+        "/data/secret/pictures",
+        "lr=0.001 average=10 images",
+        "http://host/a@b",
+    ],
+)
+def test_other_text_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "private"),
+    [("AWS_SECRET_ACCESS_KEY", True), ("HF_TOKEN", True), ("DB_PASSWORD", True), ("OMP_NUM_THREADS", False),
+     ("TOKENIZERS_PARALLELISM", False), ("SSH_AUTH_SOCK", False)],
+)  # fmt: skip
+def test_names_of_credentials_are_known(name: str, private: bool) -> None:
+    assert is_private_name(name) is private
+
+
+def test_a_setting_with_a_credential_is_refused_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", "classification", "--data-root", "https://me:hunter2@host/data"]) == 2
+    output = capsys.readouterr()
+    assert "data_root: holds a credential (https://***@host/data)" in output.err
+    assert "hunter2" not in output.err + output.out and not list(tmp_path.iterdir())

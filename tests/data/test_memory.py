@@ -1,0 +1,98 @@
+"""Free memory: the machine's, or what the container or job around this process has left of its limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.data.memory import free_host_bytes
+
+GB = 10**9
+UNLIMITED_V1 = 9223372036854771712
+V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
+V1 = "35 31 0:32 {shown} /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
+V1_CPU = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine with 64 GB available."""
+    write(tmp_path / "proc/meminfo", f"MemTotal: {128 * GB // 1000} kB\nMemAvailable: {64 * GB // 1024} kB\n")
+    return tmp_path
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{text}\n")
+
+
+def belong(root: Path, groups: str, *mounts: str) -> None:
+    write(root / "proc/self/cgroup", groups)
+    write(root / "proc/self/mountinfo", "\n".join(("22 1 8:1 / / rw - ext4 /dev/sda1 rw", *mounts)))
+
+
+def limit(group: Path, most: str, used: int, cached: int = 0, high: str = "max") -> None:
+    """A control group of version 2."""
+    write(group / "memory.max", most)
+    write(group / "memory.high", high)
+    write(group / "memory.current", str(used))
+    write(group / "memory.stat", f"anon {used - cached}\ninactive_file {cached}\nactive_file 0")
+
+
+def limit_v1(group: Path, most: int, used: int, cached: int = 0) -> None:
+    write(group / "memory.limit_in_bytes", str(most))
+    write(group / "memory.usage_in_bytes", str(used))
+    write(group / "memory.stat", f"inactive_file {cached // 2}\ntotal_rss 5\ntotal_inactive_file {cached}")
+
+
+def test_without_control_groups_it_is_what_the_machine_has_available(root: Path) -> None:
+    assert free_host_bytes(root) == 64 * GB
+    belong(root, "0::/user.slice", V2)
+    limit(root / "sys/fs/cgroup/user.slice", "max", 3 * GB)
+    assert free_host_bytes(root) == 64 * GB
+
+
+def test_a_jobs_limit_lies_under_the_path_of_its_group_and_what_is_used_is_gone(root: Path) -> None:
+    belong(root, "0::/system.slice/slurm/job_7/step_0", V2)
+    job = root / "sys/fs/cgroup/system.slice/slurm/job_7"
+    limit(job, str(16 * GB), used=6 * GB)
+    limit(job / "step_0", "max", used=5 * GB)
+    assert free_host_bytes(root) == 10 * GB
+    limit(job / "step_0", str(8 * GB), used=5 * GB)
+    assert free_host_bytes(root) == 3 * GB, "the least of the group and of those around it"
+    limit(job / "step_0", str(8 * GB), used=5 * GB, cached=4 * GB)
+    assert free_host_bytes(root) == 7 * GB, "cached files make room"
+    limit(job / "step_0", str(8 * GB), used=5 * GB, high=str(6 * GB))
+    assert free_host_bytes(root) == 1 * GB, "above the lower limit a process is slowed down"
+    limit(job / "step_0", str(8 * GB), used=9 * GB)
+    assert free_host_bytes(root) == 0
+
+
+def test_a_containers_limit_lies_at_the_top_of_what_it_sees(root: Path) -> None:
+    belong(root, "0::/", V2)
+    limit(root / "sys/fs/cgroup", str(4 * GB), used=1 * GB)
+    assert free_host_bytes(root) == 3 * GB
+    belong(root, "0::/../../other", V2)
+    assert free_host_bytes(root) == 3 * GB, "of a group that is not shown, what is around it counts"
+
+
+def test_version_1_has_a_tree_for_memory_alone(root: Path) -> None:
+    belong(root, "4:memory:/slurm/job_7\n1:cpu:/\n0::/", V1_CPU, V1.format(shown="/"))
+    limit_v1(root / "sys/fs/cgroup/memory", UNLIMITED_V1, used=20 * GB)
+    limit_v1(root / "sys/fs/cgroup/cpu", 1, used=0)
+    limit_v1(root / "sys/fs/cgroup/memory/slurm/job_7", 12 * GB, used=4 * GB, cached=1 * GB)
+    assert free_host_bytes(root) == 9 * GB
+
+
+def test_a_mount_that_shows_only_the_containers_own_groups_is_read_from_there(root: Path) -> None:
+    belong(root, "4:cpu,memory:/docker/abc/inner", V1.format(shown="/docker/abc"))
+    limit_v1(root / "sys/fs/cgroup/memory", 12 * GB, used=2 * GB)
+    assert free_host_bytes(root) == 10 * GB
+    limit_v1(root / "sys/fs/cgroup/memory/inner", 5 * GB, used=2 * GB)
+    assert free_host_bytes(root) == 3 * GB
+
+
+def test_this_machine_has_some_and_no_more_than_there_is() -> None:
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    assert 0 < free_host_bytes() <= int(lines["MemTotal"].split()[0]) * 1024

@@ -1,0 +1,90 @@
+"""A recipe for tests with all that the contract offers: two networks, three phases, shared, facts, draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
+
+
+@dataclass(frozen=True)
+class DuetSettings:
+    """What a test wants to see."""
+
+    norm: Literal["batch", "none"] = setting("batch", "normalisation")
+
+
+class Duet(Recipe):
+    """A generator, a critic that trains twice a step, and a penalty every third step."""
+
+    Settings = DuetSettings
+    judge = "accuracy"
+    defaults: ClassVar[dict[str, Any]] = {
+        "data": "digits",
+        "size": 8,
+        "batch_size": "24",
+        "images": 48 * 8,
+        "optimizer": "adam",
+        "lr": 0.01,
+        "average": "100 images",
+        "log_every": "2 steps",
+        "save_every": "2 steps",
+    }
+    phases = (
+        Phase("generator", "generator"),
+        Phase("critic", "critic", repeat=2),
+        Phase("penalty", "critic", every=3),
+    )
+    draws: ClassVar[dict[str, Draw]] = {"noise": Draw((5,)), "mix": Draw((1,), "uniform")}
+    facts: ClassVar[dict[str, float]] = {"gap": 0.5, "level": 0.25, "spare": 0.75, "real": 0.125}
+    averaged = ("generator",)
+    double_backward = ("critic",)
+
+    def __init__(self, settings: DuetSettings, facts: Facts) -> None:
+        super().__init__(settings, facts)
+        self.seen: list[tuple[str, Batch]] = []  # what each phase was given, for tests that look
+        self.watched = False
+        pixels = facts.channels * facts.height * facts.width
+        norm = (lambda: nn.BatchNorm1d(8)) if settings.norm == "batch" else nn.Identity
+        biased = settings.norm == "none"  # BatchNorm takes a bias away again: its gradient would be rounding alone
+        self.generator = nn.Sequential(nn.Linear(5, 8, biased), norm(), nn.Tanh(), nn.Linear(8, pixels), nn.Tanh())
+        self.critic = nn.Sequential(nn.Linear(pixels, 8, biased), norm(), nn.Tanh(), nn.Linear(8, 1))
+
+    def generator_loss(self, batch: Batch) -> Loss:
+        self._look("generator", batch)
+        fake = self.generator(batch["noise"])
+        adversarial = F.softplus(-self.critic(fake)).mean() * (1 + batch["gap"].mean())
+        facts = {"level": fake.mean(), "spare": fake.abs().mean()}
+        return Loss({"adversarial": adversarial, "size": 0.1 * fake.square().mean()}, {"fake": fake}, facts)
+
+    def critic_loss(self, batch: Batch) -> Loss:
+        self._look("critic", batch)
+        real = self.critic(batch["image"].flatten(1))
+        fake = batch["fake"] if "fake" in batch else self.generator(batch["noise"]).detach()
+        assert not fake.requires_grad, "what is shared comes detached"
+        fake = self.critic(fake)
+        loss = F.softplus(-real).mean() + F.softplus(fake).mean()
+        return Loss({"both": loss}, facts={"gap": real.mean() - fake.mean(), "real": real.mean()})
+
+    def penalty_loss(self, batch: Batch) -> Loss:
+        self._look("penalty", batch)
+        mixed = batch["image"].flatten(1) * batch["mix"]
+        mixed.requires_grad_(True)
+        scores = self.critic(mixed)
+        (slope,) = torch.autograd.grad(scores.sum(), mixed, create_graph=True)
+        penalty = slope.square().sum(1).mean() * (1 + batch["gap"].mean() + batch["level"].mean())
+        return Loss({"slope": penalty + 0 * scores.mean()})  # else the last bias has no gradient
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        self._look("predict", batch)
+        return {"logits": self.critic(batch["image"].flatten(1)).expand(-1, 10)}
+
+    def _look(self, phase: str, batch: Batch) -> None:
+        if self.watched:
+            self.seen.append((phase, {name: value.detach().clone() for name, value in batch.items()}))

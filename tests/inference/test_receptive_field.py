@@ -1,0 +1,139 @@
+"""Tiles with the halo that was found give what the whole picture gives, and one pixel less does not always."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.inference.receptive_field import ReceptiveField, receptive_field
+from paceline.models.resnet_generator import ResnetGenerator
+from paceline.models.srresnet import SRResNet
+from paceline.models.unet import UNet
+from paceline.models.unet_generator import UnetGenerator
+
+NETWORKS = {
+    "srresnet, residual": (lambda: SRResNet(2, width=4, num_blocks=2, norm="batch", output="residual"), 2),
+    "srresnet, tanh": (lambda: SRResNet(4, width=4, num_blocks=2, norm="none", output="tanh"), 4),
+    "srresnet, shared": (lambda: SRResNet(8, width=4, num_blocks=3, shared=True), 8),
+    "restoring srresnet": (lambda: SRResNet(1, width=4, num_blocks=2, norm="none", output="residual"), 1),
+    "restoring u-net": (lambda: UNet(3, 4, 2), 1),
+    "resnet generator": (lambda: ResnetGenerator(ngf=2, num_blocks=2), 1),
+    "u-net of pix2pix": (lambda: UnetGenerator(ngf=1, num_levels=5), 1),
+}
+
+
+def field_of(network: nn.Module, enlarges: int = 1) -> ReceptiveField:
+    network = copy.deepcopy(network).float()
+    return receptive_field(lambda pictures: {"image": network(pictures)}, 3, enlarges)
+
+
+def lively(network: nn.Module) -> nn.Module:
+    """A network of random weights whose every part matters, in float64."""
+    torch.manual_seed(0)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            nn.init.kaiming_uniform_(module.weight, nonlinearity="linear")
+        elif isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 2)
+    return network.eval().double()
+
+
+def middle_from_a_tile(network: nn.Module, whole: Tensor, halo: int, begin: int, side: int, scale: int) -> Tensor:
+    """A tile in the middle of the picture, computed from itself and its halo alone."""
+    rows = slice(max(0, begin - halo), begin + side + halo)
+    made = network(whole[..., rows, rows])
+    place = slice((begin - rows.start) * scale, (begin - rows.start + side) * scale)
+    return made[..., place, place]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_a_tile_with_its_halo_is_a_part_of_the_whole(name):
+    make, scale = NETWORKS[name]
+    network = lively(make())
+    field = field_of(network, scale)
+    assert not field.obstacles
+    multiple, halo = field.multiple_px, field.tiled_halo_px
+    begin, side = halo + multiple, max(multiple, 4)
+    length = begin + side + halo + 2 * multiple
+    whole = torch.rand(1, 3, length, length, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    place = slice(begin * scale, (begin + side) * scale)
+    wanted = network(whole)[..., place, place]
+    assert (middle_from_a_tile(network, whole, halo, begin, side, scale) - wanted).abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_the_halo_is_not_much_wider_than_it_must_be():
+    network = lively(SRResNet(1, width=4, num_blocks=2, norm="none", output="residual"))
+    field = field_of(network)
+    assert field.halo_px == 4 + 2 * 2 + 1 + 4  # head, two blocks of two convolutions, body, tail
+    whole = torch.rand(1, 3, 60, 60, dtype=torch.float64)
+    wanted = network(whole)[..., 26:30, 26:30]
+    near = middle_from_a_tile(network, whole, field.halo_px - 1, 26, 4, 1)
+    assert (near - wanted).abs().max() > 1e-12
+
+
+def test_strides_make_the_multiple():
+    assert field_of(UNet(3, 4, 3)).multiple_px == 8
+    assert field_of(ResnetGenerator(ngf=2, num_blocks=1).eval()).multiple_px == 4
+    assert field_of(UnetGenerator(ngf=1, num_levels=5).eval()).multiple_px == 32
+    assert field_of(SRResNet(4, width=4, num_blocks=1).eval(), 4).multiple_px == 1
+
+
+def test_what_looks_at_the_whole_picture_is_said():
+    class Squeezed(nn.Module):
+        def forward(self, pictures: Tensor) -> Tensor:
+            return pictures * pictures.mean((2, 3), keepdim=True)
+
+    class Pooled(nn.Module):
+        def forward(self, pictures: Tensor) -> Tensor:
+            return pictures * F.adaptive_avg_pool2d(pictures, 1)
+
+    class Turned(nn.Module):
+        def forward(self, pictures: Tensor) -> Tensor:
+            return pictures.flip(-1)
+
+    normed = field_of(ResnetGenerator(ngf=2, num_blocks=1, norm="instance").eval())
+    assert normed.obstacles == ("it normalises by the statistics of the whole picture",)
+    assert (
+        field_of(SRResNet(2, width=4, num_blocks=1).train(), 2).obstacles == normed.obstacles
+    )  # BatchNorm that learns
+    assert "whole picture" in field_of(Squeezed()).obstacles[0]
+    assert "whole picture" in field_of(Pooled()).obstacles[0]
+    assert field_of(Turned()).obstacles == ("the operation 'flip' is not one whose reach is known",)
+
+
+def test_pooling_dilation_and_enlargement_are_followed():
+    network = nn.Sequential(
+        nn.Conv2d(3, 2, 3, padding=2, dilation=2),
+        nn.MaxPool2d(2),
+        nn.Conv2d(2, 3, 3, padding=1),
+        nn.Upsample(scale_factor=2),
+    )
+    network = lively(network)
+    field = field_of(network)
+    assert not field.obstacles and field.multiple_px == 2
+    whole = torch.rand(1, 3, 40, 40, dtype=torch.float64)
+    with torch.no_grad():
+        wanted = network(whole)[..., 16:20, 16:20]
+        assert torch.equal(middle_from_a_tile(network, whole, field.tiled_halo_px, 16, 4, 1), wanted)
+
+
+def test_the_tensors_that_take_part_are_known():
+    network = nn.ModuleDict({"used": nn.Conv2d(3, 3, 1), "idle": nn.Conv2d(3, 3, 1)})
+    field = receptive_field(lambda pictures: {"image": network["used"](pictures)}, 3)
+    used = {name for name, tensor in network.named_parameters() if id(tensor) in field.used}
+    assert used == {"used.weight", "used.bias"}
+    assert field.results == ("image",)
+
+
+def test_memory_grows_with_the_features_that_live_at_one_time():
+    narrow, wide = (field_of(SRResNet(2, width=width, num_blocks=1), 2).bytes_per_px for width in (8, 16))
+    assert 1.8 < wide / narrow < 2.2
+    deep = field_of(SRResNet(2, width=8, num_blocks=9), 2).bytes_per_px
+    assert deep == pytest.approx(narrow)  # blocks come one after the other

@@ -1,0 +1,173 @@
+"""Each process finds its place, its GPU and the others, whatever started it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
+from paceline.parallel import world as environment
+from paceline.parallel.world import Place, check_devices, gpu_ids, join, place_from, slurm_meeting_point
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
+SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, None),
+        (TORCHRUN, Place(rank=5, size=8, local_rank=1, local_size=4, num_nodes=2)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, local_rank=0, local_size=1, num_nodes=2)),
+        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),  # a batch script
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        (
+            SRUN | {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"},
+            Place(rank=3, size=7, local_rank=1, local_size=2, num_nodes=4),
+        ),
+        (
+            SRUN | {"SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"},
+            Place(rank=6, size=7, local_rank=0, local_size=1, num_nodes=4),
+        ),
+        (SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, Place(0, 7, 0, local_size=2, num_nodes=4)),
+        (SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "9"}, Place(0, 7, 0, 2, 4)),
+        (
+            {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "3,1,2", "SLURM_NODEID": "2"}
+            | {"SLURM_PROCID": "5", "SLURM_LOCALID": "1"},
+            Place(rank=5, size=6, local_rank=1, local_size=2, num_nodes=3),
+        ),
+    ],
+)
+def test_a_process_knows_its_place(environ: dict[str, str], place: Place | None) -> None:
+    assert place_from(environ) == place
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu07", "gpu07"),
+        ("a,b", "a"),
+        ("gpu[07-09],x1", "gpu07"),
+        ("gpu[1,3-5]", "gpu1"),
+        ("rack[1-2]node[3-4]", "rack1node3"),
+        ("gpu[1-2]-ib", "gpu1-ib"),
+        ("a1,gpu[1-2]", "a1"),
+    ],
+)
+def test_the_processes_of_srun_meet_on_the_first_host(nodes: str, first: str) -> None:
+    assert slurm_meeting_point({"SLURM_STEP_NODELIST": nodes})[0] == first
+    assert slurm_meeting_point({"SLURM_NODELIST": nodes})[0] == first
+
+
+def test_jobs_and_steps_on_one_host_meet_at_ports_of_their_own() -> None:
+    def port(job: int, step: int) -> int:
+        environ = {"SLURM_NODELIST": "a", "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+        return slurm_meeting_point(environ)[1]
+
+    ports = [port(4_000_000 + job, step) for job in range(50) for step in range(20)]
+    assert len(set(ports)) == len(ports)
+    assert all(10_000 <= one < 20_000 for one in ports)
+
+
+class Gpus:
+    """GPUs that are not there, for a process whose environment says where it is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.patch = monkeypatch
+        self.joined: dict[str, Any] = {}
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+        monkeypatch.setattr(dist, "init_process_group", self._meet)
+        monkeypatch.setattr(environment, "_meet", lambda place, timeout: dist.HashStore())
+
+    def see(self, count: int, local_rank: int, local_size: int) -> None:
+        self.patch.setattr(torch.cuda, "device_count", lambda: count)
+        for name, value in {
+            "RANK": local_rank,
+            "WORLD_SIZE": local_size,
+            "LOCAL_RANK": local_rank,
+            "LOCAL_WORLD_SIZE": local_size,
+            "MASTER_ADDR": "127.0.0.1",
+        }.items():
+            self.patch.setenv(name, str(value))
+
+    def _meet(self, backend: str, **arguments: Any) -> None:
+        self.joined = {"backend": backend, **arguments}
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    return Gpus(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("visible", "named", "ids", "backend"),
+    [
+        (4, "", [0, 1, 2, 3], "nccl"),
+        (1, "", [0, 0, 0, 0], "nccl"),  # srun --gpus-per-task=1: one GPU for each, and all are called 0
+        (4, "3,2,1,0", [3, 2, 1, 0], "nccl"),
+        (4, "0,0,1,1", [0, 0, 1, 1], "gloo"),
+        (1, "0,0,0,0", [0, 0, 0, 0], "gloo"),
+    ],
+)
+def test_each_process_takes_its_gpu(gpus: Gpus, visible: int, named: str, ids: list[int], backend: str) -> None:
+    for local_rank in range(4):
+        gpus.see(visible, local_rank, 4)
+        settings = RunSettings(devices=4, gpus=named)
+        check_devices(settings)
+        assert gpu_ids(settings) == ids
+        world = join(settings, distributed=True)
+        assert world.device == torch.device("cuda", ids[local_rank])
+        assert world.backend == gpus.joined["backend"] == backend
+
+
+def test_gpus_that_do_not_suffice_are_refused(gpus: Gpus) -> None:
+    gpus.see(4, 0, 4)
+    with pytest.raises(UserError, match="--gpus 0,1: 2 for the 4 processes on this machine"):
+        check_devices(RunSettings(devices=4, gpus="0,1"))
+    gpus.see(2, 0, 4)
+    with pytest.raises(UserError, match="--devices 4: there are 2 GPUs here"):
+        check_devices(RunSettings(devices=4))
+    gpus.see(1, 0, 2)
+    with pytest.raises(UserError, match="use --backend gloo"):
+        check_devices(RunSettings(devices=2, gpus="0,0", backend="nccl"))
+    check_devices(RunSettings(devices=2, backend="nccl"))
+
+
+def test_processes_that_share_the_one_gpu_they_see_are_told_so(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(backend: str, **arguments: Any) -> None:
+        raise dist.DistBackendError("NCCL error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000")
+
+    gpus.see(1, 0, 2)
+    monkeypatch.setattr(dist, "init_process_group", refuse)
+    with pytest.raises(UserError, match="--devices 2: processes share a GPU"):
+        join(RunSettings(devices=2), distributed=True)
+
+
+def test_processes_meet_again_though_the_first_one_is_slow_to_leave() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    command = [sys.executable, str(Path(__file__).with_name("meet_twice.py"))]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env=os.environ | place | {"RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    said = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0] and all("met twice" in words for words in said), said

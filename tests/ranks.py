@@ -1,0 +1,84 @@
+"""What one rank does in the tests of several: a few steps, noted down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.commands.configure import configure
+from paceline.config.resolve import Config
+from paceline.training.build import Parts, assemble
+from paceline.training.evaluate import Examiner
+from paceline.training.replicas import check_replicas
+
+Notes = dict[str, np.ndarray]
+
+
+def make_parts(recipe: str, **settings: Any) -> Parts:
+    """The parts of a small float64 run."""
+    return assemble(make_config(recipe, **settings))
+
+
+def make_config(recipe: str, **settings: Any) -> Config:
+    """The settings of a small float64 run."""
+    return configure(recipe, {"precision": "fp64", "accelerator": "cpu"} | settings)
+
+
+def run_steps(parts: Parts, number: int) -> None:
+    """Trains for some steps."""
+    parts.recipe.train()
+    steps = parts.feed.steps(0, number * parts.feed.images_per_step)
+    parts.strategy.drive(steps, lambda data: parts.step(data) and None)
+
+
+def weights(parts: Parts) -> dict[str, torch.Tensor]:
+    """The networks' floating-point tensors."""
+    return {name: value for name, value in parts.recipe.state_dict().items() if value.is_floating_point()}
+
+
+def difference(first: dict[str, Any], second: dict[str, Any]) -> float:
+    """The largest difference of any tensor, relative to the largest value of all."""
+    assert first.keys() == second.keys()
+    largest = max(float(abs(value).max()) for value in first.values())
+    return max(float(abs(first[name] - second[name]).max()) for name in first) / largest
+
+
+def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> None:
+    """Trains and evaluates; writes to PATH-RANK.npz the samples, draws, facts, weights and evaluated samples."""
+    parts = make_parts(recipe, **settings)
+    parts.recipe.watched = True
+    run_steps(parts, steps)
+    notes: Notes = {f"weights/{name}": value.numpy() for name, value in weights(parts).items()}
+    notes |= {f"facts/{name}": value.numpy() for name, value in parts.step.facts.items()}
+    for number, (phase, batch) in enumerate(parts.recipe.seen):
+        for name in ("index", "noise", "mix", "gap", "level", "real"):
+            if name in batch:
+                notes[f"{number:03d}/{phase}/{name}"] = batch[name].detach().numpy()
+    parts.recipe.seen.clear()
+    loader, world = parts.loaders["validation"], parts.world
+    results = Examiner(parts.recipe, loader, "validation", world, parts.precision, parts.config.run).measure()
+    notes |= {f"results/{name}": np.array(value) for name, value in results.items()}
+    notes["evaluated"] = np.concatenate([batch["index"].numpy() for _, batch in parts.recipe.seen])
+    np.savez(Path(f"{path}-{parts.world.rank}.npz"), **notes)
+    parts.world.wait_for_all()
+    parts.world.leave()
+
+
+def spoil_and_check(recipe: str, spoiled: str, settings: dict[str, Any]) -> None:
+    """Checks the replicas at the start and after two steps, then when the last rank has changed one of its weights."""
+    parts = make_parts(recipe, **settings)
+    check_replicas(parts.recipe, parts.world)
+    run_steps(parts, 2)
+    check_replicas(parts.recipe, parts.world)
+    if parts.world.rank == parts.world.size - 1:
+        with torch.no_grad():
+            next(parts.recipe.get_submodule(spoiled).parameters()).view(-1)[0].add_(1e-12)
+    try:
+        check_replicas(parts.recipe, parts.world)
+    except RuntimeError as error:
+        print(error)
+    parts.world.wait_for_all()
+    parts.world.leave()

@@ -1,0 +1,264 @@
+"""Real processes for tests: `paceline` commands that start fast, and what is left of them afterwards."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.core.heartbeat import die_with_parent
+
+PATIENCE_SECONDS = 120.0  # for anything that is sure to happen, on a busy machine
+_PRELOAD = [  # what a command imports, so that a forked one starts in a fraction of a second
+    "paceline.cli.app",
+    "paceline.commands.train",
+    "paceline.commands.evaluate",
+    "paceline.recipes.classification",
+    "paceline.data.loaders.resident",
+    "paceline.data.sources.digits",
+    "paceline.data.sources.folder",
+    "paceline.evaluation.evaluators.accuracy",
+    "paceline.parallel.strategies.ddp",
+    "paceline.parallel.strategies.lightning",
+    "sklearn.datasets",
+    "torch._inductor",  # optimizers import it
+    "torch.utils.tensorboard",
+]
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(_PRELOAD)
+
+
+@dataclass
+class Running:
+    """A command in a process, and session, of its own."""
+
+    folder: Path  # where it runs, and its output goes
+    pid: int
+    wait_for_end: Callable[[float], int | None] = field(repr=False)
+
+    @property
+    def stdout(self) -> str:
+        return (self.folder / f"stdout-{self.pid}").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / f"stderr-{self.pid}").read_text()
+
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
+        """The exit code, negative where a signal ended it."""
+        code = self.wait_for_end(seconds)
+        assert code is not None, f"still running after {seconds:g} s:\n{self.stdout}\n{self.stderr}"
+        return code
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def interrupt_group(self, number: int = signal.SIGINT) -> None:
+        """What a terminal does for Ctrl-C."""
+        os.killpg(self.pid, number)
+
+    @property
+    def ended(self) -> bool:
+        return self.wait_for_end(0) is not None
+
+
+def start_fork(
+    folder: Path, *arguments: str, largest_file: int | None = None, environment: dict[str, str] | None = None
+) -> Running:
+    """Starts `paceline ARGUMENTS` in a process that is forked from one that has imported everything."""
+    return _fork(folder, environment or {}, largest_file, _run_command, arguments)
+
+
+def start_ranks(folder: Path, size: int, *arguments: str) -> list[Running]:
+    """Starts `paceline ARGUMENTS` in several processes, in the environment that torchrun would give them."""
+    return start_function_in_ranks(folder, size, _run_command, arguments)
+
+
+def start_function_in_ranks(
+    folder: Path, size: int, function: Callable[..., int | None], *values: Any
+) -> list[Running]:
+    """Starts a function in several processes that can meet; it must be importable, and may give an exit code."""
+    shared = {**_meeting_point(), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    environments = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(size)] if size > 1 else [{}]
+    return [_fork(folder, environment, None, function, *values) for environment in environments]
+
+
+def run_hosts(folders: list[Path], *arguments: str) -> list[Running]:
+    """Runs `paceline ARGUMENTS` in one process for each folder, as on hosts without a common disk, to their ends."""
+    return run_function_on_hosts(folders, _run_command, arguments)
+
+
+def run_function_on_hosts(folders: list[Path], function: Callable[..., int | None], *values: Any) -> list[Running]:
+    """Runs a function in one process for each folder, as on hosts without a common disk, to their ends."""
+    shared = {**_meeting_point(), "WORLD_SIZE": len(folders), "GROUP_WORLD_SIZE": len(folders)}
+    shared |= {"LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}
+    hosts = [_fork(folder, {**shared, "RANK": rank}, None, function, *values) for rank, folder in enumerate(folders)]
+    for host in hosts:
+        host.wait()
+    return hosts
+
+
+def _meeting_point() -> dict[str, Any]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1]}
+
+
+def _fork(
+    folder: Path, environment: dict[str, Any], largest_file: int | None, function: Callable, *values: Any
+) -> Running:
+    texts = {name: str(value) for name, value in environment.items()}
+    process = _forks.Process(target=_run_fork, args=(str(folder), texts, largest_file, function, values), daemon=True)
+    process.start()
+    assert process.pid
+
+    def wait(seconds: float) -> int | None:
+        process.join(seconds)
+        return process.exitcode
+
+    return Running(folder, process.pid, wait)
+
+
+def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -> Running:
+    """Starts `paceline ARGUMENTS` as a person does; `before` are words of a command that it is given to."""
+    pending = [(folder / name).open("wb") for name in ("stdout", "stderr")]
+    command = [*before, sys.executable, "-m", "paceline", *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=pending[0],
+        stderr=pending[1],
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # where a test fails, its command does not outlive the tests
+    )
+    for file in pending:
+        file.close()
+        os.rename(file.name, f"{file.name}-{process.pid}")
+
+    def wait(seconds: float) -> int | None:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    return Running(folder, process.pid, wait)
+
+
+def run_fork(
+    folder: Path, *arguments: str, largest_file: int | None = None, environment: dict[str, str] | None = None
+) -> Running:
+    """Runs a forked command to its end."""
+    running = start_fork(folder, *arguments, largest_file=largest_file, environment=environment)
+    running.wait()
+    return running
+
+
+def run_ranks(folder: Path, size: int, *arguments: str) -> list[int]:
+    """Runs a command in several processes to their ends; gives their exit codes."""
+    return [running.wait() for running in start_ranks(folder, size, *arguments)]
+
+
+def _run_fork(
+    folder: str, environment: dict[str, str], largest_file: int | None, function: Callable, values: tuple[Any, ...]
+) -> None:
+    die_with_parent()
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
+    os.setsid()
+    os.chdir(folder)
+    os.environ |= environment
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(f"{name}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if largest_file is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    code = 1
+    try:
+        code = function(*values) or 0
+    except Exception:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run_command(arguments: tuple[str, ...]) -> int:
+    from paceline.cli.app import run
+
+    return run(list(arguments))
+
+
+def wait_until(condition: Callable[[], Any], running: Running | None = None, seconds: float = PATIENCE_SECONDS) -> Any:
+    """The first true value of a condition that is asked again and again while a command runs."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        value = condition()
+        if value:
+            return value
+        if running and running.ended:
+            value = condition()  # it may have come true at the very end
+            assert value, f"ended before: exit code {running.wait()}\n{running.stdout}\n{running.stderr}"
+            return value
+        time.sleep(0.005)
+    raise AssertionError(
+        f"not true within {seconds:g} s" + (f":\n{running.stdout}\n{running.stderr}" if running else "")
+    )
+
+
+def workers_of(launcher: int) -> dict[int, int]:
+    """The process id of each rank that a launcher started."""
+    ranks = {}
+    for pid in _processes():
+        if _read(pid, "stat").rpartition(")")[2].split()[1:2] == [str(launcher)]:
+            environment = dict(word.partition("=")[::2] for word in _read(pid, "environ").split("\0"))
+            if "RANK" in environment:
+                ranks[int(environment["RANK"])] = pid
+    return ranks
+
+
+def processes_naming(text: str) -> list[int]:
+    """The processes that have a text in their command or environment, without this one; zombies have neither."""
+    found = [pid for pid in _processes() if text in _read(pid, "cmdline") + _read(pid, "environ")]
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _processes() -> Iterator[int]:
+    return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path("/proc", str(pid), name).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def metrics_without_times(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, less what no two runs share."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in row.items() if name not in ("time", "seconds") and not name.startswith("time/")}
+        for row in rows
+    ]
+
+
+def weights_of(run: Path, images: int | None = None) -> dict[str, bytes]:
+    """The tensor files of a run's last checkpoint, or of the one at so many images."""
+    folders = sorted(path for path in (run / "checkpoints").iterdir() if path.name.isdigit())
+    folder = folders[-1] if images is None else run / "checkpoints" / f"{images:012d}"
+    return {name: (folder / name).read_bytes() for name in ("weights.safetensors", "state.safetensors", "state.json")}

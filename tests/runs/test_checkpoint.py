@@ -1,0 +1,314 @@
+"""A checkpoint is whole or not there, is never pickled, and a damaged one is named and passed over."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from running import run_fork, run_ranks, start_command, weights_of
+from torch import Tensor
+
+from paceline.core.errors import UserError
+from paceline.runs.checkpoint import Checkpoints, Snapshot, is_whole, load
+from paceline.runs.tensors import pack, unpack
+
+
+def snapshot(images: int, value: float = 1.0) -> Snapshot:
+    weights = {"network.weight": torch.full((3, 2), value), "averaged/network.weight": torch.zeros(3, 2)}
+    return Snapshot(images, weights, {"network/weight/step": torch.tensor(images)}, {"best": {}, "scalers": {}})
+
+
+def replace_numbers(whole: Snapshot, **numbers: Any) -> Snapshot:
+    return dataclasses.replace(whole, numbers=whole.numbers | numbers)
+
+
+def same(first: Snapshot, second: Snapshot) -> bool:
+    def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+        return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+    numbers = (first.images, first.numbers) == (second.images, second.numbers)
+    return numbers and equal(first.weights, second.weights) and equal(first.state, second.state)
+
+
+def test_a_checkpoint_comes_back_as_it_was_and_has_no_pickle(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    path = checkpoints.save(snapshot(640))
+    assert same(load(path), snapshot(640))
+    assert sorted(file.name for file in path.iterdir()) == [
+        "manifest.json",
+        "state.json",
+        "state.safetensors",
+        "weights.safetensors",
+    ]
+    for file in path.iterdir():
+        content = file.read_bytes()
+        assert not content.startswith((b"\x80", b"PK"))  # pickle, and torch's archive of pickles
+        assert file.suffix == ".safetensors" or json.loads(content)
+
+
+def test_aliased_and_channels_last_tensors_come_back() -> None:
+    shared = torch.arange(6.0).reshape(2, 3)
+    last = torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last)
+    empty = {"empty": torch.zeros(0, 3), "also": torch.zeros(0)}
+    tensors = {"a": shared, "b": shared, "c": last, "transposed": shared.t(), **empty}
+    content, notes = pack(tensors)
+    back = unpack(content, notes)
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[name], tensors[name]) for name in tensors)
+    assert back["a"].data_ptr() == back["b"].data_ptr()
+    assert back["c"].is_contiguous(memory_format=torch.channels_last)
+    assert set(safetensors.torch.load(content)) == {"a", "c", "transposed", "empty", "also"}
+
+
+Damage = Callable[[Path], None]
+
+
+def flip_bit(name: str, position: float) -> Damage:
+    def flip(path: Path) -> None:
+        content = bytearray((path / name).read_bytes())
+        content[int(position * len(content))] ^= 1
+        (path / name).write_bytes(content)
+
+    return flip
+
+
+def truncate(name: str) -> Damage:
+    return lambda path: os.truncate(path / name, (path / name).stat().st_size // 2)
+
+
+def replace(name: str, content: bytes) -> Damage:
+    return lambda path: (path / name).write_bytes(content)  # type: ignore[return-value]
+
+
+def other_format(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
+
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "bit of the weights": (flip_bit("weights.safetensors", 0.9), "weights.safetensors does not match its SHA-256"),
+    "bit of the header": (flip_bit("state.safetensors", 0.01), "state.safetensors does not match its SHA-256"),
+    "bit of the numbers": (flip_bit("state.json", 0.5), "state.json does not match its SHA-256"),
+    "half the weights": (truncate("weights.safetensors"), "weights.safetensors does not match its SHA-256"),
+    "empty state": (replace("state.safetensors", b""), "state.safetensors does not match its SHA-256"),
+    "no weights": (lambda path: (path / "weights.safetensors").unlink(), "weights.safetensors is missing"),
+    "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
+    "half the manifest": (truncate("manifest.json"), "manifest.json cannot be read"),
+    "another thing": (replace("manifest.json", b"[]"), "manifest.json cannot be read"),
+    "later format": (other_format, "manifest.json has format 99, this version reads 1"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, kind: str) -> None:
+    damage, reason = DAMAGES[kind]
+    checkpoints, lines = Checkpoints(tmp_path), []
+    for images in (640, 1280):
+        checkpoints.save(snapshot(images, images))
+    damage(checkpoints.path(1280))
+    found = checkpoints.latest(lines.append)
+    assert found and same(found, snapshot(640, 640))
+    assert len(lines) == 1 and str(checkpoints.path(1280)) in lines[0] and reason in lines[0]
+    with pytest.raises(UserError, match="is damaged"):
+        load(checkpoints.path(1280))
+
+
+def test_every_bit_of_a_checkpoint_is_watched(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path).save(snapshot(640))
+    whole = json.loads((path / "manifest.json").read_text())
+    for file in path.iterdir():
+        content = file.read_bytes()
+        for position in range(0, len(content), 7):
+            broken = bytearray(content)
+            broken[position] ^= 1 << (position % 8)
+            file.write_bytes(broken)
+            # A bit of the manifest's white space may go unnoticed, as long as it still says the same.
+            unchanged = file.name == "manifest.json" and is_whole(path) and json.loads(file.read_text()) == whole
+            assert not is_whole(path) or unchanged, f"{file.name}: byte {position}"
+        file.write_bytes(content)
+    assert is_whole(path)
+
+
+def test_when_no_checkpoint_is_whole_nothing_is_thrown_away(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for images in (640, 1280):
+        checkpoints.save(snapshot(images))
+        (checkpoints.path(images) / "state.json").unlink()
+    with pytest.raises(UserError, match="none before it is left"):
+        checkpoints.latest(lambda line: None)
+    assert checkpoints.all() == [640, 1280]
+
+
+def test_a_damaged_checkpoint_is_set_aside_when_the_run_goes_on_before_it(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for images in (640, 1280):
+        checkpoints.save(snapshot(images))
+    truncate("weights.safetensors")(checkpoints.path(1280))
+    checkpoints.drop_after(640)
+    assert checkpoints.all() == [640]
+    assert (tmp_path / "damaged-000000001280" / "state.safetensors").exists()
+    checkpoints.save(snapshot(1280))
+    assert checkpoints.all() == [640, 1280] and is_whole(checkpoints.path(1280))
+
+
+def test_a_save_replaces_a_damaged_checkpoint_of_the_same_moment(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    truncate("weights.safetensors")(checkpoints.save(snapshot(640, 1.0)))
+    assert same(load(checkpoints.save(snapshot(640, 2.0))), snapshot(640, 2.0))
+
+
+def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for images in (100, 200, 1000, 2000, 3000):
+        checkpoints.save(snapshot(images))
+    checkpoints.prune(keep=2, best=200)
+    assert checkpoints.all() == [200, 2000, 3000]
+    checkpoints.prune(keep=1, best=None)
+    assert checkpoints.all() == [3000]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["000000003000"]
+
+
+def test_a_run_that_falls_back_finds_the_best_of_that_moment(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for images, best in ((50, 50), (100, 100), (200, 100), (300, 300)):
+        checkpoints.save(replace_numbers(snapshot(images), best={"name": "top1", "value": 0.5, "images": best}))
+        checkpoints.prune(keep=2, best=best)
+    assert checkpoints.all() == [100, 200, 300]
+    truncate("weights.safetensors")(checkpoints.path(300))
+    found = checkpoints.latest(lambda line: None)
+    assert found and found.images == 200
+    checkpoints.drop_after(200)
+    assert load(checkpoints.path(found.numbers["best"]["images"])).images == 100
+    (checkpoints.path(200) / "state.json").write_text("damaged")
+    checkpoints.prune(keep=1, best=100)
+    assert checkpoints.all() == [100, 200]
+
+
+def test_each_file_of_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, read = Checkpoints(tmp_path), []
+    path, read_bytes = checkpoints.save(snapshot(640)), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda file: read.append(file) or read_bytes(file))
+    assert checkpoints.latest(pytest.fail)
+    assert sorted(read) == sorted(path.iterdir())
+
+
+def test_what_an_interrupted_save_or_removal_left_is_swept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for leftover in (".writing-000000000640", ".writing-000000000320", ".removing-000000000100"):
+        (tmp_path / leftover).mkdir()
+        (tmp_path / leftover / "weights.safetensors").write_bytes(b"half")
+    assert checkpoints.all() == [] and checkpoints.latest(pytest.fail) is None
+    checkpoints.save(snapshot(640))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["000000000640"]
+
+
+def test_a_checkpoint_that_was_just_being_replaced_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, rename = Checkpoints(tmp_path), Path.rename
+    first = snapshot(640)
+    checkpoints.save(first)
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.name.startswith(".writing"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        checkpoints.save(replace_numbers(first, best={"images": 640}))
+    assert checkpoints.latest(pytest.fail) is None, "between two names, which is no reader's to end"
+    checkpoints.bring_back()
+    found = checkpoints.latest(pytest.fail)
+    assert found and same(found, first)
+    checkpoints.save(replace_numbers(first, best={"images": 640}))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["000000000640"]
+    assert load(checkpoints.path(640)).numbers["best"] == {"images": 640}
+
+
+def test_a_run_keeps_its_last_checkpoints_and_the_best(tmp_path: Path, tiny: str) -> None:
+    command = ("--images", "320", "--set", "save_every=2 steps", "--set", "keep=3", "--set", "evaluate_every=4 steps")
+    assert run_fork(tmp_path, "train", tiny, "--out", "run", *command).wait() == 0
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    last = [256, 288, 320]
+    assert checkpoints.all() == sorted(
+        {*last, *(load(checkpoints.path(one)).numbers["best"]["images"] for one in last)}
+    )
+
+
+def test_a_run_names_its_damaged_checkpoint_goes_on_before_it_and_ends_the_same(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--set", "keep=9", "--set", "evaluate_every=30 steps")
+    assert run_fork(tmp_path, *command).wait() == 0
+    whole = weights_of(tmp_path / "run")
+    for images in (400, 480):
+        flip_bit("weights.safetensors", 0.8)(tmp_path / "run" / "checkpoints" / f"{images:012d}")
+    again = run_fork(tmp_path, *command)
+    assert again.wait() == 0 and again.stderr == ""
+    said = [line for line in again.stdout.splitlines() if "damaged" in line]
+    assert ["000000000480" in line or "000000000400" in line for line in said] == [True, True]
+    assert "going on from 320 images" in again.stdout
+    assert weights_of(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_save_that_does_not_fit_ends_in_one_line(tmp_path: Path, tiny: str, devices: int) -> None:
+    command = ("train", tiny, "--out", "run", "--devices", str(devices), "--set", "width=64")
+    assert set(run_ranks(tmp_path, devices, *command, "--images", "80")) == {0}
+    before = weights_of(tmp_path / "run")
+    assert len(before["weights.safetensors"]) > 20_000
+    if devices == 1:
+        full = run_fork(tmp_path, *command, largest_file=20_000)
+    else:
+        limited = ("bash", "-c", 'trap "" XFSZ; ulimit -f 20; exec "$@"', "limited")
+        full = start_command(tmp_path, *command, before=limited)
+        full.wait()
+    assert full.wait() == 2
+    assert len(full.stderr.splitlines()) == 1, full.stderr
+    assert "cannot write checkpoint run/checkpoints/000000000" in full.stderr and "File too large" in full.stderr
+    assert "the checkpoint at 80 images is unharmed" in full.stderr
+    assert weights_of(tmp_path / "run") == before
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+    if devices == 1:
+        assert run_fork(tmp_path, *command).wait() == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with one megabyte, where this user may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("cannot mount a small file system here")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_ends_in_one_line_and_keeps_the_last_one(tmp_path: Path, small_disk: Path, tiny: str) -> None:
+    run, constant = small_disk / "run", ("--set", "schedule=constant")
+    command = ("train", tiny, "--out", str(run), *constant)
+    assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
+    for room in (0, 8192, 16384, 24576):  # it runs full at the settings, the log, the metrics or a checkpoint
+        kept = Checkpoints(run / "checkpoints").all()[-1]
+        before = weights_of(run)
+        filler = small_disk / "filler"
+        with filler.open("wb") as file, pytest.raises(OSError):
+            while True:
+                os.write(file.fileno(), bytes(4096))
+        os.truncate(filler, filler.stat().st_size - room)
+        full = run_fork(tmp_path, *command)
+        assert full.wait() == 2
+        assert len(full.stderr.splitlines()) == 1, full.stderr
+        assert "No space left on device" in full.stderr
+        last = Checkpoints(run / "checkpoints").all()[-1]  # a later one may have fitted
+        assert f"the checkpoint at {last} images is unharmed" in full.stderr
+        assert weights_of(run, kept) == before
+        filler.unlink()
+    assert run_fork(tmp_path, *command).wait() == 0
+    assert run_fork(tmp_path, "train", tiny, "--out", "elsewhere", *constant).wait() == 0
+    assert weights_of(run)["weights.safetensors"] == weights_of(tmp_path / "elsewhere")["weights.safetensors"]

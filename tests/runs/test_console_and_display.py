@@ -1,0 +1,257 @@
+"""What a person sees on a terminal, what comes out elsewhere, and what the run's folder keeps of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from paceline.core.screen import open_screen
+from paceline.runs.console import keep_output
+from paceline.runs.display import Display
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+TRAINING = """
+import sys, time
+from pathlib import Path
+from paceline.runs.console import keep_output
+from paceline.runs.display import Display
+keep_output(Path(sys.argv[1]), 0)
+with Display(45_000, 0, "tiny on digits", True) as display:
+    for images in range(6400, 45_000, 6400):
+        time.sleep(0.02)
+        display.update(images, {"classifier/loss": 1.2345, "gpu/power_watts": 300, "time/data_wait": 0.003})
+        print("\\x1b[31mprinted\\x1b[0m at", images)
+        print("warned at", images, file=sys.stderr)
+    display.line("validation top1 93.1")
+    ENDING
+"""
+
+
+WITHIN = """
+import sys
+from pathlib import Path
+from paceline.runs.console import keep_output
+from paceline.runs.display import Display
+keep_output(Path(sys.argv[1]), 0)
+with Display(100, 0, "title", True):
+    print("terminal", sys.stdout.isatty(), sys.stdout.encoding, sys.stdout.fileno())
+"""
+
+
+class Terminal:
+    """A program on a terminal of its own."""
+
+    def __init__(self, code: str, *arguments: str, columns: int = 100, **streams: int) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        environment["TERM"] = "xterm-256color"
+        command = [sys.executable, "-c", code, *arguments]
+        channels = {"stdin": slave, "stdout": slave, "stderr": slave} | streams
+        self.process = subprocess.Popen(command, **channels, env=environment, start_new_session=True)  # type: ignore[call-overload]
+        os.close(slave)
+        self.text = ""
+
+    def read(self, until: str | None = None) -> str:
+        """What came out so far, up to a text or to the program's end."""
+        while until is None or until not in self.text:
+            try:
+                piece = os.read(self.master, 65536)
+            except OSError:  # the program closed its end
+                break
+            self.text += piece.decode()
+        return self.text
+
+    def end(self) -> int:
+        self.read()
+        os.close(self.master)
+        return self.process.wait(timeout=30)
+
+
+def kept(folder: Path, rank: int = 0) -> str:
+    return (folder / "logs" / f"rank-{rank}.txt").read_text()
+
+
+def test_a_terminal_shows_a_bar_and_the_kept_file_only_what_was_printed(tmp_path: Path) -> None:
+    terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path))
+    assert terminal.end() == 0
+    assert "━" in terminal.text and "tiny on digits" in terminal.text
+    assert "classifier/loss 1.234" in terminal.text and "data wait 0.3%" in terminal.text and "ETA" in terminal.text
+    assert "power" not in terminal.text
+    assert "validation top1 93.1" in terminal.text
+    assert terminal.text.rindex(SHOW_CURSOR) > terminal.text.rindex(HIDE_CURSOR)
+    expected = [word for i in range(6400, 45_000, 6400) for word in (f"printed at {i}", f"warned at {i}")]
+    assert kept(tmp_path).splitlines() == [*expected, "validation top1 93.1"]
+
+
+def test_prints_stand_above_the_bar_and_are_not_overdrawn(tmp_path: Path) -> None:
+    terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path))
+    terminal.end()
+    screen = rendered(terminal.text)
+    assert [line for line in screen if line.startswith(("printed", "warned"))] == [
+        line for i in range(6400, 45_000, 6400) for line in (f"printed at {i}", f"warned at {i}")
+    ]
+    assert screen[-3] == "validation top1 93.1"
+    assert screen[-2].startswith("tiny on digits ━") and screen[-1].startswith("44,800 / 45,000 images")
+
+
+def test_a_program_still_knows_its_terminal_under_the_bar(tmp_path: Path) -> None:
+    assert Terminal(WITHIN, str(tmp_path)).end() == 0
+    assert kept(tmp_path) == "terminal True utf-8 1\n"
+
+
+@pytest.mark.parametrize("ending", ["raise ValueError('boom')", "raise KeyboardInterrupt"])
+def test_an_exception_gives_the_cursor_back_and_its_traceback_is_kept(tmp_path: Path, ending: str) -> None:
+    terminal = Terminal(TRAINING.replace("ENDING", ending), str(tmp_path))
+    assert terminal.end() != 0
+    assert terminal.text.rindex(SHOW_CURSOR) > terminal.text.rindex(HIDE_CURSOR)
+    assert "Traceback" in terminal.text
+    assert "Traceback" in kept(tmp_path) and "\x1b" not in kept(tmp_path)
+
+
+def test_ctrl_c_gives_the_cursor_back(tmp_path: Path) -> None:
+    terminal = Terminal(TRAINING.replace("ENDING", "time.sleep(30)"), str(tmp_path))
+    terminal.read(until="validation top1")
+    time.sleep(0.1)
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() != 0
+    assert terminal.text.rindex(SHOW_CURSOR) > terminal.text.rindex(HIDE_CURSOR)
+
+
+def test_a_bar_fits_a_narrow_terminal(tmp_path: Path) -> None:
+    terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path), columns=40)
+    assert terminal.end() == 0
+    assert all(len(line) <= 40 for line in rendered(terminal.text))
+
+
+def test_errors_sent_to_a_file_do_not_come_out_on_the_terminal(tmp_path: Path) -> None:
+    with open(tmp_path / "errors.txt", "wb") as errors:
+        terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path), stderr=errors.fileno())
+        assert terminal.end() == 0
+    assert "warned" not in terminal.text and "printed" in terminal.text
+    assert (tmp_path / "errors.txt").read_text().startswith("warned at 6400\n")
+
+
+def test_elsewhere_each_update_is_one_plain_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRAINING.replace("ENDING", ""), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    first, second = [line for line in done.stdout.splitlines() if "images" in line][:2]
+    assert first.startswith("   6,400 / 45,000 images  14%  classifier/loss 1.234  ")
+    assert second.startswith("  12,800 / 45,000 images  28%  classifier/loss 1.234  ")
+    assert " img/s  data wait 0.3%  ETA 0:0" in second
+    assert second in kept(tmp_path) and "warned at 6400" in done.stderr
+
+
+def test_a_disabled_display_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(10, 0, "title", False) as display:
+        display.update(5, {"loss": 1.0})
+        display.line("text")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_resumed_run_counts_only_its_own_images_in_the_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(2_000_000, 1_000_000, "", True) as display:
+        time.sleep(0.05)
+        display.update(1_000_100, {})
+        display.update(1_000_200, {"train/images_per_second": 50.0, "a/loss": float("nan")})
+    first, second = capsys.readouterr().out.splitlines()
+    assert float(first.split()[5].replace(",", "")) <= 100 / 0.05
+    assert " 50 img/s" in second and "a/loss nan" in second
+
+
+@pytest.mark.parametrize(
+    ("images_left", "eta"), [(12, "0:12"), (75, "1:15"), (3600, "1:00:00"), (90_061, "25:01:01"), (10**9, "?")]
+)
+def test_the_time_left_is_said_in_hours_minutes_and_seconds(
+    capsys: pytest.CaptureFixture[str], images_left: int, eta: str
+) -> None:
+    with Display(images_left + 1, 0, "", True) as display:
+        display.update(1, {"images_per_second": 1.0})
+    assert capsys.readouterr().out.endswith(f"ETA {eta}\n")
+
+
+def test_the_kept_stream_answers_like_the_shown_one(tmp_path: Path) -> None:
+    before = sys.stdout
+    with keep_output(tmp_path, 0):
+        assert sys.stdout is not before
+        assert sys.stdout.isatty() == before.isatty() and sys.stdout.encoding == before.encoding
+        sys.stdout.write("10%\r50%\r100%\r\nno end")
+    assert sys.stdout is before
+    assert kept(tmp_path) == "100%\nno end\n"
+
+
+def test_output_is_appended_over_resumes(tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        with keep_output(tmp_path, 0):
+            print(text)
+    assert kept(tmp_path) == "one\ntwo\n"
+
+
+def test_other_ranks_are_silent_and_keep_even_what_c_code_prints(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from paceline.runs.console import keep_output
+print("before")
+keep_output(Path(sys.argv[1]), 3)
+print("printed")
+print("warned", file=sys.stderr)
+os.system("echo from another program")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=buffered)
+    assert done.stdout == "before\n" and done.stderr == ""
+    assert kept(tmp_path, 3) == "printed\nwarned\nfrom another program\n"
+
+
+def rendered(text: str) -> list[str]:
+    """The lines that a terminal shows in the end, for the few codes that the display uses."""
+    lines, row, column = [""], 0, 0
+    position = 0
+    while position < len(text):
+        character = text[position]
+        if character == "\x1b":
+            stop = next(i for i in range(position + 2, len(text)) if text[i].isalpha())
+            count, code = text[position + 2 : stop], text[stop]
+            if code == "A":
+                row -= int(count or 1)
+            elif code == "K":
+                lines[row] = ""
+            position = stop
+        elif character == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif character == "\r":
+            column = 0
+        else:
+            lines[row] = lines[row][:column].ljust(column) + character + lines[row][column + 1 :]
+            column += 1
+        position += 1
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return [line.rstrip() for line in lines]
+
+
+def test_names_stand_in_tables_and_lines_as_people_wrote_them(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "[bold]run[/bold] :warning: '.[dali]'"
+    table = Table(title=name)
+    table.add_column(name)
+    table.add_row(name)
+    screen = open_screen()
+    screen.print(table)
+    screen.print(name)
+    assert capsys.readouterr().out.count(name) == 4

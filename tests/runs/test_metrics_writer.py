@@ -1,0 +1,132 @@
+"""The run's metrics: whole lines, cut back on resume, the same in TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from paceline.runs.metrics import MetricsWriter, read_metrics
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def events(folder: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(folder / "tensorboard"))
+    accumulator.Reload()
+    return accumulator
+
+
+def test_a_line_holds_images_seconds_time_and_values(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.write(128, {"classifier/cross_entropy": 2.5})
+    (line,) = lines(tmp_path)  # before close: the line is there as soon as it is written
+    writer.close()
+    assert list(line) == ["images", "seconds", "time", "classifier/cross_entropy"]
+    assert line["images"] == 128 and line["classifier/cross_entropy"] == 2.5 and line["seconds"] >= 0
+
+
+def test_values_that_are_not_finite_are_null_in_json_and_themselves_in_tensorboard(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.write(1, {"a/nan": math.nan, "a/inf": math.inf, "a/fine": 1.0})
+    writer.close()
+    text = (tmp_path / "metrics.jsonl").read_text()
+    (line,) = [json.loads(row, parse_constant=pytest.fail) for row in text.splitlines()]
+    assert line["a/nan"] is None and line["a/inf"] is None and line["a/fine"] == 1.0
+    assert events(tmp_path).Scalars("a/inf")[0].value == math.inf
+
+
+def test_a_resumed_run_is_cut_back_to_its_checkpoint(tmp_path: Path) -> None:
+    picture = np.zeros((4, 6, 3), np.uint8)
+    writer = MetricsWriter(tmp_path)
+    for images in (100, 200, 300):
+        writer.write(images, {"a/loss": float(images)})
+        writer.picture("fakes", images, picture)
+    writer.close()
+    writer = MetricsWriter(tmp_path, images=200)
+    writer.write(250, {"a/loss": -1.0})
+    writer.close()
+    assert [line["images"] for line in lines(tmp_path)] == [100, 200, 250]
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
+        "fakes-000000000100.png",
+        "fakes-000000000200.png",
+    ]
+    seen = events(tmp_path)
+    assert [(event.step, event.value) for event in seen.Scalars("a/loss")] == [(100, 100), (200, 200), (250, -1)]
+    assert [event.step for event in seen.Images("samples/fakes")] == [100, 200]
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_afresh(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.write(0, {"a/loss": 1.0})
+    writer.picture("fakes", 0, np.zeros((2, 2, 3), np.uint8))
+    writer.close()
+    writer = MetricsWriter(tmp_path)
+    writer.write(0, {"a/loss": 2.0})
+    writer.close()
+    assert [line["a/loss"] for line in lines(tmp_path)] == [2.0]
+    assert not list((tmp_path / "samples").iterdir())
+    assert [event.value for event in events(tmp_path).Scalars("a/loss")] == [2.0]
+
+
+def test_broken_lines_are_left_out_by_readers_and_dropped_on_resume(tmp_path: Path) -> None:
+    good = [b'{"images": 1, "seconds": 5.0, "a/b": 1.0}', b'{"images": 2, "seconds": 7.5, "a/b": null}']
+    bad = [b'{"images": 3, "a/b": NaN}', b"[1]", b'{"a/b": 1}', b"\xff\xfe", b'{"images": 4, "sec']
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([good[0], *bad[:4], good[1], bad[4]]))
+    assert [row["images"] for row in read_metrics(tmp_path)] == [1, 2]
+    MetricsWriter(tmp_path, images=10).close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"\n".join(good) + b"\n"
+
+
+def test_seconds_go_on_where_the_last_kept_line_stood(tmp_path: Path) -> None:
+    rows = ['{"images": 1, "seconds": 100.0}', '{"images": 2, "seconds": 200.0}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    writer = MetricsWriter(tmp_path, images=1)
+    writer.write(2, {})
+    writer.close()
+    assert 100 <= lines(tmp_path)[-1]["seconds"] < 110
+
+
+def test_a_folder_without_metrics_has_no_lines(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_picture_is_a_png_of_its_pixels(tmp_path: Path, channels: int) -> None:
+    picture = np.arange(5 * 7 * channels, dtype=np.uint8).reshape(5, 7, channels)
+    writer = MetricsWriter(tmp_path)
+    writer.picture("grid", 1234567, picture)
+    writer.close()
+    (path,) = (tmp_path / "samples").iterdir()
+    assert path.name == "grid-000001234567.png"
+    assert np.array_equal(np.asarray(Image.open(path)).reshape(picture.shape), picture)
+
+
+def test_lines_and_flushed_events_outlive_a_kill(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from paceline.runs.metrics import MetricsWriter
+writer = MetricsWriter(Path({str(tmp_path)!r}))
+writer.write(1, {{"a/loss": 1.0}})
+writer.flush()
+writer.write(2, {{"a/loss": 2.0}})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert [line["images"] for line in lines(tmp_path)] == [1, 2]
+    assert events(tmp_path).Scalars("a/loss")[0].value == 1.0
+
+
+def test_reading_metrics_imports_no_tensorboard() -> None:
+    code = "import sys, paceline.runs.metrics; sys.exit('tensorboard' in sys.modules or 'torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

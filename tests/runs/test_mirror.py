@@ -1,0 +1,331 @@
+"""A run copied elsewhere as it trains: readers see whole snapshots only, and training never notices what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from running import Running, metrics_without_times, run_fork, start_fork, wait_until, weights_of
+
+from paceline.board.files import LocalFiles
+from paceline.board.gallery import Gallery
+from paceline.core.checksums import checksum_of_file
+from paceline.core.errors import UserError
+from paceline.runs.checkpoint import Checkpoints, Snapshot, load
+from paceline.runs.mirror import mirror as mirror_module
+from paceline.runs.mirror.destination import Destination, FsspecDestination, open_destination
+from paceline.runs.mirror.mirror import Mirror
+from paceline.runs.mirror.published import Manifest, Piece, list_manifests, read_manifest, restore
+from paceline.runs.status import MirrorState, Status
+
+TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
+QUICK = ("--set", "mirror_every=0.1", "--set", "pause=0.02")
+
+
+@pytest.fixture(params=["file", "memory"])
+def away(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"file://{tmp_path}/away" if request.param == "file" else f"memory://{tmp_path.name}"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror_module, "FIRST_PAUSE_SECONDS", 0.01)
+
+
+def make_run(folder: Path, *moments: int) -> Checkpoints:
+    """A run's folder with checkpoints at these images, the last two of them kept."""
+    folder.mkdir(exist_ok=True)
+    checkpoints = Checkpoints(folder / "checkpoints")
+    for images in moments:
+        weights = {"network.weight": torch.full((100,), float(images))}
+        with (folder / "metrics.jsonl").open("a") as metrics:
+            metrics.write(json.dumps({"images": images}) + "\n")
+        checkpoints.save(Snapshot(images, weights, {}, {"best": {}}))
+        checkpoints.prune(2, None)
+        (folder / "samples").mkdir(exist_ok=True)
+        (folder / "samples" / f"samples-{images:012}.png").write_bytes(b"picture %d" % images)
+    (folder / "config.toml").write_text("seed = 0\n")
+    Status.now("running", 1000).write(folder)
+    return checkpoints
+
+
+def mirror_once(folder: Path, destination: Destination, run: str = "one") -> str:
+    mirror = Mirror(folder, destination, "away", run, every=0.05)
+    mirror.check()
+    mirror.begin()
+    return mirror.finish(60)
+
+
+def assert_whole(destination: Destination, scratch: Path) -> list[int]:
+    """Every manifest that is there names only what is there, to the bit; gives their images."""
+    manifests = [read_manifest(destination, name) for name in list_manifests(destination)]
+    for manifest in manifests:
+        for name, piece in manifest.files.items():
+            destination.fetch(piece.object, scratch)
+            assert checksum_of_file(scratch) == piece.sha256, f"{name} of the snapshot at {manifest.images} images"
+    return [manifest.images for manifest in manifests]
+
+
+def test_a_credential_that_a_library_printed_is_not_mirrored_with_the_log(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", 100)
+    (tmp_path / "run" / "logs").mkdir()
+    printed = "loss 0.5 — über alles\nconnecting to https://ann:hunter2@example.org\n"
+    (tmp_path / "run" / "logs" / "rank-1.txt").write_text(printed, "utf-8")
+    mirror_once(tmp_path / "run", open_destination(f"file://{tmp_path}/away", "--mirror"))
+    assert (tmp_path / "away" / "logs" / "rank-1.txt").read_text("utf-8") == printed.replace("ann:hunter2", "***")
+    assert (tmp_path / "run" / "logs" / "rank-1.txt").read_text("utf-8") == printed, "on this disk it stays as it is"
+
+
+class Watched:
+    """A real destination; `before` is called with each operation's number before it is done."""
+
+    def __init__(self, beneath: Destination, before: Callable[[int], None]) -> None:
+        self.beneath, self.before, self.operations = beneath, before, 0
+
+    def __getattr__(self, name: str) -> Any:
+        def operation(*arguments: Any) -> Any:
+            self.operations += 1
+            self.before(self.operations)
+            return getattr(self.beneath, name)(*arguments)
+
+        return operation
+
+
+def test_what_was_mirrored_comes_back_on_an_empty_disk(tmp_path: Path, away: str) -> None:
+    make_run(tmp_path / "run", 100, 200, 300)
+    destination = open_destination(away, "--mirror")
+    assert mirror_once(tmp_path / "run", destination) == "mirror: all is at away"
+    (tmp_path / "back").mkdir()
+    assert restore(destination, tmp_path / "back", 0, pytest.fail, lambda: None) == 300
+    for name in ("checkpoints", "samples", "metrics.jsonl", "config.toml"):
+        files = [tmp_path / "run" / name, *(tmp_path / "run" / name).rglob("*")]
+        for file in (file for file in files if file.is_file()):
+            assert (tmp_path / "back" / file.relative_to(tmp_path / "run")).read_bytes() == file.read_bytes()
+    assert Checkpoints(tmp_path / "back" / "checkpoints").all() == [200, 300]
+    assert restore(destination, tmp_path / "back", 300, pytest.fail, lambda: None) == 300
+    assert sorted(entry.name for entry in (tmp_path / "back").iterdir()) == sorted(
+        ["checkpoints", "samples", "metrics.jsonl", "config.toml"]
+    )
+
+
+def test_whatever_operation_fails_or_is_the_last_a_reader_sees_whole_snapshots_and_all_comes_there(
+    tmp_path: Path, away: str
+) -> None:
+    beneath = open_destination(away, "--mirror")
+    make_run(tmp_path / "run", 100)
+    mirror_once(tmp_path / "run", beneath)
+    make_run(tmp_path / "run", 200, 300)  # 100 has to go when these are there
+
+    def fail_once(at: int) -> Callable[[int], None]:
+        def before(number: int) -> None:
+            if number == at:
+                seen.append(assert_whole(beneath, tmp_path / "scratch"))
+                raise ConnectionError("the server went away")
+
+        return before
+
+    saved = tmp_path / "saved"
+    shutil.copytree(tmp_path / "run", saved)
+    copy_of(beneath, tmp_path / "start")
+    counting = Watched(beneath, lambda number: None)
+    mirror_once(tmp_path / "run", counting)  # type: ignore[arg-type]
+    assert counting.operations > 15
+    for at in range(1, counting.operations + 1):
+        put_back(beneath, tmp_path / "start")
+        seen: list[list[int]] = []
+        watched = Watched(beneath, fail_once(at))
+        assert "all is at" in mirror_once(saved, watched)  # type: ignore[arg-type]
+        assert len(seen) == 1 and seen[0] and assert_whole(beneath, tmp_path / "scratch") == [300, 100], at
+    named = {name for name in beneath.sizes("checkpoints") if "manifest" in name}
+    assert named == {f"checkpoints/{images:012d}/manifest.json" for images in (100, 200, 300)}
+
+
+def copy_of(destination: Destination, folder: Path) -> None:
+    for name in destination.sizes(""):
+        (folder / name.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        destination.fetch(name.lstrip("/"), folder / name.lstrip("/"))
+
+
+def put_back(destination: Destination, folder: Path) -> None:
+    for name in destination.sizes(""):
+        destination.remove(name.lstrip("/"))
+    for file in folder.rglob("*"):
+        if file.is_file():
+            destination.send(file, file.relative_to(folder).as_posix())
+
+
+def test_a_snapshot_that_is_not_whole_is_passed_over_and_so_is_half_a_manifest(tmp_path: Path) -> None:
+    destination = open_destination(f"file://{tmp_path}/away", "--mirror")
+    for moments in ((100,), (200,)):
+        make_run(tmp_path / "run", *moments)
+        mirror_once(tmp_path / "run", destination)
+    half = (tmp_path / "away" / "mirror" / "000000000200-0001.json").read_bytes()
+    (tmp_path / "away" / "mirror" / "000000000300-0001.json").write_bytes(half[: len(half) // 2])
+    (tmp_path / "away" / "checkpoints" / "000000000200" / "weights.safetensors").write_bytes(b"other")
+    lines: list[str] = []
+    (tmp_path / "back").mkdir()
+    assert restore(destination, tmp_path / "back", 0, lines.append, lambda: None) == 100
+    assert len(lines) == 2 and "000000000300-0001.json is not whole" in lines[0]
+    assert "weights.safetensors does not match its SHA-256" in lines[1]
+    assert load(tmp_path / "back" / "checkpoints" / "000000000100").images == 100
+    shutil.rmtree(tmp_path / "away" / "checkpoints")
+    with pytest.raises(UserError, match="none of its snapshots is whole"):
+        restore(destination, tmp_path / "back", 0, lines.append, lambda: None)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "checkpoints/../../outside", "checkpoints/1/a", "x.py"])
+def test_a_manifest_cannot_name_what_no_snapshot_holds(name: str) -> None:
+    with pytest.raises(ValueError, match="no part of a snapshot"):
+        Manifest.parse(Manifest("one", 100, {name: Piece(name, "0" * 64, 1)}).encode())
+
+
+def test_an_upload_that_takes_long_holds_nobody_up_and_survives_pruning(tmp_path: Path) -> None:
+    checkpoints, reached, go_on = make_run(tmp_path / "run", 100), threading.Event(), threading.Event()
+
+    def hold(number: int) -> None:
+        if number == 4:  # in the middle of the first checkpoint
+            reached.set()
+            go_on.wait(60)
+
+    destination = open_destination(f"file://{tmp_path}/away", "--mirror")
+    mirror = Mirror(tmp_path / "run", Watched(destination, hold), "away", "one", every=60)  # type: ignore[arg-type]
+    mirror.check()
+    mirror.begin()
+    assert reached.wait(60)
+    make_run(tmp_path / "run", 200, 300, 400)
+    assert checkpoints.all() == [300, 400]
+    began = time.monotonic()
+    mirror.notice()
+    assert "the checkpoint at 400 images is missing" in mirror.finish(0.2) and time.monotonic() - began < 30
+    assert list_manifests(destination) == []
+    go_on.set()
+    wait_until(lambda: [int(name[7:19]) for name in list_manifests(destination)] == [400, 100])
+    assert_whole(destination, tmp_path / "scratch")
+
+
+def test_a_mirror_of_another_run_or_further_than_the_folder_is_refused_and_untouched(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", 100, 200)
+    destination = open_destination(f"file://{tmp_path}/away", "--mirror")
+    mirror_once(tmp_path / "run", destination)
+    before = destination.sizes("")
+    for folder, run, said in (("run", "two", "holds another run"), ("empty", "one", "at 200 images, --out at 0")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        with pytest.raises(UserError, match=said):
+            mirror_once(tmp_path / folder, destination, run)
+    assert destination.sizes("") == before
+
+
+def test_a_package_can_register_a_kind_of_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_mirror.py").write_text("def open_mirror(url):\n    return ['mine', url]\n")
+    (tmp_path / "my_mirror-1.0.dist-info").mkdir()
+    (tmp_path / "my_mirror-1.0.dist-info" / "METADATA").write_text("Name: my_mirror\nVersion: 1.0\n")
+    entry = "[paceline.mirrors]\nmine = my_mirror:open_mirror\nbroken = my_missing:open_mirror\n"
+    (tmp_path / "my_mirror-1.0.dist-info" / "entry_points.txt").write_text(entry)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert open_destination("mine://somewhere/else", "--mirror") == ["mine", "mine://somewhere/else"]
+    with pytest.raises(UserError, match="--mirror broken://x: my_missing:open_mirror cannot be imported"):
+        open_destination("broken://x", "--mirror")
+    assert isinstance(open_destination("memory://x", "--mirror"), FsspecDestination)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://AKIAABCDEFGHIJKLMNOP:secret@bucket/run", "holds a credential"),
+        ("https://host/run?token=abcdef", "holds a credential"),
+        ("nonsense://bucket/run", "Protocol not known: nonsense"),
+        ("zip::file:///somewhere", "not a chain"),
+    ],
+)
+def test_a_url_that_cannot_be_used_ends_in_one_line_that_repeats_no_credential(url: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as raised:
+        open_destination(url, "--mirror")
+    assert "secret" not in str(raised.value) and "abcdef" not in str(raised.value)
+
+
+def test_trouble_is_said_once_and_stays_in_the_folder_until_it_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "run", 100)
+    broken = threading.Event()
+    broken.set()
+
+    def refuse(number: int) -> None:
+        if broken.is_set():
+            raise PermissionError("wrong key, token=abcdef")
+
+    beneath = open_destination(f"file://{tmp_path}/away", "--mirror")
+    mirror = Mirror(tmp_path / "run", Watched(beneath, refuse), "away", "one", every=0.01)  # type: ignore[arg-type]
+    mirror.check()
+    mirror.begin()
+    wait_until(lambda: mirror.destination.operations > 3)  # type: ignore[attr-defined]
+    gallery = Gallery(LocalFiles(tmp_path))
+    gallery.refresh()
+    (run,) = (run for run in gallery.summaries() if run["name"] == "run")
+    assert run["mirror"]["images"] == 0 and run["mirror"]["trouble"] == "PermissionError: wrong key, token=***"
+    broken.clear()
+    assert "all is at" in mirror.finish(60)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(" (")[0] for line in said] == ["mirror: away does not work", "mirror: away works again"]
+    assert "training goes on" in said[0] and "abcdef" not in said[0]
+    state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
+    assert state and (state.images, state.trouble) == (100, "")
+
+
+def published(away: Path) -> list[int]:
+    return [int(file.name[:12]) for file in sorted((away / "mirror").glob("*.json"))]
+
+
+def test_a_run_that_lost_its_disk_goes_on_from_its_mirror_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    command = ("train", TINY, "--set", "dropout=0.2", *QUICK)
+    assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
+    url = f"file://{tmp_path}/away"
+    both = (*command, "--out", "run", "--mirror", url, "--resume-from", url)
+    first = start_fork(tmp_path, *both)
+    wait_until(lambda: published(tmp_path / "away")[-1:] >= [160], first)
+    first.kill()
+    first.wait()
+    assert "nothing is there yet" in first.stdout
+    shutil.rmtree(tmp_path / "run")
+    alone = run_fork(tmp_path, *command, "--out", "run", "--mirror", url)
+    assert alone.wait() == 2 and f"--resume-from {url} goes on from there" in alone.stderr
+    again = run_fork(tmp_path, *both)
+    assert again.wait() == 0 and "brought back the run at" in again.stdout and "going on from" in again.stdout
+    assert "mirror: all is at" in again.stdout
+    assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
+    assert metrics_without_times(tmp_path / "run") == metrics_without_times(tmp_path / "whole")
+    assert weights_of(tmp_path / "away") == weights_of(tmp_path / "whole")
+    for name in ("metrics.jsonl", "status.json", "config.toml"):
+        assert (tmp_path / "away" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+    assert not (tmp_path / "run" / ".mirror").exists()
+
+
+def test_training_goes_on_where_the_mirror_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "away").write_text("a file where the folder should be")
+    running = run_fork(
+        tmp_path, "train", TINY, *QUICK, "--out", "run", "--mirror", f"file://{tmp_path}/away/run",
+        "--set", "mirror_wait=1",
+    )  # fmt: skip
+    assert running.wait() == 0 and running.stderr == ""
+    lines = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
+    assert len(lines) == 2 and "does not work" in lines[0] and "the checkpoint at 480 images is missing" in lines[1]
+    assert lines[0] in (tmp_path / "run" / "logs" / "rank-0.txt").read_text()
+    state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
+    assert state and state.images == 0 and state.trouble
+    assert Status.parse((tmp_path / "run" / "status.json").read_bytes()).state == "finished"  # type: ignore[union-attr]
+
+
+def test_a_run_that_fails_says_so_in_its_mirror_too(tmp_path: Path) -> None:
+    away, command = tmp_path / "away", ("train", TINY, *QUICK, "--out", "run", "--mirror", f"file://{tmp_path}/away")
+    failed: Running = run_fork(tmp_path, *command, "--set", "not_finite_at=20")
+    assert failed.wait() == 2 and "is not finite" in failed.stderr
+    status = Status.parse((away / "status.json").read_bytes())
+    assert status and status.state == "failed" and "is not finite" in status.why
+    assert "the checkpoint at" in failed.stderr and published(away)[-1] > 0

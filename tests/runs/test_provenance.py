@@ -1,0 +1,38 @@
+"""The versions and hardware that are kept with a run."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from paceline.runs.provenance import versions_and_hardware
+
+
+def test_versions_hardware_and_time_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    facts = versions_and_hardware()
+    assert facts["torch"] == version("torch") and facts["lightning"] == version("lightning")
+    assert int(facts["cores"]) >= 1 and facts["memory"].endswith("GiB") and facts["cpu"] and facts["python"]
+    assert abs(datetime.fromisoformat(facts["started"]) - datetime.now(UTC)) < timedelta(minutes=1)
+    assert all(type(value) is str and value for value in facts.values())
+
+
+def test_the_commit_of_the_current_folder_is_named_with_its_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert "git_commit" not in versions_and_hardware()
+    (tmp_path / "file").write_text("one")
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for command in (["init", "-q"], ["add", "file"], [*author, "commit", "-q", "-m", "one"]):
+        subprocess.run(["git", *command], check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert versions_and_hardware()["git_commit"] == commit
+    (tmp_path / "file").write_text("two")
+    assert versions_and_hardware()["git_commit"] == f"{commit} with changes"
+    assert capfd.readouterr() == ("", "")

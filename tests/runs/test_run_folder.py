@@ -1,0 +1,231 @@
+"""One writer per run folder, and only the settings that may change do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import metrics_without_times, run_fork, run_ranks, start_fork, wait_until, weights_of
+
+from paceline.core.errors import UserError
+from paceline.runs.checkpoint import choose_checkpoint
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import read_metrics
+
+
+def test_a_folder_in_use_is_refused_and_its_run_unharmed(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--set", "pause=0.05")
+    first = start_fork(tmp_path, *command, "--out", "run")
+    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), first)
+    second = run_fork(tmp_path, *command, "--out", "run")
+    assert not first.ended
+    assert second.wait() == 2
+    assert second.stderr == f"paceline: --out run: this run is in use by process {first.pid}; choose another --out\n"
+    assert first.wait() == 0 and first.stderr == ""
+    assert run_fork(tmp_path, *command, "--out", "alone").wait() == 0
+    assert weights_of(tmp_path / "run") == weights_of(tmp_path / "alone")
+    assert metrics_without_times(tmp_path / "run") == metrics_without_times(tmp_path / "alone")
+
+
+def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Path, tiny: str) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "diary.txt").touch()
+    refused = run_fork(tmp_path, "train", tiny, "--out", "full")
+    assert refused.wait() == 2 and "--out full: is there and no run (it holds diary.txt)" in refused.stderr
+    assert [file.name for file in full.iterdir()] == ["diary.txt"]
+    (full / "diary.txt").rename(full / ".gitkeep")
+    (full / "launch").mkdir()  # where a job's file lies that begins the run
+    assert run_fork(tmp_path, "train", tiny, "--out", "full").wait() == 0
+
+
+def test_a_run_that_ended_before_it_kept_its_settings_can_begin_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.claim()
+    folder.release()
+    (tmp_path / "logs").mkdir()
+    folder.check_free()
+
+
+def test_a_claim_dies_with_its_process_and_can_be_given_up(tmp_path: Path) -> None:
+    one, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    one.claim()
+    with pytest.raises(UserError, match="in use by process"):
+        other.claim()
+    other.release()
+    one.release()
+    other.claim()
+    other.release()
+
+
+def test_settings_that_make_another_run_are_refused_by_name(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--images", "48")
+    assert run_fork(tmp_path, *command).wait() == 0
+    before = weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()
+    for change, said in (
+        (("--lr", "0.2", "--seed", "3"), "(seed: 0 → 3; lr: 0.05 → 0.2)"),
+        (("--set", "classifier.lr=0.2"), "(classifier.lr: None → 0.2)"),
+        (("--set", "width=8"), "(width: 4 → 8)"),
+        (("--batch-size", "32"), "(batch_size: 16 → 32)"),
+        (("--precision", "bf16"), "(precision: fp32 → bf16)"),
+    ):
+        refused = run_fork(tmp_path, *command, *change)
+        assert refused.wait() == 2
+        assert len(refused.stderr.splitlines()) == 1 and said in refused.stderr, refused.stderr
+    assert (weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()) == before
+
+
+def test_a_run_that_has_not_learned_yet_may_begin_with_other_settings(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--images", "16")
+    assert run_fork(tmp_path, *command).wait() == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    begun = run_fork(tmp_path, *command, "--lr", "0.2")
+    assert begun.wait() == 0, begun.stderr
+    assert "lr = 0.2" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_another_recipe_is_refused(tmp_path: Path, tiny: str) -> None:
+    assert run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16").wait() == 0
+    (tmp_path / "other.py").write_text(Path(tiny).read_text())
+    refused = run_fork(tmp_path, "train", "./other.py", "--out", "run")
+    assert refused.wait() == 2 and "this run is of another recipe" in refused.stderr
+
+
+def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--set", "schedule=constant")
+    assert run_fork(tmp_path, *command, "--images", "96").wait() == 0
+    two = ("--devices", "2", "--strategy", "ddp", "--images", "192", "--set", "log_every=1 steps", "--set", "keep=5")
+    assert run_ranks(tmp_path, 2, *command, *two) == [0, 0]
+    three = ("--loader", "workers", "--workers", "1", "--epochs", "0.2", "--images", "0", "--set", "save_every=1 epoch")
+    last = run_fork(tmp_path, *command, *three)
+    assert last.wait() == 0 and "going on from 192 images" in last.stdout
+    kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert kept["images"] == 0
+    ways = [(way["until_images"], way["strategy"], way["devices"]) for way in kept["made_with"]["earlier"]]
+    assert ways == [(96, "single", "1"), (192, "ddp", "2")], "it is kept how the run went before"
+
+
+def test_a_start_that_left_no_checkpoint_is_not_in_the_record(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--set", "schedule=constant")
+    assert run_fork(tmp_path, *command, "--images", "96").wait() == 0
+    config = tmp_path / "run" / "config.toml"
+    before = config.read_bytes()
+    rarely = ("--set", "save_every=9000000 images", "--set", "evaluate_every=9000000 images")
+    longer = start_fork(tmp_path, *command, "--images", "9600000", "--loader", "workers", *rarely)
+    wait_until(lambda: '"running"' in (tmp_path / "run" / "status.json").read_text(), longer)
+    longer.kill()
+    longer.wait()
+    assert config.read_bytes() == before
+
+
+def test_a_command_that_trains_nothing_changes_nothing_of_a_finished_run(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run")
+    assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "96") == [0, 0]
+
+    def record() -> dict[str, tuple[bytes, int]]:
+        files = [file for file in (tmp_path / "run").rglob("*") if file.is_file() and file.name != ".lock"]
+        return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files if "logs" not in file.parts}
+
+    before = record()
+    for images, told in (("96", "finished already, at 96 images\n"), ("48", "past the 48 that are asked for: nothing")):
+        again = run_fork(tmp_path, *command, "--images", images)
+        assert again.wait() == 0 and told in again.stdout, again.stderr
+        assert "test, of the checkpoint at 96 images" in again.stdout, "what it learned is judged all the same"
+        assert record() == before
+
+
+def test_a_stopped_run_may_end_where_it_is_and_how_it_was_made_stays(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--set", "save_every=16 images")
+    assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "48") == [0, 0]
+    config, status = tmp_path / "run" / "config.toml", tmp_path / "run" / "status.json"
+    config.write_text(config.read_text().replace("images = 48", "images = 480"))
+    status.write_text(status.read_text().replace("finished", "stopped").replace("48", "480"))
+    before = tomllib.loads(config.read_text())
+    assert run_fork(tmp_path, *command, "--images", "32").wait() == 0
+    assert tomllib.loads(config.read_text()) == before and json.loads(status.read_text())["state"] == "stopped"
+    assert run_fork(tmp_path, *command, "--images", "48").wait() == 0
+    assert tomllib.loads(config.read_text()) == before | {"images": 48}
+    assert json.loads(status.read_text())["state"] == "finished"
+
+
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--images", "16")
+    assert run_fork(tmp_path, *command).wait() == 0
+    (tmp_path / "run" / "config.toml").write_text("recipe = ")
+    refused = run_fork(tmp_path, *command)
+    assert refused.wait() == 2 and refused.stderr.startswith("paceline: run/config.toml: cannot be read")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_each_rank_keeps_its_output_and_only_the_first_writes(tmp_path: Path, tiny: str) -> None:
+    assert run_ranks(tmp_path, 2, "train", tiny, "--out", "run", "--devices", "2", "--images", "48") == [0, 0]
+    logs = {file.name: file.read_text() for file in (tmp_path / "run" / "logs").iterdir()}
+    assert logs.keys() == {"rank-0.txt", "rank-1.txt"}
+    assert "batch 16 = 2 devices × 8 × 1" in logs["rank-0.txt"]
+    lines = metrics_without_times(tmp_path / "run")
+    assert [line["images"] for line in lines if "classifier/cross_entropy" in line] == [48]
+    assert "spread/classifier/cross_entropy" in lines[0]
+
+
+def test_other_data_under_the_same_name_is_refused(tmp_path: Path, tiny: str) -> None:
+    generator = np.random.default_rng(0)
+    for name, length in (("a", 64), ("b", 80)):
+        pictures = generator.integers(256, size=(length, 8, 8, 1), dtype=np.uint8)
+        labels = np.arange(length) % 10
+        np.savez(tmp_path / f"{name}.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+    command = ("train", tiny, "--data", "npz", "--out", "run", "--images", "32")
+    assert run_fork(tmp_path, *command, "--data-root", "a.npz").wait() == 0
+    refused = run_fork(tmp_path, *command, "--data-root", "b.npz")
+    assert refused.wait() == 2 and "the data is not what this run was made from (58 samples, " in refused.stderr
+    (tmp_path / "a.npz").rename(tmp_path / "moved.npz")
+    assert run_fork(tmp_path, *command, "--data-root", "moved.npz").wait() == 0
+
+
+def test_other_labels_of_the_same_pictures_are_refused_and_runs_that_kept_none_go_on(tmp_path: Path, tiny: str) -> None:
+    pictures = np.random.default_rng(0).integers(256, size=(64, 8, 8, 1), dtype=np.uint8)
+    for name, labels in (("a", np.arange(64) % 10), ("b", np.arange(1, 65) % 10)):
+        np.savez(tmp_path / f"{name}.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+    command = ("train", tiny, "--data", "npz", "--out", "run")
+    assert run_fork(tmp_path, *command, "--data-root", "a.npz", "--images", "32").wait() == 0
+    refused = run_fork(tmp_path, *command, "--data-root", "b.npz", "--images", "64")
+    assert refused.wait() == 2 and "the data is not what this run was made from (58 samples, " in refused.stderr
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(re.sub(" with labels [0-9a-f]{16}", "", config.read_text()))  # as earlier versions wrote it
+    goes_on = run_fork(tmp_path, *command, "--data-root", "a.npz", "--images", "64")
+    assert goes_on.wait() == 0 and "going on from 32 images" in goes_on.stdout, goes_on.stderr
+    assert " with labels " in config.read_text(), "from now on they are compared"
+
+
+def test_the_last_weights_are_judged_whatever_the_cadence(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--images", "80", "--set", "evaluate_every=48 images")
+    assert run_fork(tmp_path, *command).wait() == 0
+    judged = [line["images"] for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
+    assert judged == [48, 80]
+
+
+def test_the_last_checkpoint_knows_how_it_was_judged_whatever_the_cadence(tmp_path: Path, tiny: str) -> None:
+    cadence = ("--set", "evaluate_every=48 images", "--set", "save_every=40 images")
+    command = ("train", tiny, "--out", "run", "--images", "80", *cadence)
+    for _ in range(2):  # the second time there is nothing left to do
+        assert run_fork(tmp_path, *command).wait() == 0
+        lines = [line for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
+        assert [line["images"] for line in lines] == [48, 80]
+        highest = max(lines, key=lambda line: (line["validation/top1"], -line["images"]))
+        kept = choose_checkpoint(RunFolder(tmp_path / "run").checkpoints, "last")
+        assert kept.images == kept.numbers["evaluated_at"] == 80
+        assert kept.numbers["best"]["images"] == highest["images"]
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+
+
+def test_an_average_that_nothing_judges_is_refused(tmp_path: Path, tiny: str) -> None:
+    (tmp_path / "plain.py").write_text(
+        "from paceline.recipes.classification import Classification\n\n\n"
+        "class Plain(Classification):\n    averaged = ()\n"
+    )
+    refused = run_fork(tmp_path, "train", "./plain.py", "--set", "average=1 epochs", "--set", "width=2", "--out", "run")
+    assert refused.wait() == 2 and "average=1 epochs: the recipe does not judge 'classifier'" in refused.stderr

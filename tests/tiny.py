@@ -1,0 +1,116 @@
+"""A recipe for tests: small, quick, and with switches for what can go wrong."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+
+
+@dataclass(frozen=True)
+class TinySettings:
+    """What a test wants to see."""
+
+    width: int = setting(4, "channels")
+    norm: Literal["batch", "none"] = setting("batch", "normalisation")
+    dropout: float = setting(0.0, "chance that a feature is dropped")
+    unused: bool = setting(False, "a layer that no loss uses")
+    record: str = setting("", "folder where every loss notes the samples that it saw")
+    pause: float = setting(0.0, "seconds that every loss takes longer")
+    hold: str = setting("", "file; while it is there, every loss waits")
+    slow_sync: float = setting(0.0, "seconds that every fsync takes longer")
+    not_finite_at: int = setting(-1, "the call whose loss is not a number")
+    bad_gradient_at: int = setting(-1, "the call whose loss is a number and its gradient is not")
+
+
+class Tiny(Recipe):
+    """One convolution, one linear layer."""
+
+    Settings = TinySettings
+    judge = "accuracy"
+    best = ("validation/top1", "max")
+    defaults: ClassVar[dict[str, Any]] = {
+        "data": "digits",
+        "size": 8,
+        "batch_size": "16",
+        "images": 480,
+        "optimizer": "sgd",
+        "lr": 0.05,
+        "schedule": "cosine",
+        "pad_crop": 1,
+        "log_every": "3 steps",
+        "evaluate_every": "8 steps",
+        "save_every": "5 steps",
+    }
+    small: ClassVar[dict[str, Any]] = {"batch_size": "16"}
+    phases = (Phase("classifier", "classifier"),)
+    averaged = ("classifier",)
+
+    def __init__(self, settings: TinySettings, facts: Facts) -> None:
+        super().__init__(settings, facts)
+        self.settings, self.calls = settings, 0
+        self.seen: list[tuple[str, Batch]] = []  # what it was asked to predict, for tests that look
+        self.watched = False
+        width = settings.width
+        self.classifier = nn.Sequential(
+            nn.Conv2d(facts.channels, width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(width) if settings.norm == "batch" else nn.Identity(),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(settings.dropout),
+            nn.Linear(width * (facts.height // 2) * (facts.width // 2), facts.num_classes),
+        )
+        if settings.unused:
+            self.classifier.spare = nn.Linear(2, 2)  # type: ignore[assignment]
+            self.classifier.forward = lambda x: nn.Sequential(*list(self.classifier)[:-1])(x)  # type: ignore[method-assign]
+        if settings.slow_sync:
+            _slow_down_sync(settings.slow_sync)
+
+    def classifier_loss(self, batch: Batch) -> Loss:
+        self.calls += 1
+        if self.settings.pause:
+            time.sleep(self.settings.pause)
+        while self.settings.hold and Path(self.settings.hold).exists():
+            time.sleep(0.02)
+        if self.settings.record:
+            _note(Path(self.settings.record), batch["index"].tolist())
+        loss = F.cross_entropy(self.classifier(batch["image"]), batch["label"])
+        if self.calls - 1 == self.settings.not_finite_at:
+            loss = loss * float("nan")
+        if self.calls - 1 == self.settings.bad_gradient_at:
+            weight = self.classifier[0].weight
+            loss = loss + (weight - weight.detach()).abs().sum().sqrt()  # zero, and its slope is infinite
+        return Loss({"cross_entropy": loss})
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        if self.watched:
+            self.seen.append(("predict", dict(batch)))
+        return {"logits": self.classifier(batch["image"])}
+
+
+def _note(folder: Path, samples: list[int]) -> None:
+    """A line per call, in one write, so that a kill leaves whole lines."""
+    folder.mkdir(exist_ok=True)
+    name = f"rank-{os.environ.get('RANK', '0')}-of-{os.environ.get('WORLD_SIZE', '1')}"
+    with open(folder / name, "ab", buffering=0) as file:
+        file.write(" ".join(map(str, samples)).encode() + b"\n")
+
+
+def _slow_down_sync(seconds: float) -> None:
+    """Makes the time inside a save long enough to be hit."""
+    sync = os.fsync
+
+    def slow(descriptor: Any) -> None:
+        time.sleep(seconds)
+        sync(descriptor)
+
+    if sync.__name__ != "slow":
+        os.fsync = slow

@@ -1,0 +1,46 @@
+"""What hosts without a common disk agree on as a run starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from running import run_function_on_hosts
+
+from paceline.config.settings import RunSettings
+from paceline.parallel.world import join
+from paceline.runs.checkpoint import Snapshot, load
+from paceline.runs.folder import RunFolder
+from paceline.training.agreement import claim_folder, newest_snapshot
+
+
+def checkpoint(images: int) -> Snapshot:
+    best = {"name": "validation/psnr", "value": 30.0, "images": 16}
+    return Snapshot(images, {"network.weight": torch.full((3,), float(images))}, {}, {"best": best})
+
+
+def meet_and_find() -> int:
+    folder, world = RunFolder(Path("run")), join(RunSettings(accelerator="cpu"), distributed=True)
+    claim_folder(folder, world, lambda: None)
+    found = newest_snapshot(folder, world, print)
+    assert found is not None and found.weights["network.weight"].eq(found.images).all()
+    print(found.images)
+    world.wait_for_all()
+    world.leave()
+    return 0
+
+
+def test_every_host_gets_the_newest_checkpoint_and_the_best_whoever_holds_them(tmp_path):
+    folders = [tmp_path / str(number) for number in range(3)]
+    for folder, held in zip(folders, [(), (24, 32), (16, 24)], strict=True):
+        folder.mkdir()
+        for images in held:
+            RunFolder(folder / "run").checkpoints.save(checkpoint(images))
+            (folder / "run" / "config.toml").write_text(f"images = {images}\n")
+    hosts = run_function_on_hosts(folders, meet_and_find)
+    assert [host.wait() for host in hosts] == [0, 0, 0], [host.stderr for host in hosts]
+    assert all(host.stdout.splitlines()[-1] == "32" for host in hosts)
+    for folder in folders:
+        kept = RunFolder(folder / "run").checkpoints
+        assert load(kept.path(16)).images == 16 and kept.all()[-1] == 32
+        assert (folder / "run" / "config.toml").read_text() == "images = 32\n", "how it went is known to all"

@@ -1,0 +1,47 @@
+"""What a learner does with odd networks and odd first steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.config.settings import LearnerSettings
+from paceline.core.errors import UserError
+from paceline.parallel.precision import Precision
+from paceline.training.learner import Learner
+
+
+def make(network: nn.Module, precision: str = "fp32", **settings: object) -> Learner:
+    chosen = LearnerSettings(**({"optimizer": "sgd", "lr": 0.1} | settings))  # type: ignore[arg-type]
+    learner = Learner("network", network, chosen, lambda images: chosen.lr, Precision(precision, "cpu"), 0)
+    learner.set_rate(0)
+    return learner
+
+
+def test_a_first_step_that_fp16_skips_leaves_no_trace() -> None:
+    network = nn.Linear(3, 2)
+    before = network.weight.detach().clone()
+    learner = make(network, "fp16")
+    learner.scale(network(torch.ones(1, 3)).sum() * torch.inf).backward()
+    learner.step()
+    assert torch.equal(network.weight, before)
+    learner.scale(network(torch.ones(1, 3)).sum()).backward()
+    learner.step()
+    # Nesterov's first step from rest: the gradient, 1, and 0.9 of it again.
+    assert torch.allclose(network.weight, before - 0.1 * 1.9)
+
+
+def test_what_the_author_froze_stays_as_it_is() -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    network[0].requires_grad_(False)
+    frozen = network[0].weight.detach().clone()
+    learner = make(network, weight_decay=0.1)
+    network(torch.ones(1, 3)).sum().backward()
+    learner.step()
+    assert torch.equal(network[0].weight, frozen) and list(learner.named) == ["1.weight", "1.bias"]
+
+
+def test_a_network_with_nothing_to_learn_is_refused() -> None:
+    with pytest.raises(UserError, match="nothing to learn"):
+        make(nn.Linear(2, 2).requires_grad_(False))

@@ -1,0 +1,210 @@
+"""`kill -9` at any moment, then the same command: the run ends with the bits that it would have had."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from running import (
+    Running,
+    metrics_without_times,
+    processes_naming,
+    run_fork,
+    run_ranks,
+    start_command,
+    start_fork,
+    start_ranks,
+    wait_until,
+    weights_of,
+    workers_of,
+)
+
+SLOW_SAVES = ("--set", "slow_sync=0.05", "--set", "pause=0.01")  # time to hit a moment
+
+
+def checkpoints(run: Path) -> list[int]:
+    folder = run / "checkpoints"
+    return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
+
+
+def is_saving(run: Path) -> bool:
+    return any((run / "checkpoints").glob(".writing-*"))
+
+
+def has_trained(run: Path, images: int) -> bool:
+    metrics = run / "metrics.jsonl"
+    return metrics.exists() and any(f'"images": {images},' in line for line in metrics.read_text().splitlines())
+
+
+def left_behind(run: Path) -> list[int]:
+    """The run's own processes once they had a few seconds to end."""
+    try:
+        wait_until(lambda: not processes_naming(str(run)), seconds=5)
+    except AssertionError:
+        return processes_naming(str(run))
+    return []
+
+
+def assert_same_end(run: Path, reference: Path) -> None:
+    assert checkpoints(run)[-1] == checkpoints(reference)[-1]
+    assert weights_of(run) == weights_of(reference), "the resumed run ended with other bits"
+    assert metrics_without_times(run) == metrics_without_times(reference)
+
+
+def test_a_single_process_killed_twice_ends_with_the_same_bits_and_metrics(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, *SLOW_SAVES, "--set", "dropout=0.2")
+    assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
+    run = tmp_path / "killed"
+    for moment in (lambda: has_trained(run, 144), lambda: checkpoints(run)[-1:] >= [240] and is_saving(run)):
+        running = start_fork(tmp_path, *command, "--out", "killed")
+        wait_until(moment, running)
+        running.kill()
+        assert running.wait() == -signal.SIGKILL
+    assert checkpoints(run)[-1] < 480
+    last = run_fork(tmp_path, *command, "--out", "killed")
+    assert last.wait() == 0 and "going on from" in last.stdout
+    assert_same_end(run, tmp_path / "whole")
+    assert not list((run / "checkpoints").glob(".*")), "the interrupted save was not swept"
+
+
+def test_a_finished_run_started_again_changes_nothing(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run", "--images", "96")
+    assert run_fork(tmp_path, *command).wait() == 0
+    before = metrics_without_times(tmp_path / "run"), weights_of(tmp_path / "run")
+    assert run_fork(tmp_path, *command).wait() == 0
+    assert (metrics_without_times(tmp_path / "run"), weights_of(tmp_path / "run")) == before
+
+
+def test_two_processes_go_on_after_the_launcher_and_each_rank_were_killed(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, *SLOW_SAVES, "--devices", "2", "--set", "dropout=0.2")
+    assert run_ranks(tmp_path, 2, *command, "--out", "whole") == [0, 0]
+    run = tmp_path / "killed"
+    for target, images in (("launcher", 48), ("1", 144), ("0", 240)):
+        running = start_command(tmp_path, *command, "--out", str(run))
+        wait_until(lambda images=images: has_trained(run, images), running)
+        if target == "0":
+            wait_until(lambda: is_saving(run), running)
+        kill(running, target)
+        assert running.wait() != 0
+        assert not left_behind(run)
+    assert start_command(tmp_path, *command, "--out", str(run)).wait() == 0
+    assert_same_end(run, tmp_path / "whole")
+
+
+def kill(running: Running, target: str) -> None:
+    """`kill -9` of the launcher, or of the process with a rank."""
+    os.kill(running.pid if target == "launcher" else workers_of(running.pid)[int(target)], signal.SIGKILL)
+
+
+def test_a_run_resumed_on_two_and_on_three_processes_sees_the_same_samples(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--batch-size", "20", "--set", "save_every=1 steps", "--set", "keep=40")
+    assert run_fork(tmp_path, *command, "--images", "300", "--out", "whole", "--set", "record=whole-seen").wait() == 0
+    run = tmp_path / "moved"
+    for devices, images in ((1, 100), (2, 200), (3, 300)):
+        sizes = ("--devices", str(devices), "--images", str(images))
+        assert set(run_ranks(tmp_path, devices, *command, *sizes, "--out", str(run), "--set", "record=seen")) == {0}
+    seen = [sample for size in (1, 2, 3) for sample in samples_in_order(tmp_path / "seen", size)]
+    assert len(seen) == 300
+    assert seen == samples_in_order(tmp_path / "whole-seen", 1)
+
+
+def samples_in_order(folder: Path, size: int) -> list[int]:
+    """The samples of all ranks, step by step."""
+    ranks = [(folder / f"rank-{rank}-of-{size}").read_text().splitlines() for rank in range(size)]
+    return [int(sample) for step in zip(*ranks, strict=True) for part in step for sample in part.split()]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "optimizer=adam dropout=0.3 average=100_images",
+        "optimizer=adamw accumulate=2 clip=0.5 norm=none",
+        "optimizer=sgd precision=bf16 average=64_images accumulate=3",
+        "optimizer=sgd precision=fp16 clip=1 dropout=0.1",
+        "optimizer=adam precision=fp16 momentum=0 loader=workers workers=1",
+    ],
+)
+def test_resume_is_exact_with_every_kind_of_memory(tmp_path: Path, tiny: str, settings: str) -> None:
+    chosen = [word for pair in settings.split() for word in ("--set", pair.replace("_images", " images"))]
+    command = ("train", tiny, *chosen, "--images", "240")
+    assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
+    running = start_fork(tmp_path, *command, "--set", "out=killed")
+    wait_until(lambda: has_trained(tmp_path / "killed", 144), running)
+    running.kill()
+    running.wait()
+    assert run_fork(tmp_path, *command, "--out", "killed").wait() == 0
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ten_kills_at_random_moments_lose_nothing(tmp_path: Path, tiny: str) -> None:
+    chance = random.Random(20)
+    command = ("train", tiny, *SLOW_SAVES, "--images", "640")
+    two = (*command, "--devices", "2")
+    assert start_command(tmp_path, *command, "--out", "whole-1").wait() == 0
+    assert start_command(tmp_path, *two, "--out", "whole-2").wait() == 0
+    targets = ["single", "single", "single", "launcher", "0", "1"]
+    targets += ["single in a save", "launcher in a save", "0 in a save", "1 in a save"]
+    tally: Counter[str] = Counter()
+    for number, target in enumerate(targets):
+        run = tmp_path / f"killed-{number}"
+        alone, in_save = target.startswith("single"), target.endswith("in a save")
+        this = (*(command if alone else two), "--out", str(run))
+        running = start_command(tmp_path, *this)
+        images = 48 * chance.randint(1, 11)
+        wait_until(lambda run=run, images=images: has_trained(run, images), running)
+        time.sleep(0.2 * chance.random())
+        if in_save:
+            wait_until(lambda run=run: is_saving(run), running)
+        kill(running, "launcher" if alone else target.removesuffix(" in a save"))
+        hit = is_saving(run)
+        running.wait()
+        assert not left_behind(run), f"{target}: processes are left behind"
+        again = start_command(tmp_path, *this)
+        assert again.wait() == 0, again.stderr
+        same = weights_of(run) == weights_of(tmp_path / ("whole-1" if alone else "whole-2"))
+        tally["identical" if same else "different"] += 1
+        tally["inside a save"] += hit
+        print(f"{target} at {images}+ images{', inside a save' if hit else ''}: {'identical' if same else 'DIFFERENT'}")
+    print(f"killed and resumed {len(targets)} times: {dict(tally)}")
+    assert tally["identical"] == len(targets) and tally["inside a save"] >= 3
+
+
+def test_ranks_started_by_someone_else_resume_too(tmp_path: Path, tiny: str) -> None:
+    """The processes of torchrun, srun or Kubernetes: nobody of ours watches over them."""
+    command = ("train", tiny, *SLOW_SAVES, "--devices", "2")
+    assert run_ranks(tmp_path, 2, *command, "--out", "whole") == [0, 0]
+    ranks = start_ranks(tmp_path, 2, *command, "--out", "killed")
+    wait_until(lambda: checkpoints(tmp_path / "killed")[-1:] >= [80], ranks[0])
+    for rank in ranks:
+        rank.kill()
+    assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * 2
+    assert run_ranks(tmp_path, 2, *command, "--out", "killed") == [0, 0]
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "lightning"])
+def test_three_processes_go_on_with_the_same_bits(tmp_path: Path, tiny: str, strategy: str) -> None:
+    # Over three ranks the order of a sum depends on where a gradient lies in its bucket.
+    command = (
+        "train",
+        tiny,
+        "--strategy",
+        strategy,
+        "--set",
+        "width=32",
+        "--set",
+        "validation=0",
+        "--set",
+        "schedule=constant",
+    )
+    for out, lengths in (("whole", ["96"]), ("parts", ["48", "96"])):
+        for images in lengths:
+            assert run_ranks(tmp_path, 3, *command, "--images", images, "--out", out) == [0, 0, 0]
+    assert weights_of(tmp_path / "parts") == weights_of(tmp_path / "whole")

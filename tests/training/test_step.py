@@ -1,0 +1,279 @@
+"""One step is the same however it is spread: phases, shared, facts, draws, accumulation, clipping, averages, rates."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import difference, make_config, make_parts, note_steps, run_steps, weights
+from running import run_fork, start_command, start_function_in_ranks
+from torch import nn
+
+from paceline.config.settings import LearnerSettings
+from paceline.core.errors import UserError
+from paceline.parallel.precision import Precision
+from paceline.training.learner import Learner
+from paceline.training.loss_log import Ledger
+from paceline.training.schedule import schedule_of
+from paceline.training.snapshot import restore_snapshot, take_snapshot
+
+STEPS = 4
+
+
+@pytest.fixture(scope="session")
+def duet() -> str:
+    """The path of a recipe with two networks and three phases."""
+    return str(Path(__file__).parents[1] / "duet.py")
+
+
+def seen_by(parts: Any, phase: str) -> list[dict[str, torch.Tensor]]:
+    return [batch for name, batch in parts.recipe.seen if name == phase]
+
+
+@pytest.fixture(scope="module")
+def watched() -> Any:
+    """Seven steps of the duet in one process, with all that its phases were given."""
+    parts = make_parts(str(Path(__file__).parents[1] / "duet.py"))
+    parts.recipe.watched = True
+    run_steps(parts, 7)
+    return parts
+
+
+def test_phases_run_as_often_as_they_say_each_time_with_new_data(watched: Any) -> None:
+    order = [phase for phase, _ in watched.recipe.seen]
+    plain = ["generator", "critic", "critic"]
+    assert order == [*plain, "penalty", *plain, *plain] * 2 + [*plain, "penalty"]
+    assert watched.feed.images_per_step == 2 * 24
+    samples = [batch["index"].tolist() for batch in seen_by(watched, "critic")]
+    flat = [sample for batch in samples for sample in batch]
+    assert len(set(flat)) == len(flat) == 7 * 48, "no sample comes twice in an epoch"
+    assert [batch["index"].tolist() for batch in seen_by(watched, "generator")] == samples[::2]
+    assert not torch.equal(seen_by(watched, "critic")[0]["noise"], seen_by(watched, "critic")[1]["noise"])
+
+
+def test_shared_tensors_reach_the_later_phases_of_the_same_data_detached(watched: Any) -> None:
+    critics = seen_by(watched, "critic")
+    assert all("fake" in batch for batch in critics[::2]) and not any("fake" in batch for batch in critics[1::2])
+    assert len(critics[0]["fake"]) == 24
+    assert not torch.equal(critics[0]["fake"], critics[2]["fake"])
+
+
+def test_facts_are_of_this_step_or_of_the_one_before(watched: Any) -> None:
+    generators, critics = seen_by(watched, "generator"), seen_by(watched, "critic")
+    assert generators[0]["gap"].unique().item() == 0.5, "the value before the first step"
+    for step in range(7):
+        level = critics[2 * step]["fake"].mean().item()
+        for batch in critics[2 * step : 2 * step + 2]:
+            assert batch["level"].tolist() == pytest.approx([level] * 24, abs=1e-15)
+    gaps = [batch["gap"][0].item() for batch in generators]
+    assert len(set(gaps)) == 7
+    assert gaps[1] != critics[1]["gap"][0].item(), "the second repetition's gap, not the first's"
+    assert seen_by(watched, "penalty")[0]["gap"][0].item() == gaps[1]
+
+
+def test_facts_optimizers_and_averages_come_back_from_a_snapshot(watched: Any, duet: str) -> None:
+    taken = take_snapshot(336, watched.step, {"best": {}})
+    fresh = make_parts(duet)
+    restore_snapshot(taken, fresh.step)
+    again = take_snapshot(336, fresh.step, {"best": {}})
+    for before, after in ((taken.weights, again.weights), (taken.state, again.state)):
+        assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert {"facts/gap", "facts/level", "critic/0.weight/exp_avg"} <= taken.state.keys()
+    assert "averaged/generator.0.weight" in taken.weights and "averaged/critic.0.weight" not in taken.weights
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, np.ndarray]]]:
+    """The same steps of the duet in 1, 2 and 3 processes, as each rank noted them."""
+    folder = tmp_path_factory.mktemp("spread")
+    duet = str(Path(__file__).parents[1] / "duet.py")
+    running = {}
+    for size in (1, 2, 3):
+        settings = {"devices": size, "batch_size": "25", "accumulate": 2, "lr": 1e-3}
+        running[size] = start_function_in_ranks(folder, size, note_steps, f"steps-{size}", duet, STEPS, settings)
+    for ranks in running.values():
+        assert [rank.wait() for rank in ranks] == [0] * len(ranks), "\n".join(rank.stderr for rank in ranks)
+    return {size: [dict(np.load(folder / f"steps-{size}-{rank}.npz")) for rank in range(size)] for size in running}
+
+
+def joined(ranks: list[dict[str, np.ndarray]], name: str) -> np.ndarray:
+    return np.concatenate([notes[name] for notes in ranks])
+
+
+def test_samples_and_draws_are_those_of_the_global_batch_at_every_world_size(spread: dict[int, Any]) -> None:
+    names = [name for name in spread[1][0] if name.endswith(("/index", "/noise", "/mix"))]
+    assert len(names) == 3 * 2 * (STEPS * 3 + 2)
+    for name in names:
+        for size in (2, 3):
+            assert np.array_equal(joined(spread[size], name), spread[1][0][name])
+    for size in (2, 3):
+        rows = {row.tobytes() for notes in spread[size] for row in notes["000/generator/noise"]}
+        assert len(rows) == len(spread[1][0]["000/generator/noise"]), "ranks hold different rows"
+
+
+def test_facts_and_weights_do_not_depend_on_the_world_size(spread: dict[int, Any]) -> None:
+    alone = spread[1][0]
+    for size in (2, 3):
+        for kind in ("facts/", "weights/"):
+            for notes in spread[size]:
+                found = {name: notes[name] for name in alone if name.startswith(kind)}
+                assert difference({name: alone[name] for name in found}, found) < 1e-9
+        for name in (name for name in alone if name[0].isdigit() and name.endswith(("/gap", "/level", "/real"))):
+            column = joined(spread[size], name)
+            assert len(set(column.tolist())) == 1, "a fact is the same for all samples of all ranks"
+
+
+def test_every_evaluation_sample_counts_once_at_every_world_size(spread: dict[int, Any]) -> None:
+    for size, ranks in spread.items():
+        assert Counter(joined(ranks, "evaluated").tolist()) == Counter(range(144)), size
+        for notes in ranks:
+            assert notes["results/count"] == 144
+            assert notes["results/loss"] == pytest.approx(float(spread[1][0]["results/loss"]), rel=1e-9)
+
+
+def test_a_batch_of_128_on_3_processes_equals_single(tmp_path: Path, tiny: str) -> None:
+    running = [
+        start_function_in_ranks(tmp_path, size, note_steps, str(size), tiny, 10, {"devices": size, "batch_size": "128"})
+        for size in (1, 3)
+    ]
+    for ranks in running:
+        assert [rank.wait() for rank in ranks] == [0] * len(ranks), ranks[0].stderr
+    alone, third = (
+        {name: value for name, value in np.load(tmp_path / file).items() if name.startswith("weights/")}
+        for file in ("1-0.npz", "3-2.npz")
+    )
+    assert difference(alone, third) < 1e-9
+
+
+def test_accumulation_equals_one_big_batch_without_batchnorm(duet: str, tiny: str) -> None:
+    for recipe in (duet, tiny):
+        whole, parted = (make_parts(recipe, norm="none", batch_size="26", accumulate=count) for count in (1, 4))
+        for parts in (whole, parted):
+            run_steps(parts, 3)
+        assert difference(weights(whole), weights(parted)) < 1e-12
+
+
+@pytest.mark.parametrize(("clip", "shortened"), [(0.01, True), (1e6, False)])
+def test_clipping_shortens_the_gradient_and_leaves_a_short_one(tiny: str, clip: float, shortened: bool) -> None:
+    parts = make_parts(tiny, clip=clip, optimizer="sgd", momentum=0.0, schedule="constant", lr=1.0)
+    before = [p.detach().clone() for p in parts.recipe.parameters()]
+    gradients: list[torch.Tensor] = []
+    parts.recipe.train()
+    data = next(parts.feed.steps(0, 16))
+    parts.step(data, watch=lambda phase, learner: gradients.extend(p.grad.clone() for p in learner.parameters))
+    after = [p.detach() for p in parts.recipe.parameters()]
+    length, moved = norm(gradients), norm([a - b for a, b in zip(after, before, strict=True)])
+    assert (length > clip) == shortened
+    assert moved == pytest.approx(clip if shortened else length, rel=1e-4)
+
+
+def norm(tensors: list[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
+
+
+def test_the_moving_average_has_its_half_life_in_images() -> None:
+    network = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    nn.init.zeros_(network.weight)
+    learner = Learner("network", network, LearnerSettings(), lambda images: 0.0, Precision("fp64", "cpu"), 1000)
+    nn.init.ones_(network.weight)
+    for images, expected in ((250, 1 - 0.5**0.25), (750, 0.5), (1000, 0.75)):
+        learner.take_average(images)
+        assert learner.average[0].item() == pytest.approx(expected, abs=1e-12)
+    with learner.averaged():
+        assert network.weight.item() == pytest.approx(0.75)
+    assert network.weight.item() == 1.0
+
+
+def test_the_moving_average_does_not_depend_on_how_images_are_cut_into_steps(tiny: str) -> None:
+    constant = {"lr": 0.0, "average": "64 images"}
+    small, large = (make_parts(tiny, batch_size=size, **constant) for size in ("16", "64"))
+    for parts, steps in ((small, 4), (large, 1)):
+        with torch.no_grad():
+            for parameter in parts.recipe.parameters():
+                parameter.add_(1.0)
+        run_steps(parts, steps)
+    for a, b in zip(small.step.learners["classifier"].average, large.step.learners["classifier"].average, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+RATES: dict[str, tuple[dict[str, str | float], dict[int, float]]] = {
+    "constant": ({"schedule": "constant"}, {0: 0.5, 500: 0.5, 1000: 0.5}),
+    "constant after a warm-up": (
+        {"schedule": "constant", "warmup": "2 epochs"},
+        {0: 0.0, 100: 0.25, 200: 0.5, 900: 0.5},
+    ),
+    "step": ({"schedule": "step", "drop_at": "50%"}, {499: 0.5, 500: 0.05, 1000: 0.05}),
+    "two steps": (
+        {"schedule": "step", "drop_at": "3 epochs,600 images", "drop": 0.5},
+        {299: 0.5, 300: 0.25, 599: 0.25, 600: 0.125},
+    ),
+    "cosine": ({"schedule": "cosine"}, {0: 0.5, 250: 0.25 * (1 + math.sqrt(0.5)), 500: 0.25, 1000: 0.0, 1200: 0.0}),
+    "cosine after a warm-up": (
+        {"schedule": "cosine", "warmup": "20%"},
+        {0: 0.0, 100: 0.25, 200: 0.5, 600: 0.25, 1000: 0.0},
+    ),
+    "linear": ({"schedule": "linear"}, {0: 0.5, 250: 0.375, 1000: 0.0}),
+    "linear with a hold": ({"schedule": "linear", "hold": "50%"}, {0: 0.5, 500: 0.5, 750: 0.25, 1000: 0.0}),
+    "linear after a warm-up": (
+        {"schedule": "linear", "warmup": "20 steps"},
+        {0: 0.0, 100: 0.25, 200: 0.5, 600: 0.25, 1000: 0.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_the_learning_rate_follows_its_schedule_in_images(name: str) -> None:
+    settings, expected = RATES[name]
+    rate = schedule_of(LearnerSettings(lr=0.25, **settings), 2.0, epoch=100, step=10, total=1000)  # type: ignore[arg-type]
+    assert {images: rate(images) for images in expected} == pytest.approx(expected, abs=1e-15)
+
+
+def test_one_network_can_learn_by_settings_of_its_own(duet: str) -> None:
+    parts = make_parts(duet, lr=0.25, generator={"lr": 0.5, "optimizer": "sgd", "momentum": 0.0})
+    generator, critic = parts.step.learners["generator"], parts.step.learners["critic"]
+    assert (generator.settings.lr, critic.settings.lr) == (0.5, 0.25)
+    assert type(generator.optimizer).__name__ == "SGD" and type(critic.optimizer).__name__ == "Adam"
+    assert generator.average and not critic.average, "only the averaged network has a moving average"
+
+
+def test_a_phase_that_names_other_losses_later_is_refused(duet: str) -> None:
+    parts = make_parts(duet)
+    ledger, plain = Ledger(parts.world), parts.recipe.critic_loss
+    first, second = parts.feed.steps(0, 2 * parts.feed.images_per_step)
+    ledger.enter(first.images, parts.step(first))
+    parts.recipe.critic_loss = lambda batch: plain(batch)._replace(terms={"renamed": plain(batch).terms["both"]})
+    with pytest.raises(UserError, match="phase 'critic' gave the losses and facts both, gap, real, and later renamed"):
+        ledger.enter(second.images, parts.step(second))
+
+
+def test_a_setting_for_a_network_that_is_not_there_is_refused(duet: str) -> None:
+    with pytest.raises(UserError, match="unknown network 'generater'; did you mean 'generator'"):
+        make_parts(duet, generater={"lr": 0.5})
+    assert make_config(duet, critic={"lr": 0.5}).learner_of("critic").lr == 0.5
+
+
+def test_verify_agrees_on_a_recipe_with_everything(tmp_path: Path, duet: str) -> None:
+    command = ("verify", duet, "--strategies", "single,ddp,lightning", "--devices", "2", "--steps", "7")
+    verified = run_fork(tmp_path, *command, "--set", "accumulate=2", "--set", "batch_size=25")
+    assert verified.wait() == 0, verified.stdout + verified.stderr
+    assert "penalty" in verified.stdout
+
+
+@pytest.mark.parametrize("control", ["unsynced-batchnorm", "repeated-part"])
+def test_verify_notices_what_was_broken_on_purpose(tmp_path: Path, tiny: str, control: str) -> None:
+    command = ("verify", tiny, "--strategies", "single,ddp", "--devices", "2", "--steps", "3", "--control", control)
+    broken = run_fork(tmp_path, *command)
+    assert broken.wait() == 1, broken.stdout + broken.stderr
+    assert f"broken on purpose: {control}" in " ".join(broken.stdout.split())
+
+
+@pytest.mark.slow
+def test_verify_agrees_on_classification_for_batch_128_on_3_processes(tmp_path: Path) -> None:
+    command = ("verify", "classification", "--strategies", "single,ddp", "--devices", "3", "--batch-size", "128")
+    verified = start_command(tmp_path, *command)
+    assert verified.wait(280) == 0, verified.stdout + verified.stderr

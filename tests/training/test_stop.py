@@ -1,0 +1,161 @@
+"""A request to stop: a step is finished, the run is saved, and the same command ends with the same bits."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from running import (
+    Running,
+    processes_naming,
+    run_fork,
+    run_ranks,
+    start_command,
+    start_fork,
+    start_ranks,
+    wait_until,
+    weights_of,
+    workers_of,
+)
+
+from paceline.parallel.world import Place, World
+from paceline.training.stop import StopRequest, StopVote
+
+SLOWLY = ("--set", "pause=0.02", "--set", "log_every=1000 steps", "--set", "save_every=1000 steps")
+
+
+def tensors(run: Path) -> dict[str, bytes]:
+    return {name: content for name, content in weights_of(run).items() if name.endswith(".safetensors")}
+
+
+def is_training(run: Path, seen: Path) -> bool:
+    return seen.exists() and any(len(file.read_text().splitlines()) > 3 for file in seen.iterdir())
+
+
+def stop(running: Running, folder: Path, name: str, number: int) -> float:
+    """Sends a signal to a run that is training; gives the seconds until it ended."""
+    wait_until(lambda: is_training(folder / name, folder / f"{name}-seen"), running)
+    began = time.monotonic()
+    running.interrupt_group(number)
+    running.wait()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("strategy", "number", "code"),
+    [
+        ("single", signal.SIGINT, 130),
+        ("single", signal.SIGTERM, 75),
+        ("single", signal.SIGUSR1, 75),
+        ("lightning", signal.SIGINT, 130),
+        ("lightning", signal.SIGTERM, 75),
+    ],
+)
+def test_a_single_process_saves_and_goes_on(tmp_path: Path, tiny: str, strategy: str, number: int, code: int) -> None:
+    command = ("train", tiny, *SLOWLY, "--strategy", strategy, "--set", "record=run-seen")
+    running = start_fork(tmp_path, *command, "--out", "run")
+    assert stop(running, tmp_path, "run", number) < 20
+    assert running.wait() == code and running.stderr == ""
+    assert "images and saved; the same command goes on from here" in running.stdout
+    again = run_fork(tmp_path, *command, "--out", "run")
+    assert again.wait() == 0 and "going on from" in again.stdout
+    assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
+    assert tensors(tmp_path / "run") == tensors(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "number", "code"),
+    [("ddp", signal.SIGINT, 130), pytest.param("lightning", signal.SIGTERM, 75, marks=pytest.mark.slow)],
+)
+def test_two_processes_save_and_go_on(tmp_path: Path, tiny: str, strategy: str, number: int, code: int) -> None:
+    command = ("train", tiny, *SLOWLY, "--devices", "2", "--strategy", strategy, "--set", "record=run-seen")
+    running = start_command(tmp_path, *command, "--out", str(tmp_path / "run"))
+    assert stop(running, tmp_path, "run", number) < 20
+    assert running.wait() == code and running.stderr == ""
+    assert "images and saved; the same command goes on from here" in running.stdout
+    wait_until(lambda: not processes_naming(str(tmp_path / "run")), seconds=5)
+    assert run_ranks(tmp_path, 2, *command, "--out", str(tmp_path / "run")) == [0, 0]
+    assert run_ranks(tmp_path, 2, *command, "--out", str(tmp_path / "whole")) == [0, 0]
+    assert tensors(tmp_path / "run") == tensors(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "lightning"])
+def test_a_signal_to_one_rank_stops_all_of_them(tmp_path: Path, tiny: str, strategy: str) -> None:
+    """As a scheduler may send it, to processes that nobody of ours watches over."""
+    command = ("train", tiny, *SLOWLY, "--devices", "2", "--strategy", strategy, "--set", "record=run-seen")
+    ranks = start_ranks(tmp_path, 2, *command, "--out", "run")
+    assert stop(ranks[1], tmp_path, "run", signal.SIGTERM) < 20
+    assert [rank.wait() for rank in ranks] == [75, 75]
+    assert run_ranks(tmp_path, 2, *command, "--out", "run") == [0, 0]
+    assert run_ranks(tmp_path, 2, *command, "--out", "whole") == [0, 0]
+    assert tensors(tmp_path / "run") == tensors(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("strategy", ["single", "lightning"])
+def test_a_second_interrupt_ends_a_process_at_once(tmp_path: Path, tiny: str, strategy: str) -> None:
+    command = ("train", tiny, "--set", "pause=30", "--strategy", strategy, "--set", "record=seen", "--out", "run")
+    running = start_fork(tmp_path, *command)
+    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), running)
+    time.sleep(0.3)
+    running.interrupt_group()
+    time.sleep(1.5)
+    assert not running.ended
+    running.interrupt_group()
+    assert running.wait(10) == 130
+    assert running.stderr == "paceline: interrupted\n"
+
+
+def test_a_second_interrupt_ends_two_processes_at_once(tmp_path: Path, tiny: str) -> None:
+    run = tmp_path / "run"
+    running = start_command(tmp_path, "train", tiny, "--set", "pause=60", "--devices", "2", "--out", str(run))
+    wait_until(lambda: (run / "metrics.jsonl").exists(), running)
+    time.sleep(0.5)
+    running.interrupt_group()
+    time.sleep(0.5)
+    assert not running.ended
+    running.interrupt_group()
+    assert running.wait(10) == 130
+    assert "Traceback" not in running.stderr
+    wait_until(lambda: not processes_naming(str(run)), seconds=5)
+
+
+def test_a_signal_before_the_processes_are_ready_ends_them(tmp_path: Path, tiny: str) -> None:
+    running = start_command(tmp_path, "train", tiny, "--devices", "2", "--out", str(tmp_path / "run"))
+    wait_until(lambda: len(workers_of(running.pid)) == 2, running)
+    running.interrupt_group()
+    assert running.wait() == 130
+    assert "Traceback" not in running.stderr, running.stderr
+    wait_until(lambda: not processes_naming(str(tmp_path / "run")), seconds=5)
+
+
+def test_handlers_are_given_back_after_a_run() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    request = StopRequest()
+    with request.listening():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)  # at once after the first: the same request, passed on
+    assert request.signal == signal.SIGTERM and request.exit_code == 75
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+
+
+def test_ranks_look_for_a_request_rarely_and_at_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = [0.0], []
+
+    class OneOfTwo(World):
+        def gather(self, vector: torch.Tensor) -> torch.Tensor:
+            looks.append(clock[0])
+            return torch.stack([vector, vector])
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    request = StopRequest()
+    vote = StopVote(OneOfTwo(Place(0, 2), torch.device("cpu")), request)
+    for _ in range(1000):
+        clock[0] += 0.05
+        assert not vote()
+    assert 20 <= len(looks) <= 35, "about every two seconds"
+    request.signal = signal.SIGTERM
+    answers = [vote() for _ in range(60)]
+    assert answers.count(True) >= 1
