@@ -52,7 +52,7 @@ def engine_side(name: str, recipe: str, folder: Path, **settings: Any) -> Side:
     fixed = {"epochs": 100_000, "save_every": "100000 epochs", "sample_every": "100000 epochs", "validation": 0}
     assignments = [f"{key}={value}" for key, value in (fixed | settings).items()]
     parts = assemble(configure(recipe, {}, assignments=assignments))
-    parts.recipe.judge = ""
+    parts.recipe.evaluator = ""
     run = folder / f"run-{name}"
     loop = Loop(parts, RunFolder(run), StopRequest())
     loop.resume(None)

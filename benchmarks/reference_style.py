@@ -80,7 +80,7 @@ def adversaries(options: argparse.Namespace, device: torch.device, discriminator
     """A generator and discriminators that end in a sigmoid."""
     width = 4 if options.tiny else 64
     judges = [nn.Sequential(Discriminator(SIDE_PX, 3, width, 2), nn.Sigmoid()) for _ in range(discriminators)]
-    return Generator(SIDE_PX, 3, NOISE, width, 2).to(device), *(judge.to(device) for judge in judges)
+    return Generator(SIDE_PX, 3, NOISE, width, 2).to(device), *(evaluator.to(device) for evaluator in judges)
 
 
 def gan_step(batches: Batches, device: torch.device, options: argparse.Namespace, discriminators: int = 1):
@@ -89,7 +89,7 @@ def gan_step(batches: Batches, device: torch.device, options: argparse.Namespace
     bce = nn.BCELoss()
     rate = {"lr": 2e-4, "betas": (0.5, 0.999)}
     optimizer = torch.optim.Adam(generator.parameters(), **rate)
-    optimizers = [torch.optim.Adam(judge.parameters(), **rate) for judge in judges]
+    optimizers = [torch.optim.Adam(evaluator.parameters(), **rate) for evaluator in judges]
     seen: list[float] = []
 
     def step() -> None:
@@ -97,12 +97,12 @@ def gan_step(batches: Batches, device: torch.device, options: argparse.Namespace
         ones, zeros = torch.ones(len(real), device=device), torch.zeros(len(real), device=device)
         fake = generator(torch.randn(len(real), NOISE, device=device))
         errors = []
-        for judge, own in zip(judges, optimizers, strict=True):
-            judge.zero_grad()
-            on_real = judge(real)
+        for evaluator, own in zip(judges, optimizers, strict=True):
+            evaluator.zero_grad()
+            on_real = evaluator(real)
             error_real = bce(on_real, ones)
             error_real.backward()
-            on_fake = judge(fake.detach())
+            on_fake = evaluator(fake.detach())
             error_fake = bce(on_fake, zeros)
             error_fake.backward()
             own.step()
@@ -146,23 +146,23 @@ def photo_step(batches: Batches, device: torch.device, options: argparse.Namespa
     """SRGAN ×4 with VGG19's features; its blocks share one block's weights."""
     width, blocks = (4, 1) if options.tiny else (64, 16)
     generator = SRResNet(scale=SCALE, width=width, num_blocks=blocks, shared=True, output="tanh").to(device)
-    judge = nn.Sequential(PhotoDiscriminator(3, width), nn.Sigmoid()).to(device)
+    evaluator = nn.Sequential(PhotoDiscriminator(3, width), nn.Sigmoid()).to(device)
     features, bce = Features("random", "relu5_4"), nn.BCELoss()
-    optimizers = [torch.optim.Adam(network.parameters(), lr=1e-4) for network in (generator, judge)]
+    optimizers = [torch.optim.Adam(network.parameters(), lr=1e-4) for network in (generator, evaluator)]
     seen: list[float] = []
 
     def step() -> None:
         low, high = (part.to(device) for part in next(batches))
         ones, zeros = torch.ones(len(high), device=device), torch.zeros(len(high), device=device)
         fake = generator(low)
-        judge.zero_grad()
-        loss_judge = bce(judge(high), ones) + bce(judge(fake.detach()), zeros)
+        evaluator.zero_grad()
+        loss_judge = bce(evaluator(high), ones) + bce(evaluator(fake.detach()), zeros)
         loss_judge.backward()
         optimizers[1].step()
         generator.zero_grad()
         steps = [fake.diff(dim=dim).square().sum() for dim in (-1, -2)]
         loss = F.mse_loss(fake, high) + 0.006 * F.mse_loss(features(fake), features(high))
-        loss = loss + 1e-3 * bce(judge(fake), ones) + 2e-8 * sum(steps) / len(high)
+        loss = loss + 1e-3 * bce(evaluator(fake), ones) + 2e-8 * sum(steps) / len(high)
         loss.backward()
         optimizers[0].step()
         seen[:] = [loss.item(), loss_judge.item()]

@@ -124,7 +124,7 @@ def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
             shown = {"small": low.resize(high.size, Image.Resampling.NEAREST)}
             made = {"bicubic": bicubic(pictures, high.height, high.width)}
             with torch.no_grad():
-                made |= {name: recipe.restore(pictures)["image"] for name, recipe in recipes.items()}
+                made |= {name: recipe.image_to_image(pictures)["image"] for name, recipe in recipes.items()}
             for name, one in made.items():
                 shown[name] = Image.fromarray(in_levels(one)[0].permute(1, 2, 0).byte().numpy())
             shown["original"] = high

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Recipe
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Duet(Recipe):
     """A generator, a critic that trains twice a step, and a penalty every third step."""
 
     Settings = DuetSettings
-    judge = "accuracy"
+    evaluator = "accuracy"
     defaults: ClassVar[dict[str, Any]] = {
         "data": "digits",
         "size": 8,
@@ -32,7 +32,7 @@ class Duet(Recipe):
         "images": 48 * 8,
         "optimizer": "adam",
         "lr": 0.01,
-        "average": "100 images",
+        "ema_half_life": "100 images",
         "log_every": "2 steps",
         "save_every": "2 steps",
     }
@@ -42,15 +42,15 @@ class Duet(Recipe):
         Phase("penalty", "critic", every=3),
     )
     draws: ClassVar[dict[str, Draw]] = {"noise": Draw((5,)), "mix": Draw((1,), "uniform")}
-    facts: ClassVar[dict[str, float]] = {"gap": 0.5, "level": 0.25, "spare": 0.75, "real": 0.125}
-    averaged = ("generator",)
+    spec: ClassVar[dict[str, float]] = {"gap": 0.5, "level": 0.25, "spare": 0.75, "real": 0.125}
+    ema = ("generator",)
     double_backward = ("critic",)
 
-    def __init__(self, settings: DuetSettings, facts: Facts) -> None:
-        super().__init__(settings, facts)
+    def __init__(self, settings: DuetSettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
         self.seen: list[tuple[str, Batch]] = []  # what each phase was given, for tests that look
         self.watched = False
-        pixels = facts.channels * facts.height * facts.width
+        pixels = spec.channels * spec.height * spec.width
         norm = (lambda: nn.BatchNorm1d(8)) if settings.norm == "batch" else nn.Identity
         biased = settings.norm == "none"  # BatchNorm takes a bias away again: its gradient would be rounding alone
         self.generator = nn.Sequential(nn.Linear(5, 8, biased), norm(), nn.Tanh(), nn.Linear(8, pixels), nn.Tanh())
@@ -60,8 +60,8 @@ class Duet(Recipe):
         self._look("generator", batch)
         fake = self.generator(batch["noise"])
         adversarial = F.softplus(-self.critic(fake)).mean() * (1 + batch["gap"].mean())
-        facts = {"level": fake.mean(), "spare": fake.abs().mean()}
-        return Loss({"adversarial": adversarial, "size": 0.1 * fake.square().mean()}, {"fake": fake}, facts)
+        signals = {"level": fake.mean(), "spare": fake.abs().mean()}
+        return Loss({"adversarial": adversarial, "size": 0.1 * fake.square().mean()}, {"fake": fake}, signals)
 
     def critic_loss(self, batch: Batch) -> Loss:
         self._look("critic", batch)
@@ -70,7 +70,7 @@ class Duet(Recipe):
         assert not fake.requires_grad, "what is shared comes detached"
         fake = self.critic(fake)
         loss = F.softplus(-real).mean() + F.softplus(fake).mean()
-        return Loss({"both": loss}, facts={"gap": real.mean() - fake.mean(), "real": real.mean()})
+        return Loss({"both": loss}, signals={"gap": real.mean() - fake.mean(), "real": real.mean()})
 
     def penalty_loss(self, batch: Batch) -> Loss:
         self._look("penalty", batch)

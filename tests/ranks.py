@@ -11,10 +11,10 @@ import torch
 from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.training.build import Parts, assemble
-from paceline.training.evaluate import Examiner
+from paceline.training.evaluate import SplitEvaluator
 from paceline.training.replicas import check_replicas
 
-Notes = dict[str, np.ndarray]
+Mailbox = dict[str, np.ndarray]
 
 
 def make_parts(recipe: str, **settings: Any) -> Parts:
@@ -51,15 +51,15 @@ def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> 
     parts = make_parts(recipe, **settings)
     parts.recipe.watched = True
     run_steps(parts, steps)
-    notes: Notes = {f"weights/{name}": value.numpy() for name, value in weights(parts).items()}
-    notes |= {f"facts/{name}": value.numpy() for name, value in parts.step.facts.items()}
+    notes: Mailbox = {f"weights/{name}": value.numpy() for name, value in weights(parts).items()}
+    notes |= {f"signals/{name}": value.numpy() for name, value in parts.step.spec.items()}
     for number, (phase, batch) in enumerate(parts.recipe.seen):
         for name in ("index", "noise", "mix", "gap", "level", "real"):
             if name in batch:
                 notes[f"{number:03d}/{phase}/{name}"] = batch[name].detach().numpy()
     parts.recipe.seen.clear()
     loader, world = parts.loaders["validation"], parts.world
-    results = Examiner(parts.recipe, loader, "validation", world, parts.precision, parts.config.run).measure()
+    results = SplitEvaluator(parts.recipe, loader, "validation", world, parts.precision, parts.config.run).measure()
     notes |= {f"results/{name}": np.array(value) for name, value in results.items()}
     notes["evaluated"] = np.concatenate([batch["index"].numpy() for _, batch in parts.recipe.seen])
     np.savez(Path(f"{path}-{parts.world.rank}.npz"), **notes)

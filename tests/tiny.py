@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Tiny(Recipe):
     """One convolution, one linear layer."""
 
     Settings = TinySettings
-    judge = "accuracy"
+    evaluator = "accuracy"
     best = ("validation/top1", "max")
     defaults: ClassVar[dict[str, Any]] = {
         "data": "digits",
@@ -52,21 +52,21 @@ class Tiny(Recipe):
     }
     small: ClassVar[dict[str, Any]] = {"batch_size": "16"}
     phases = (Phase("classifier", "classifier"),)
-    averaged = ("classifier",)
+    ema = ("classifier",)
 
-    def __init__(self, settings: TinySettings, facts: Facts) -> None:
-        super().__init__(settings, facts)
+    def __init__(self, settings: TinySettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
         self.settings, self.calls = settings, 0
         self.seen: list[tuple[str, Batch]] = []  # what it was asked to predict, for tests that look
         self.watched = False
         width = settings.width
         self.classifier = nn.Sequential(
-            nn.Conv2d(facts.channels, width, 3, stride=2, padding=1),
+            nn.Conv2d(spec.channels, width, 3, stride=2, padding=1),
             nn.BatchNorm2d(width) if settings.norm == "batch" else nn.Identity(),
             nn.ReLU(),
             nn.Flatten(),
             nn.Dropout(settings.dropout),
-            nn.Linear(width * (facts.height // 2) * (facts.width // 2), facts.num_classes),
+            nn.Linear(width * (spec.height // 2) * (spec.width // 2), spec.num_classes),
         )
         if settings.unused:
             self.classifier.spare = nn.Linear(2, 2)  # type: ignore[assignment]

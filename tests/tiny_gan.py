@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.contracts.recipe import Batch, Draw, Facts, Loss, NoSettings, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, NoSettings, Phase, Recipe
 
 
 class TinyGan(Recipe):
     """A generator and a discriminator of one layer each."""
 
-    judge = "generation"
-    judged_on = "train"
+    evaluator = "generation"
+    evaluated_on = "train"
     best = ("train/FID", "min")
     generates = True
     defaults: ClassVar[dict[str, Any]] = {
@@ -28,15 +28,15 @@ class TinyGan(Recipe):
         "evaluate_every": "640 images",
         "sample_every": "640 images",
         "save_every": "640 images",
-        "average": "200 images",
+        "ema_half_life": "200 images",
     }
     phases = (Phase("generator", "generator"), Phase("discriminator", "discriminator"))
-    averaged = ("generator",)
+    ema = ("generator",)
 
-    def __init__(self, settings: NoSettings, facts: Facts) -> None:
-        super().__init__(settings, facts)
-        self.shape = (facts.channels, facts.height, facts.width)
-        pixels = facts.channels * facts.height * facts.width
+    def __init__(self, settings: NoSettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
+        self.shape = (spec.channels, spec.height, spec.width)
+        pixels = spec.channels * spec.height * spec.width
         self.generator = nn.Linear(6, pixels)
         self.discriminator = nn.Linear(pixels, 1)
         self.draws = {"noise": Draw((6,), "normal"), "coin": Draw((), "uniform", common=True)}

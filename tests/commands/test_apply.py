@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.inference import applier_processes
 from paceline.inference.downsampled import measure
-from paceline.inference.restorer import open_restorer
+from paceline.inference.image_model import open_image_model
 from paceline.inference.tiling import Tiling, choose_tiling, restore_in_tiles
 from paceline.inference.trained import build
 from paceline.recipes.super_resolution import SuperResolution
@@ -67,15 +67,15 @@ def write_random_weights(path: Path, recipe: str, settings: list[str], channels:
     """Weights whose every part matters, so that a wrong tile shows."""
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
     panels = ("stain", "segmentation") if recipe == "translation" else ()
-    facts = Facts(channels, 32, 32, panels=panels)
-    built = build(config, facts)
+    spec = DataSpec(channels, 32, 32, panels=panels)
+    built = build(config, spec)
     generator = torch.Generator().manual_seed(0)
     for name, tensor in built.state_dict().items():
         if tensor.dim() == 4:
             tensor.normal_(0, (1.5 / tensor[0].numel()) ** 0.5, generator=generator)
         elif "running_mean" in name:
             tensor.normal_(0, 0.1, generator=generator)
-    write_weights(path, config, facts, built.state_dict())
+    write_weights(path, config, spec, built.state_dict())
 
 
 def apply(*words: object) -> int:
@@ -89,8 +89,8 @@ def pixels(path: Path | str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "instance"])
 def test_tiles_give_what_the_whole_picture_gives(name):
-    restorer = open_restorer(f"{name}.safetensors")
-    field, scale = restorer.field, restorer.enlarges
+    image_model = open_image_model(f"{name}.safetensors")
+    field, scale = image_model.field, image_model.output_scale
     assert not field.obstacles
     picture = np.random.default_rng(0).integers(0, 256, (83, 117, 3), dtype=np.uint8)
     found = []
@@ -103,7 +103,7 @@ def test_tiles_give_what_the_whole_picture_gives(name):
             whole[top : top + values.shape[0], left : left + values.shape[1]] = values
 
         counts: list[int] = []
-        restore_in_tiles(restorer, picture, tiling, paste, counts.append)
+        restore_in_tiles(image_model, picture, tiling, paste, counts.append)
         assert sum(counts) == 83 * 117 and (len(counts) > 1) == (side == 24)
         found.append(made)
     whole, tiled = found
@@ -262,10 +262,10 @@ def test_a_mistake_is_one_line(words, line, capsys):
     save_file({"weight": torch.zeros(1)}, "plain.safetensors")
     Path("damaged.safetensors").write_bytes(b"no weights")
     if "partial.safetensors" in words:
-        restorer = open_restorer("super_resolution.safetensors")
-        state = restorer.recipe.state_dict()
+        image_model = open_image_model("super_resolution.safetensors")
+        state = image_model.recipe.state_dict()
         del state["generator.tail.bias"]
-        write_weights(Path("partial.safetensors"), restorer.config, restorer.facts, state)
+        write_weights(Path("partial.safetensors"), image_model.config, image_model.spec, state)
     assert run(["apply", *words]) == 2
     told = capsys.readouterr().err
     assert line in told and len(told.splitlines()) == 1
@@ -280,7 +280,7 @@ def test_networks_that_cannot_be_tiled_take_whole_pictures_or_say_so(capsys, tmp
 
 
 def test_tiles_are_as_large_as_the_memory_allows(monkeypatch):
-    field = open_restorer("restoration.safetensors").field
+    field = open_image_model("restoration.safetensors").field
     sides = []
     for free in (2e6, 2e7, 2e9):
         monkeypatch.setattr("paceline.inference.tiling.free_bytes", lambda device, free=free: int(free))
@@ -305,14 +305,14 @@ def no_room_on_the_host() -> None:
 @pytest.mark.parametrize("fail", [no_room_on_a_gpu, no_room_on_the_host])
 def test_tiles_become_smaller_where_a_device_has_too_little_memory(fail, tmp_path, monkeypatch, capsys):
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "whole") == 0
-    restore = SuperResolution.restore
+    restore = SuperResolution.image_to_image
 
     def with_little_memory(self: SuperResolution, pictures: torch.Tensor) -> dict[str, torch.Tensor]:
         if not isinstance(pictures, FakeTensor) and pictures.shape[-1] > 70:
             fail()
         return restore(self, pictures)
 
-    monkeypatch.setattr(SuperResolution, "restore", with_little_memory)
+    monkeypatch.setattr(SuperResolution, "image_to_image", with_little_memory)
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "tiled") == 0
     assert "4 tiles of 40 pixels" in capsys.readouterr().out
     difference = pixels(tmp_path / "tiled/one.png").astype(int) - pixels(tmp_path / "whole/one.png")
@@ -397,7 +397,9 @@ def test_a_run_is_applied_without_its_data(tmp_path, capsys):
 
 def test_a_recipe_that_makes_no_pictures_of_pictures_is_refused_with_the_command_for_it(capsys, tmp_path):
     config = configure("classification", {}, elsewhere=True)
-    write_weights(tmp_path / "digits.safetensors", config, Facts(1, 8, 8, num_classes=10), {"weight": torch.zeros(1)})
+    write_weights(
+        tmp_path / "digits.safetensors", config, DataSpec(1, 8, 8, num_classes=10), {"weight": torch.zeros(1)}
+    )
     assert apply(tmp_path / "digits.safetensors", "photos", "--out", tmp_path / "out") == 2
     told = "recipe 'classification' tells the classes of pictures, which is what `predict` is for, not `apply`"
     assert told in capsys.readouterr().err

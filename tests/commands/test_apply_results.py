@@ -15,7 +15,7 @@ from skimage import data
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.inference.trained import build
 from paceline.runs.weights_file import write_weights
 
@@ -40,11 +40,11 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_tiny_weights(path: Path, recipe: str, settings: list[str], value: float | None = None) -> None:
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
-    facts = Facts(3, 32, 32, panels=("stain", "segmentation") if recipe == "translation" else ())
-    state = build(config, facts).state_dict()
+    spec = DataSpec(3, 32, 32, panels=("stain", "segmentation") if recipe == "translation" else ())
+    state = build(config, spec).state_dict()
     if value is not None:
         state = {name: torch.full_like(tensor, value) for name, tensor in state.items()}
-    write_weights(path, config, facts, state)
+    write_weights(path, config, spec, state)
 
 
 def save(*names: str) -> None:

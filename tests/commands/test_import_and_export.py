@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.cli.app import run
-from paceline.contracts.recipe import Facts
-from paceline.inference.restorer import open_restorer
+from paceline.contracts.recipe import DataSpec
+from paceline.inference.image_model import open_image_model
 from paceline.models.srresnet import SRResNet
 from paceline.recipes.translation import Translation, TranslationSettings
 
@@ -90,12 +90,12 @@ def test_a_generator_from_elsewhere_gives_the_same_pictures_here(wrapped, capsys
     blocks = "separate" if wrapped == "not shared" else "shared"
     assert "generator: " in said
     assert f"recognised scale=4, num_blocks=4, width={WIDTH}, norm=batch, blocks={blocks}; output=tanh, which" in said
-    ours = open_restorer("ours.safetensors")
+    ours = open_image_model("ours.safetensors")
     assert (ours.config.recipe.blocks == "shared") == (wrapped != "not shared")
-    assert ours.enlarges == 4 and ours.config.recipe.num_blocks == 4
+    assert ours.output_scale == 4 and ours.config.recipe.num_blocks == 4
     pictures = torch.rand(1, 3, 11, 13)
     with torch.no_grad():
-        wanted, made = theirs(pictures), ours.recipe.restore(pictures * 2 - 1)["image"]
+        wanted, made = theirs(pictures), ours.recipe.image_to_image(pictures * 2 - 1)["image"]
     assert wanted.std() > 0.01 and (made - wanted).abs().max() < 1e-5
     Image.fromarray(data.astronaut()[:20, :30]).save("small.png")
     assert run(["apply", "ours.safetensors", "small.png", "--out", "made", "--accelerator", "cpu"]) == 0
@@ -123,7 +123,7 @@ def test_imported_weights_start_a_run():
         "0",
     ]
     assert run([*words, "--init-from", "ours.safetensors", "--out", "run", "--accelerator", "cpu"]) == 0
-    first = open_restorer("run", "last").recipe.state_dict()["generator.head.0.weight"]
+    first = open_image_model("run", "last").recipe.state_dict()["generator.head.0.weight"]
     assert torch.equal(first, TheirGenerator(1, shared=False).first[0].weight)
 
 
@@ -195,7 +195,7 @@ def write_deepliif(folder: Path, skip: str = "") -> Translation:
     settings = TranslationSettings(
         generator="resnet_6", segmentation_generator="unet_32", ngf=1, d_layers=1, dropout=0.0
     )
-    recipe = Translation(settings, Facts(3, 32, 32, panels=("stain", "segmentation")))
+    recipe = Translation(settings, DataSpec(3, 32, 32, panels=("stain", "segmentation")))
     folder.mkdir()
     for ours, theirs in {"G1": "G1", "GS0": "G21", "GS1": "G22"}.items():
         if theirs != skip:
@@ -208,9 +208,9 @@ def test_networks_of_deepliif_are_imported_together(capsys):
     assert run(["import", "nets", "--recipe", "translation", "--out", "ours.safetensors", *NETS]) == 0
     assert "generators.G1, generators.GS0, generators.GS1" in capsys.readouterr().out
     pictures = torch.rand(1, 3, 40, 50) * 2 - 1
-    ours = open_restorer("ours.safetensors")
+    ours = open_image_model("ours.safetensors")
     with torch.no_grad():
-        wanted, made = theirs.restore(pictures), ours.recipe.restore(pictures)
+        wanted, made = theirs.image_to_image(pictures), ours.recipe.image_to_image(pictures)
     assert list(made) == ["stain", "segmentation"] and all(torch.equal(made[name], wanted[name]) for name in made)
     loaded = paceline.load("ours.safetensors", device="cpu").networks
     assert list(loaded) == ["generators.G1", "generators.GS0", "generators.GS1"], "without discriminators: none came"
@@ -267,16 +267,19 @@ def test_an_exported_network_gives_the_same_at_other_sizes(recipe, settings, cap
     said = capsys.readouterr().out
     assert "largest difference from PyTorch" in said
     session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
-    restorer = open_restorer("w.safetensors")
-    assert [output.name for output in session.get_outputs()] == list(restorer.results)
+    image_model = open_image_model("w.safetensors")
+    assert [output.name for output in session.get_outputs()] == list(image_model.results)
     pictures = torch.rand(3, 3, 32, 96) * 2 - 1
     with torch.no_grad():
-        wanted = restorer.recipe.restore(pictures)
+        wanted = image_model.recipe.image_to_image(pictures)
     for made, name in zip(session.run(None, {"pictures": pictures.numpy()}), wanted, strict=True):
         assert np.abs(made - wanted[name].numpy()).max() < 1e-4
     assert ("any size" in said) == (recipe == "super_resolution")
     if recipe == "super_resolution":
-        assert session.run(None, {"pictures": np.zeros((1, 3, 5, 7), np.float32)})[0].shape[-1] == 7 * restorer.enlarges
+        assert (
+            session.run(None, {"pictures": np.zeros((1, 3, 5, 7), np.float32)})[0].shape[-1]
+            == 7 * image_model.output_scale
+        )
     assert [path.name for path in Path.cwd().glob("model*")] == ["model.onnx"]
 
 

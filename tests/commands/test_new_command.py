@@ -12,7 +12,7 @@ from running import run_fork
 
 from paceline.commands.new import new
 from paceline.config.resolve import resolve
-from paceline.contracts.recipe import Facts, Recipe
+from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
@@ -41,7 +41,7 @@ def test_a_new_recipe_learns_from_a_new_source(tmp_path: Path) -> None:
     )
     source = source_class("train", source_class.Settings())
     torch.manual_seed(0)
-    recipe = recipe_class(config.recipe, source.facts)
+    recipe = recipe_class(config.recipe, source.spec)
     data = source.read_many(np.arange(len(source)))
     batch = {
         "image": torch.from_numpy(data["image"]).permute(0, 3, 1, 2) / 127.5 - 1,
@@ -63,7 +63,9 @@ def test_a_new_recipe_learns_from_a_new_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (32, 32), (33, 47), (1, 1)])
 def test_a_new_recipe_takes_any_size_and_repeats_itself_on_a_gpu(tmp_path: Path, height: int, width: int) -> None:
     recipe_class = registry.load_class("recipe", str(new("recipe", "mine", tmp_path)), Recipe)
-    recipe = recipe_class(recipe_class.Settings(width=2), Facts(channels=3, height=height, width=width, num_classes=5))
+    recipe = recipe_class(
+        recipe_class.Settings(width=2), DataSpec(channels=3, height=height, width=width, num_classes=5)
+    )
     batch = {"image": torch.zeros(2, 3, height, width), "label": torch.tensor([0, 4])}
     loss = sum(recipe("classifier", batch).terms.values())
     assert isinstance(loss, torch.Tensor)
@@ -89,7 +91,7 @@ def test_a_new_source_has_the_same_samples_every_time(tmp_path: Path) -> None:
 def test_a_new_recipe_says_what_data_it_needs(tmp_path: Path) -> None:
     recipe_class = registry.load_class("recipe", str(new("recipe", "unlabelled", tmp_path)), Recipe)
     with pytest.raises(UserError, match="--data"):
-        recipe_class(recipe_class.Settings(), Facts(channels=1, height=8, width=8))
+        recipe_class(recipe_class.Settings(), DataSpec(channels=1, height=8, width=8))
 
 
 def test_a_new_gan_is_trained_and_judged_and_draws(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from skimage import data
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.inference.trained import build
 from paceline.runs.checkpoint import Checkpoints, choose_checkpoint
 from paceline.runs.metrics import read_metrics
@@ -300,8 +300,8 @@ def test_weights_of_a_file_that_holds_other_networks_are_refused(capsys, tmp_pat
 
 def test_weights_that_fit_and_mean_something_else_are_refused_by_the_settings_kept_with_them(capsys, tmp_path):
     shared = configure("super_resolution", {}, assignments=[*NETWORKS, "blocks=shared"], elsewhere=True)
-    facts = Facts(3, 16, 16)
-    write_weights(tmp_path / "shared.safetensors", shared, facts, build(shared, facts).state_dict())
+    spec = DataSpec(3, 16, 16)
+    write_weights(tmp_path / "shared.safetensors", shared, spec, build(shared, spec).state_dict())
     words = [*TRAIN, "--set", "blocks=shared", "--init-from", str(tmp_path / "shared.safetensors"), "--images", "8"]
     assert run([*words, "--set", "num_blocks=3", "--set", "scale=4", "--out", str(tmp_path / "other")]) == 2
     assert "scale=2 and not 4, num_blocks=1 and not 3; use --set scale=2 --set num_blocks=1" in capsys.readouterr().err
@@ -312,11 +312,11 @@ def test_weights_that_fit_and_mean_something_else_are_refused_by_the_settings_ke
 def test_a_run_that_has_begun_needs_the_weights_no_more_that_it_started_from(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     shutil.copytree("both/pretrain", tmp_path / "given")
-    words = [*TRAIN, "--init-from", "~/given", "--set", "average=8 images", "--out", str(tmp_path / "run")]
+    words = [*TRAIN, "--init-from", "~/given", "--set", "ema_half_life=8 images", "--out", str(tmp_path / "run")]
     assert run([*words, "--images", "8", "--lr", "0"]) == 0
     started = weights(str(tmp_path / "run"))
-    averages = [name for name in started if name.startswith("averaged/")]
-    assert averages and all(torch.equal(started[name], started[name.removeprefix("averaged/")]) for name in averages)
+    averages = [name for name in started if name.startswith("ema/")]
+    assert averages and all(torch.equal(started[name], started[name.removeprefix("ema/")]) for name in averages)
     shutil.rmtree(tmp_path / "given")
     assert run([*words, "--images", "16", "--lr", "0"]) == 0
 

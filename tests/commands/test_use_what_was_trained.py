@@ -21,7 +21,7 @@ from test_apply import write_random_weights
 import paceline
 from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.images.grids import grid, to_image
 from paceline.inference.trained import build
@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             picture = Image.fromarray((pixels * 15.9).astype(np.uint8)).resize((24, 24), Image.Resampling.NEAREST)
             picture.crop((0, 0, 24, 26)).save(place / f"{number}.png")  # not square
     words = ["train", "classification", "--data", "folder", "--data-root", "digits", "--set", "size=12"]
-    words += ["--set", "width=4", "--set", "average=64 images", "--images", "1024", "--batch-size", "32"]
+    words += ["--set", "width=4", "--set", "ema_half_life=64 images", "--images", "1024", "--batch-size", "32"]
     words += ["--set", "channels=1", "--set", "pad_crop=0", "--accelerator", "cpu", "--out"]
     trained = [run_fork(folder, *words, "classifier"), run_fork(folder, "train", TINY_GAN, "--out", "generator")]
     for one in trained:
@@ -94,7 +94,7 @@ def test_the_classes_of_files_have_the_accuracy_that_evaluate_measures(capsys):
 def test_a_loaded_classifier_takes_pictures_and_tensors_and_leaves_the_program_as_it_was():
     torch.set_float32_matmul_precision("medium")
     model = paceline.load(Path("classifier"), device="cpu")
-    assert model.classes == CLASSES and (model.facts.channels, model.facts.height) == (1, 12)
+    assert model.classes == CLASSES and (model.spec.channels, model.spec.height) == (1, 12)
     files = sorted(Path("digits/test").rglob("*.png"))[::7]
     opened = [Image.open(file).convert("RGBA") for file in files]  # transparent nowhere, so of the same greys
     assert opened[0].width != opened[0].height
@@ -115,8 +115,8 @@ def test_a_loaded_classifier_has_the_moving_average_that_was_judged():
     weights = paceline.load("classifier", checkpoint=1024).networks["classifier"].state_dict()
     path = next(Path("classifier/checkpoints").glob("*1024/weights.safetensors"))
     kept = importlib.import_module("safetensors.torch").load_file(path)
-    name = next(name for name in kept if name.startswith("averaged/"))
-    plain = name.removeprefix("averaged/")
+    name = next(name for name in kept if name.startswith("ema/"))
+    plain = name.removeprefix("ema/")
     own = weights[plain.removeprefix("classifier.")]
     assert torch.equal(own, kept[name]) and not torch.equal(own, kept[plain])
 
@@ -297,13 +297,13 @@ def test_an_exported_generator_takes_the_noise_that_pictures_are_made_of_alone(t
     assert np.abs(made - wanted.numpy()).max() < 1e-5 and wanted.std() > 0.01
 
 
-def write_weights_of(recipe: str, facts: Facts, *settings: str, spoilt: bool = False) -> str:
+def write_weights_of(recipe: str, spec: DataSpec, *settings: str, spoilt: bool = False) -> str:
     """A weights file of a recipe that was never trained."""
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
-    weights = build(config, facts).state_dict()
+    weights = build(config, spec).state_dict()
     if spoilt:
         next(iter(weights.values())).fill_(torch.nan)
-    write_weights(Path("written.safetensors"), config, facts, weights)
+    write_weights(Path("written.safetensors"), config, spec, weights)
     return "written.safetensors"
 
 
@@ -334,7 +334,7 @@ def test_a_classifier_that_learned_from_windows_is_exported_for_the_pictures_tha
 
 @can_export
 def test_damaged_weights_are_not_exported(tmp_path, capsys):
-    weights = write_weights_of("classification", Facts(1, 8, 8, num_classes=3), "width=2", spoilt=True)
+    weights = write_weights_of("classification", DataSpec(1, 8, 8, num_classes=3), "width=2", spoilt=True)
     assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
     assert "written.safetensors: its network gives numbers that are not finite" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -346,7 +346,7 @@ from paceline.contracts.recipe import Draw, Loss, Phase, Recipe
 
 
 class Dice(Recipe):
-    judge = "accuracy"
+    evaluator = "accuracy"
     phases = (Phase("net", "net"),)
 
     def __init__(self, settings, facts):
@@ -365,7 +365,7 @@ class Dice(Recipe):
 @can_export
 def test_a_classifier_that_reads_draws_is_not_exported_and_the_draw_is_named(tmp_path, capsys):
     (tmp_path / "dice.py").write_text(DICE)
-    weights = write_weights_of(str(tmp_path / "dice.py"), Facts(1, 8, 8, num_classes=3), "data=digits", "size=8")
+    weights = write_weights_of(str(tmp_path / "dice.py"), DataSpec(1, 8, 8, num_classes=3), "data=digits", "size=8")
     assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
     told = capsys.readouterr().err
     assert "predict() of Dice reads the draw 'dice', and" in told and len(told.splitlines()) == 1
@@ -402,7 +402,7 @@ def test_however_a_generator_reads_its_noise_it_is_an_input(reading, names, tmp_
     text = Path(TINY_GAN).read_text()
     assert text.count('batch["noise"]') == 1
     (tmp_path / "gan.py").write_text(text.replace('batch["noise"]', reading))
-    weights = write_weights_of(str(tmp_path / "gan.py"), Facts(1, 8, 8))
+    weights = write_weights_of(str(tmp_path / "gan.py"), DataSpec(1, 8, 8))
     assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 0, capsys.readouterr().err
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     assert [one.name for one in session.get_inputs()] == names

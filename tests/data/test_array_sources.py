@@ -23,8 +23,8 @@ def test_digits_have_a_fixed_split_of_four_to_one() -> None:
 
 
 def test_digits_are_32_pixels_wide_unless_asked_otherwise() -> None:
-    assert Digits("test", RunSettings()).facts.height == 32
-    assert Digits("test", RunSettings(size=8)).facts.height == 8
+    assert Digits("test", RunSettings()).spec.height == 32
+    assert Digits("test", RunSettings(size=8)).spec.height == 8
 
 
 GOOD: dict[str, Any] = {
@@ -44,9 +44,9 @@ def npz(tmp_path: Path, **changes: Any) -> RunSettings:
 def test_npz_takes_grey_and_colour_pictures_and_labels_in_a_column(tmp_path: Path) -> None:
     settings = npz(tmp_path)
     training, test = Npz("train", settings), Npz("test", settings)
-    assert (training.facts.height, training.facts.width, training.facts.channels) == (5, 4, 1)
-    assert test.facts.channels == 3
-    assert training.facts.num_classes == test.facts.num_classes == 6
+    assert (training.spec.height, training.spec.width, training.spec.channels) == (5, 4, 1)
+    assert test.spec.channels == 3
+    assert training.spec.num_classes == test.spec.num_classes == 6
     assert training.arrays["label"].tolist() == [0, 1, 2, 3, 4, 5]
 
 

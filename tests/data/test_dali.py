@@ -14,7 +14,7 @@ from made_data import random_pictures
 from PIL import Image, ImageFilter
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Batch, Facts
+from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
 from paceline.data.feed import evaluation_batches
 from paceline.data.loader import Loader
@@ -162,7 +162,7 @@ def test_sources_that_change_their_files_pictures_are_refused(data: Path, tmp_pa
     scaled = Folder("train", RunSettings(data_root=str(data / "folder"), size=8))
     grey = Photos("train", Photos.Settings(data_root=str(data / "png"), channels=1, crop=CROP))
     rows = Panels("train", Panels.Settings(data_root=str(tmp_path), panels="image,target"))
-    array = ArraySource({"image": random_pictures(4, 8, 8, 3)}, Facts(3, 8, 8))
+    array = ArraySource({"image": random_pictures(4, 8, 8, 3)}, DataSpec(3, 8, 8))
     for source in (worse, scaled, grey, rows, array):
         with pytest.raises(UserError, match=r"--loader dali: .* use --loader workers"):
             Dali(source, CPU, RunSettings())

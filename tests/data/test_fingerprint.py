@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from made_data import random_pictures
 
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.data.fingerprint import LOOKED_AT, are_same, describe_samples, fingerprint
 from paceline.data.source import ArraySource, Sample, Source
 
@@ -14,7 +14,7 @@ class OnlyRead(Source):
     """Nothing but reading a sample tells its label."""
 
     def __init__(self, source: Source) -> None:
-        self.source, self.facts = source, source.facts
+        self.source, self.spec = source, source.spec
 
     def __len__(self) -> int:
         return len(self.source)
@@ -25,12 +25,14 @@ class OnlyRead(Source):
 
 def test_samples_are_told_apart_by_their_labels_too() -> None:
     image, labels = random_pictures(40, 6, 6, 3), np.arange(40)
-    plain = describe_samples(ArraySource({"image": image}, Facts(3, 6, 6)))
-    assert plain == f"40 samples, {fingerprint(ArraySource({'image': image}, Facts(3, 6, 6)), LOOKED_AT)}"
+    plain = describe_samples(ArraySource({"image": image}, DataSpec(3, 6, 6)))
+    assert plain == f"40 samples, {fingerprint(ArraySource({'image': image}, DataSpec(3, 6, 6)), LOOKED_AT)}"
     for change in (slice(0, None), slice(7, 8)):  # all of them, and one at which no look at some would fall
         other = labels.copy()
         other[change] += 1
-        sources = [ArraySource({"image": image, "label": one}, Facts(3, 6, 6, 41)) for one in (labels, labels, other)]
+        sources = [
+            ArraySource({"image": image, "label": one}, DataSpec(3, 6, 6, 41)) for one in (labels, labels, other)
+        ]
         first, same, changed = map(describe_samples, sources)
         assert first == same != changed and not are_same(first, changed)
         assert are_same(first, plain) and are_same(plain, changed), "earlier versions said nothing of labels"
@@ -39,4 +41,4 @@ def test_samples_are_told_apart_by_their_labels_too() -> None:
 
 
 def shifted(source: ArraySource) -> Source:
-    return ArraySource(source.arrays | {"label": source.arrays["label"] + 1}, source.facts)
+    return ArraySource(source.arrays | {"label": source.arrays["label"] + 1}, source.spec)

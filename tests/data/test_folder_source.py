@@ -42,7 +42,7 @@ def test_classes_are_the_folders_of_training_pictures(tmp_path: Path) -> None:
         for number in range(count):
             save(tmp_path / split / kind / f"{number}.png", random_pictures(6, 6, 3))
     training, test = Folder("train", settings(tmp_path)), Folder("test", settings(tmp_path))
-    assert training.facts.class_names == test.facts.class_names == ("a", "b")
+    assert training.spec.class_names == test.spec.class_names == ("a", "b")
     assert [int(training.read(index)["label"]) for index in range(5)] == [0, 0, 0, 1, 1]
     assert [int(test.read(index)["label"]) for index in range(len(test))] == [1]
 
@@ -54,14 +54,14 @@ def test_without_a_test_folder_a_fixed_fifth_is_held_out(tmp_path: Path) -> None
     training, test = Folder("train", settings(tmp_path)), Folder("test", settings(tmp_path))
     assert (len(training), len(test)) == (16, 4)
     assert not set(training.paths) & set(test.paths)
-    assert training.facts.num_classes == 2
+    assert training.spec.num_classes == 2
 
 
 def test_pictures_without_class_folders_have_no_labels(tmp_path: Path) -> None:
     for number in range(5):
         save(tmp_path / f"{number}.PNG", random_pictures(4, 4, 3))
     source = Folder("train", settings(tmp_path))
-    assert len(source) == 4 and source.facts.num_classes == 0
+    assert len(source) == 4 and source.spec.num_classes == 0
     assert source.read_many(np.arange(4)).keys() == {"image"}
 
 
@@ -69,7 +69,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     for kind in ("boat", "train"):
         for number in range(5):
             save(tmp_path / kind / f"{number}.png", random_pictures(4, 4, 3))
-    assert Folder("train", settings(tmp_path)).facts.class_names == ("boat", "train")
+    assert Folder("train", settings(tmp_path)).spec.class_names == ("boat", "train")
 
 
 def test_pictures_beside_class_folders_are_left_out_and_told_of(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_the_middle_square_is_taken_and_the_first_picture_gives_the_size(tmp_pat
     save_train_and_test(tmp_path, "a.png", wide)
     save_train_and_test(tmp_path, "b.png", random_pictures(20, 9, 3))
     source = Folder("train", settings(tmp_path))
-    assert (source.facts.height, source.facts.width) == (6, 6)
+    assert (source.spec.height, source.spec.width) == (6, 6)
     assert np.array_equal(source.read(0)["image"], wide[:, 2:8])
     assert source.read(1)["image"].shape == (6, 6, 3)
 

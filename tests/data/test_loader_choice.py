@@ -11,7 +11,7 @@ import torch
 
 from paceline.commands.configure import configure
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.data import memory
 from paceline.data.loader_choice import choose_loader, choose_loaders
 from paceline.data.loaders.resident import Resident
@@ -35,7 +35,7 @@ class Photographs(ArraySource):
 
 
 def samples(count: int, kind: type[ArraySource] = ArraySource) -> Source:
-    return kind({"image": np.zeros((count, 8, 8, 3), np.uint8)}, Facts(3, 8, 8))
+    return kind({"image": np.zeros((count, 8, 8, 3), np.uint8)}, DataSpec(3, 8, 8))
 
 
 @pytest.fixture

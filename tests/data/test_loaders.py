@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Batch, Facts
+from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core import registry
 from paceline.core.errors import UserError
 from paceline.data import pixels
@@ -52,7 +52,7 @@ def take(loader: Loader, source: Source, count: int) -> list[Batch]:
 class Slow(Source):
     """Computes its samples; earlier ones take longer, so that workers finish out of order."""
 
-    facts = Facts(3, 6, 4, num_classes=10)
+    spec = DataSpec(3, 6, 4, num_classes=10)
 
     def __len__(self) -> int:
         return 100
@@ -202,12 +202,12 @@ from paceline.config.settings import RunSettings
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource
 from paceline.data.tickets import in_order
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 import itertools, numpy as np
 
 stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
-source = ArraySource({"image": np.zeros((8, 2, 2, 1), np.uint8)}, Facts(1, 2, 2))
+source = ArraySource({"image": np.zeros((8, 2, 2, 1), np.uint8)}, DataSpec(1, 2, 2))
 requests = (in_order(0, 8) for _ in itertools.count())
 batches = Workers(source, torch.device("cpu"), RunSettings(workers=2)).load(requests)
 for _ in range(2):  # one from each worker: both have begun
@@ -265,6 +265,6 @@ def test_no_batch_waits_for_the_gpu(name: str, workers: int, digits: Source) -> 
 
 
 def test_an_array_source_of_one_field_is_enough() -> None:
-    source = ArraySource({"image": np.zeros((BATCH, 2, 2, 1), np.uint8)}, Facts(1, 2, 2))
+    source = ArraySource({"image": np.zeros((BATCH, 2, 2, 1), np.uint8)}, DataSpec(1, 2, 2))
     for name, workers in SETUPS:
         assert take(build(name, source, workers=workers), source, 1)[0].keys() == {"image", "index", "uniforms"}

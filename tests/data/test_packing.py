@@ -42,7 +42,7 @@ def test_a_source_in_memory_is_packed_with_its_labels_and_facts(tmp_path: Path) 
     assert pack("digits", str(tmp_path / "packed"), NO_FLAGS, {"size": 8}) == 0
     for split in ("train", "test"):
         packed, digits = open_packed(tmp_path / "packed", split), Digits(split, RunSettings(size=8))
-        assert packed.facts == digits.facts and packed.sizes is None and len(packed) == len(digits)
+        assert packed.spec == digits.spec and packed.sizes is None and len(packed) == len(digits)
         found, expected = (source.read_many(np.arange(len(digits))) for source in (packed, digits))
         assert found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in found)
         assert found["label"].dtype == np.int64
@@ -162,7 +162,7 @@ def test_what_the_folder_says_of_itself_is_held_to_its_checksum(change: str, pac
     if change == "a wrong count":
         split["count"] -= 1
     elif change == "other channels":
-        split["facts"]["channels"] = split["pictures"]["image"] = 1
+        split["spec"]["channels"] = split["pictures"]["image"] = 1
     elif change == "a missing key":
         del split["mixed"]
     else:

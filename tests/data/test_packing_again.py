@@ -31,13 +31,13 @@ import time
 from pathlib import Path
 import numpy as np
 from paceline.data.source import Source
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 
 class Own(Source):
     splits = ("train",)
 
     def __init__(self, split, settings):
-        self.root, self.facts = Path(settings.data_root), Facts(1, 4, 4, 10)
+        self.root, self.spec = Path(settings.data_root), DataSpec(1, 4, 4, 10)
         self.sizes = np.array([(4 + index % 2, 4) for index in range(40)])
 
     def __len__(self):

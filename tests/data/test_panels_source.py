@@ -36,8 +36,8 @@ def open_rows(root: Path, split: str = "train", **settings) -> Panels:
 def test_a_row_is_cut_into_its_named_panels(tmp_path):
     write_rows(tmp_path, 4)
     source = open_rows(tmp_path, panels="image,stain,nuclei,segmentation")
-    assert source.facts.panels == ("stain", "nuclei", "segmentation")
-    assert (source.facts.height, source.facts.width, len(source)) == (SIDE, SIDE, 2)
+    assert source.spec.panels == ("stain", "nuclei", "segmentation")
+    assert (source.spec.height, source.spec.width, len(source)) == (SIDE, SIDE, 2)
     sample = source.read(1)
     assert {name: int(picture.flat[0]) for name, picture in sample.items()} == {
         "image": 10,
@@ -51,7 +51,7 @@ def test_a_row_is_cut_into_its_named_panels(tmp_path):
 def test_the_input_may_be_any_panel_others_may_be_left_out_and_the_segmentation_comes_last(tmp_path):
     write_rows(tmp_path, 4)
     source = open_rows(tmp_path, panels="segmentation,-,image,stain")
-    assert source.facts.panels == ("stain", "segmentation")
+    assert source.spec.panels == ("stain", "segmentation")
     assert {name: int(picture.flat[0]) for name, picture in source.read(0).items()} == {
         "segmentation": 0,
         "image": 2,
@@ -61,7 +61,7 @@ def test_the_input_may_be_any_panel_others_may_be_left_out_and_the_segmentation_
 
 def test_two_squares_need_no_names(tmp_path):
     write_rows(tmp_path, 2, splits=("train", "val"))
-    assert open_rows(tmp_path).facts.panels == ("target",)
+    assert open_rows(tmp_path).spec.panels == ("target",)
     assert len(open_rows(tmp_path, "test")) == 2
 
 
@@ -79,7 +79,7 @@ def test_folders_a_and_b_are_matched_by_name(tmp_path):
             suffix = ".png" if folder.endswith("A") else ".bmp"
             Image.new("RGB", (20, 12), (shade,) * 3).save(tmp_path / folder / f"{name}{suffix}")
     source = open_rows(tmp_path, "test")
-    assert source.facts.panels == ("target",) and len(source) == 2
+    assert source.spec.panels == ("target",) and len(source) == 2
     assert {name: int(picture.flat[0]) for name, picture in source.read(0).items()} == {"image": 3, "target": 4}
     swapped = open_rows(tmp_path, panels="photo,image")
     assert {name: int(picture.flat[0]) for name, picture in swapped.read(0).items()} == {"photo": 1, "image": 2}
@@ -134,10 +134,10 @@ def test_without_a_folder_there_are_tiles_of_stained_tissue(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     train, test = (Panels(split, Panels.Settings()) for split in ("train", "test"))
     assert (len(train), len(test)) == (51, 13)
-    assert train.facts.panels == ("hematoxylin", "dab", "segmentation") and train.facts.height == 64
+    assert train.spec.panels == ("hematoxylin", "dab", "segmentation") and train.spec.height == 64
     assert "scikit-image" in train.notes[0]
     write_rows(tmp_path / "data", 2, splits=(".",), rows=5)
-    assert Panels("train", Panels.Settings()).facts.height == SIDE  # rows that are there are used
+    assert Panels("train", Panels.Settings()).spec.height == SIDE  # rows that are there are used
     mask = np.stack([train.read(index)["segmentation"] for index in range(len(train))])
     assert set(np.unique(mask)) == {0, 255} and 0.3 < (mask > 0).mean() < 0.7
     dense, empty = mask[..., 0] > 0, mask[..., 0] == 0
@@ -148,8 +148,8 @@ def test_without_a_folder_there_are_tiles_of_stained_tissue(tmp_path, monkeypatc
 def test_tiles_have_the_size_and_the_panels_that_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = Panels("test", Panels.Settings(size=128, panels="image,dab"))
-    assert source.facts.panels == ("dab",) and source.read(0)["dab"].shape == (128, 128, 3)
-    assert Panels("test", Panels.Settings(panels="dab,segmentation,hematoxylin,image")).facts.panels == (
+    assert source.spec.panels == ("dab",) and source.read(0)["dab"].shape == (128, 128, 3)
+    assert Panels("test", Panels.Settings(panels="dab,segmentation,hematoxylin,image")).spec.panels == (
         "dab",
         "hematoxylin",
         "segmentation",
@@ -170,7 +170,7 @@ def test_windows_flips_and_turns_are_common_to_all_panels_with_either_loader(tmp
     for loader in (Workers, Resident):
         (raw,) = loader(source, torch.device("cpu"), settings, 8).load([Stream(0, len(source)).take(0, 12)])
         assert torch.equal(raw["image"] // 4, raw["quarter"]) and raw["half"].shape == (12, 3, 8, 8)
-        batches.append(prepare(raw, Augment(flip=True, turn=True), torch.float64))
+        batches.append(prepare(raw, Augment(flip=True, rot90=True), torch.float64))
     assert all(torch.equal(batches[0][name], batches[1][name]) for name in ("image", "half", "quarter"))
     levels = {name: ((batches[0][name] + 1) * 127.5).round().long() for name in ("image", "half")}
     assert torch.equal(levels["image"] // 2, levels["half"])

@@ -39,7 +39,7 @@ def test_without_a_root_the_photographs_inside_scikit_image_are_used(
     assert len(training) > len(testing) > 0 and not set(names(training)) & set(names(testing))
     assert training.sizes is not None and training.sizes.min() >= 256 and len(np.unique(training.sizes)) > 3
     assert "scikit-image" in training.notes[0]
-    assert training.facts.height == training.facts.width == 96
+    assert training.spec.height == training.spec.width == 96
     (tmp_path / "data").mkdir()
     save(tmp_path / "data" / "own1.tif", 9, 9)
     save(tmp_path / "data" / "own2.tif", 9, 9)
@@ -76,7 +76,7 @@ def test_other_pictures_can_be_tested_on(tmp_path: Path) -> None:
     training = Photos("train", settings(tmp_path / "own", **roots))
     testing = Photos("test", settings(tmp_path / "own", **roots))
     assert len(training) == len(testing) == 3
-    assert (training.facts.scale, testing.facts.scale) == (0, 4)
+    assert (training.spec.scale, testing.spec.scale) == (0, 4)
     save(tmp_path / "DIV2K" / "DIV2K_train_HR" / "0001.png", 9, 9)
     save(tmp_path / "DIV2K" / "DIV2K_train_LR_bicubic" / "X4" / "0001x4.png", 9, 9)
     assert names(Photos("train", settings(tmp_path / "DIV2K", **roots))) == ["0001.png"]
@@ -95,7 +95,7 @@ def test_files_in_low_resolution_are_found_by_name_and_the_rest_of_the_large_one
     save(tmp_path / "other" / "0002.png", 4, 4)
     source = Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low,{tmp_path}/other"))
     sample = source.read(0)
-    assert source.facts.scale == 4 and source.sizes is not None and source.sizes.tolist() == [[16, 20]]
+    assert source.spec.scale == 4 and source.sizes is not None and source.sizes.tolist() == [[16, 20]]
     assert sample["image"].shape == (16, 20, 3) and sample["low"].shape == (4, 5, 3)
 
 

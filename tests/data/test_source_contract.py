@@ -29,16 +29,16 @@ def test_samples_are_what_the_facts_say(name: str, make_data) -> None:
     settings = make_data(name)
     for split in ("train", "test"):
         source = build(name, split, settings)
-        facts = source.facts
+        spec = source.spec
         assert len(source) > 0
         for index in (0, len(source) - 1):
             sample = source.read(index)
-            assert sample["image"].shape == (*sizes_of(source)[index], facts.channels)
+            assert sample["image"].shape == (*sizes_of(source)[index], spec.channels)
             assert sample["image"].dtype == np.uint8
-            if facts.num_classes:
+            if spec.num_classes:
                 assert sample["label"].shape == () and sample["label"].dtype == np.int64
-                assert 0 <= sample["label"] < facts.num_classes
-        assert len(facts.class_names) in (0, facts.num_classes)
+                assert 0 <= sample["label"] < spec.num_classes
+        assert len(spec.class_names) in (0, spec.num_classes)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,7 +82,7 @@ def test_the_same_settings_give_the_same_samples(name: str, make_data) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_size_and_channels_are_as_asked_for(name: str, channels: int, make_data) -> None:
     source = build(name, "test", make_data(name, size=13, channels=channels))
-    assert (source.facts.height, source.facts.width, source.facts.channels) == (13, 13, channels)
+    assert (source.spec.height, source.spec.width, source.spec.channels) == (13, 13, channels)
     assert source.read(0)["image"].shape == (13, 13, channels)
 
 
@@ -107,7 +107,7 @@ def test_settings_of_a_source_have_meanings_bounds_and_names_of_their_own(name: 
 
 
 def test_digits_and_house_numbers_may_not_be_mirrored(make_data) -> None:
-    may_mirror = {name: build(name, "test", make_data(name)).facts.mirror for name in NAMES}
+    may_mirror = {name: build(name, "test", make_data(name)).spec.flip_allowed for name in NAMES}
     assert [name for name, allowed in may_mirror.items() if not allowed] == ["digits", "mnist", "svhn"]
 
 
@@ -116,11 +116,11 @@ def test_a_source_in_a_persons_own_file_is_used_by_its_path(tmp_path: Path) -> N
     file.write_text(
         "import numpy as np\n"
         "from paceline.data.source import ArraySource\n"
-        "from paceline.contracts.recipe import Facts\n"
+        "from paceline.contracts.recipe import DataSpec\n"
         "class Stripes(ArraySource):\n"
         "    def __init__(self, split, settings):\n"
         "        pictures = np.zeros((5, 4, 4, 1), dtype=np.uint8)\n"
-        "        super().__init__({'image': pictures, 'label': np.arange(5)}, Facts(1, 4, 4, num_classes=5))\n"
+        "        super().__init__({'image': pictures, 'label': np.arange(5)}, DataSpec(1, 4, 4, num_classes=5))\n"
     )
     source = build(str(file), "train", RunSettings())
     assert len(source) == 5 and source.read(4)["label"] == 4

@@ -115,7 +115,7 @@ def test_pictures_and_labels_are_those_in_the_files(make_data) -> None:
 
 def test_cifar100_has_its_hundred_fine_classes(make_data) -> None:
     source = Cifar100("test", make_data("cifar100"))
-    assert source.facts.num_classes == 100 and source.arrays["label"].tolist() == [0, 1, 2, 99]
+    assert source.spec.num_classes == 100 and source.arrays["label"].tolist() == [0, 1, 2, 99]
 
 
 def test_svhn_calls_the_digit_zero_zero(make_data) -> None:

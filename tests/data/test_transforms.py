@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Batch, Facts
+from paceline.contracts.recipe import Batch, DataSpec
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, Stream
 from paceline.data.transforms import Augment, prepare
 
@@ -123,7 +123,7 @@ def test_pictures_that_belong_together_move_together() -> None:
     [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
 )
 def test_the_source_says_whether_mirroring_is_allowed_unless_a_person_does(
-    flip: str, mirror: bool, expected: bool
+    flip: str, flip_allowed: bool, expected: bool
 ) -> None:
     settings = RunSettings(pad_crop=4, flip=flip, cutout=8)  # type: ignore[arg-type]
-    assert Augment.from_settings(settings, Facts(3, 32, 32, mirror=mirror)) == Augment(4, expected, 8)
+    assert Augment.from_settings(settings, DataSpec(3, 32, 32, flip_allowed=flip_allowed)) == Augment(4, expected, 8)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from paceline.commands.pack import pack
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Draw, Facts
+from paceline.contracts.recipe import DataSpec, Draw
 from paceline.core import registry
 from paceline.core.errors import UserError
 from paceline.data.crop import Window, check_crop, windows
@@ -27,7 +27,7 @@ from paceline.data.loader import Loader
 from paceline.data.loaders import resident
 from paceline.data.source import ArraySource, Source, split_off
 from paceline.data.sources.photos import Photos
-from paceline.data.tickets import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, TURN, Stream, Tickets
+from paceline.data.tickets import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, ROT90, Stream, Tickets
 from paceline.data.transforms import Augment, prepare
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_source(data: Path, kind: str, split: str = "train") -> Source:
     if kind == "array":
         pictures = random_pictures(len(SIZES), 19, 14, 3)
-        return ArraySource({"image": pictures, "label": np.arange(len(SIZES))}, Facts(3, 19, 14, num_classes=8))
+        return ArraySource({"image": pictures, "label": np.arange(len(SIZES))}, DataSpec(3, 19, 14, num_classes=8))
     options: dict[str, Any] = {"data_root": str(data / kind)}
     if kind == "photos with low":
         options = {"data_root": str(data / "high"), "low_root": str(data / "low" / split)}
@@ -95,7 +95,7 @@ def test_every_loader_cuts_the_windows_of_the_tickets(
     loader = build(name, source, workers, monkeypatch, CROP)
     for batch, request in zip(loader.load(endless(source)), itertools.islice(endless(source), 4), strict=False):
         sizes = np.array([source.read(int(index))["image"].shape[:2] for index in request.index])
-        for row, window in enumerate(windows(request.uniforms, sizes, CROP, source.facts.scale)):
+        for row, window in enumerate(windows(request.uniforms, sizes, CROP, source.spec.scale)):
             whole = source.read(int(request.index[row]))
             top, left, height, width = window
             for field, value in whole.items():
@@ -131,7 +131,7 @@ def test_evaluation_gives_every_whole_picture_once(
 @pytest.mark.parametrize("kind", ["packed photos", "packed pairs"])
 def test_packed_samples_are_those_of_the_source(kind: str, data: Path) -> None:
     packed, source = open_source(data, kind), open_source(data, kind.split()[1])
-    assert packed.facts == source.facts and packed.sizes is not None and source.sizes is not None
+    assert packed.spec == source.spec and packed.sizes is not None and source.sizes is not None
     assert np.array_equal(packed.sizes, source.sizes) and fingerprint(packed) == fingerprint(source)
     assert [packed.name_of(index) for index in range(len(packed))] == [source.name_of(i) for i in range(len(source))]
     for index in range(len(source)):
@@ -161,7 +161,7 @@ def test_steps_of_training_have_windows_and_draws(
     drawer = Drawer({"noise": Draw((5,))}, 0, CPU, torch.float32)
     steps = []
     for loader in (build("workers", source, 0, monkeypatch, CROP), build(name, source, workers, monkeypatch, CROP)):
-        cut, augment = Cut(BATCH, 2, 0, 1), Augment(flip=True, turn=True)
+        cut, augment = Cut(BATCH, 2, 0, 1), Augment(flip=True, rot90=True)
         feed = TrainingFeed(loader, Stream(0, len(source)), cut, 1, augment, drawer, torch.float32)
         steps.append([feed.complete(micro) for step in feed.steps(0, 2 * BATCH) for micro in step.fetched[0]])
         loader.close()
@@ -231,7 +231,7 @@ def test_other_pictures_have_another_fingerprint(data: Path, tmp_path: Path) -> 
     other = Photos("train", Photos.Settings(data_root=str(tmp_path)))
     assert fingerprint(source) == fingerprint(open_source(data, "photos")) != fingerprint(other)
     image, target = random_pictures(3, 6, 6, 3), random_pictures(3, 6, 6, 3) // 2
-    pairs = [ArraySource({"image": image, "target": one}, Facts(3, 6, 6)) for one in (target, target, target + 1)]
+    pairs = [ArraySource({"image": image, "target": one}, DataSpec(3, 6, 6)) for one in (target, target, target + 1)]
     first, same, changed = map(fingerprint, pairs)
     assert first == same != changed, "what should come out is part of the data"
 
@@ -240,8 +240,8 @@ def test_quarter_turns_are_those_of_numpy_in_every_field() -> None:
     pictures = {"image": random_pictures(8, 6, 6, 3), "low": random_pictures(8, 3, 3, 3)}
     raw = {name: torch.from_numpy(field).permute(0, 3, 1, 2) for name, field in pictures.items()}
     uniforms = torch.zeros(8, NUM_UNIFORMS)
-    uniforms[:, TURN] = torch.arange(8) / 8
-    batch = prepare(raw | {"uniforms": uniforms}, Augment(turn=True), torch.float64)
+    uniforms[:, ROT90] = torch.arange(8) / 8
+    batch = prepare(raw | {"uniforms": uniforms}, Augment(rot90=True), torch.float64)
     for name, field in pictures.items():
         found = ((batch[name] + 1) * 127.5).round().permute(0, 2, 3, 1).numpy()
         for row in range(8):
@@ -249,7 +249,7 @@ def test_quarter_turns_are_those_of_numpy_in_every_field() -> None:
 
 
 def test_what_cannot_be_turned_or_padded_is_refused() -> None:
-    with pytest.raises(UserError, match="turn=on: needs square pictures, not 5×4"):
-        Augment.from_settings(RunSettings(turn="on"), Facts(3, 4, 5))
+    with pytest.raises(UserError, match="rot90=on: needs square pictures, not 5×4"):
+        Augment.from_settings(RunSettings(rot90="on"), DataSpec(3, 4, 5))
     with pytest.raises(UserError, match="pad_crop=4"):
-        Augment.from_settings(RunSettings(pad_crop=4, crop=8), Facts(3, 8, 8))
+        Augment.from_settings(RunSettings(pad_crop=4, crop=8), DataSpec(3, 8, 8))

@@ -3,22 +3,22 @@ import torch
 from torchmetrics.classification import MulticlassAccuracy
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.evaluation.evaluators.accuracy import Accuracy
 
 CPU = torch.device("cpu")
 
 
 def judge_of(num_classes: int) -> Accuracy:
-    return Accuracy(Facts(channels=3, height=8, width=8, num_classes=num_classes), CPU, RunSettings())
+    return Accuracy(DataSpec(channels=3, height=8, width=8, num_classes=num_classes), CPU, RunSettings())
 
 
 def judged(logits: torch.Tensor, labels: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     """The sums of a judge that saw the samples in batches of these sizes."""
-    judge = judge_of(logits.shape[1])
+    evaluator = judge_of(logits.shape[1])
     for part, label in zip(logits.split(sizes), labels.split(sizes), strict=True):
-        judge.update({"logits": part}, {"label": label})
-    return judge.sums()
+        evaluator.update({"logits": part}, {"label": label})
+    return evaluator.sums()
 
 
 @pytest.mark.parametrize("num_classes", [3, 5, 100])
@@ -57,8 +57,8 @@ def test_logits_that_are_not_numbers_are_never_right():
 
 
 def test_sums_are_float64_and_belong_to_the_caller():
-    judge = judge_of(3)
-    judge.update({"logits": torch.eye(3)}, {"label": torch.arange(3)})
-    judge.sums().zero_()
-    assert judge.sums().dtype == torch.float64 and judge.sums().ndim == 1
-    assert judge.results(judge.sums())["top1"] == 100
+    evaluator = judge_of(3)
+    evaluator.update({"logits": torch.eye(3)}, {"label": torch.arange(3)})
+    evaluator.sums().zero_()
+    assert evaluator.sums().dtype == torch.float64 and evaluator.sums().ndim == 1
+    assert evaluator.results(evaluator.sums())["top1"] == 100

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
 from paceline.data.tickets import NUM_UNIFORMS
@@ -27,7 +27,7 @@ from paceline.evaluation.protocol import require_same, same_protocol
 from paceline.runs.finished_run import open_run
 
 CPU = torch.device("cpu")
-FACTS = Facts(channels=3, height=12, width=12)
+DATA_SPEC = DataSpec(channels=3, height=12, width=12)
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 
 
@@ -49,7 +49,7 @@ def scaled(some: Tensor) -> Tensor:
 
 
 def source_of(real: Tensor) -> ArraySource:
-    return ArraySource({"image": real.permute(0, 2, 3, 1).contiguous().numpy()}, FACTS)
+    return ArraySource({"image": real.permute(0, 2, 3, 1).contiguous().numpy()}, DATA_SPEC)
 
 
 def no_run(path: str) -> tuple:
@@ -57,9 +57,9 @@ def no_run(path: str) -> tuple:
 
 
 def begun(real: Tensor, count: int, **settings: object) -> Generation:
-    judge = Generation(FACTS, CPU, RunSettings(data="patterns", **settings))
-    judge.begin(Case(source_of(real), "train", count, no_run))
-    return judge
+    evaluator = Generation(DATA_SPEC, CPU, RunSettings(data="patterns", **settings))
+    evaluator.begin(Case(source_of(real), "train", count, no_run))
+    return evaluator
 
 
 def judged(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings: object) -> dict[str, float]:
@@ -67,12 +67,12 @@ def judged(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings: o
     judges = [begun(real, len(made), **settings) for _ in range(len(cuts) + 1)]
     for pool, add in ((real, "update_samples"), (made, "update")):
         parts = zip(torch.arange(len(pool)).tensor_split(cuts), pool.tensor_split(cuts), judges, strict=True)
-        for index, part, judge in parts:
+        for index, part, evaluator in parts:
             for rows, positions in zip(part.split(64), index.split(64), strict=True):
                 batch = {"image": scaled(rows), "index": positions}
-                judge.update_samples(batch) if add == "update_samples" else judge.update(batch, batch)
-    judges[0].end_samples(sum(judge.sample_sums() for judge in judges))
-    return judges[0].results(sum(judge.sums() for judge in judges))
+                evaluator.update_samples(batch) if add == "update_samples" else evaluator.update(batch, batch)
+    judges[0].end_samples(sum(evaluator.sample_sums() for evaluator in judges))
+    return judges[0].results(sum(evaluator.sums() for evaluator in judges))
 
 
 class PixelModule(nn.Module):
@@ -81,7 +81,7 @@ class PixelModule(nn.Module):
     num_features = 3 * Pixels.SIDE_PX**2
 
     def forward(self, some: Tensor) -> Tensor:
-        return Pixels(FACTS).see(some).features
+        return Pixels(DATA_SPEC).see(some).features
 
 
 def test_fid_is_that_of_torchmetrics_on_the_same_features_and_pictures():
@@ -112,7 +112,7 @@ def test_statistics_of_real_pictures_are_kept_by_their_content_and_protocol(tmp_
     changed[150, 0, 3, 3] ^= 1
     assert begun(changed, 300).needs_samples
     assert begun(real[:299], 300).needs_samples
-    assert begun(real, 300, judge_precision="tf32").needs_samples
+    assert begun(real, 300, feature_precision="tf32").needs_samples
     (file,) = kept_statistics.folder().glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
     assert begun(real, 300).needs_samples
@@ -121,11 +121,11 @@ def test_statistics_of_real_pictures_are_kept_by_their_content_and_protocol(tmp_
 def test_pictures_are_judged_as_they_would_be_saved():
     real = pictures(300, 1)
     made = scaled(real) + 0.3 / 127.5  # rounds away
-    judge = begun(real, 300)
-    judge.update_samples({"image": scaled(real), "index": torch.arange(300)})
-    judge.end_samples(judge.sample_sums())
-    judge.update({"image": made}, {"index": torch.arange(300)})
-    results = judge.results(judge.sums())
+    evaluator = begun(real, 300)
+    evaluator.update_samples({"image": scaled(real), "index": torch.arange(300)})
+    evaluator.end_samples(evaluator.sample_sums())
+    evaluator.update({"image": made}, {"index": torch.arange(300)})
+    results = evaluator.results(evaluator.sums())
     assert results["FID[pixels-8x8]"] == pytest.approx(0, abs=1e-6)
     assert results["precision[pixels-8x8]"] == results["recall[pixels-8x8]"] == 1
 
@@ -185,8 +185,8 @@ def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path
     monkeypatch.setattr(inception, "ANSWER", tuple(answer.tolist()))  # now this one is the Inception
     with pytest.raises(UserError, match=r"too few for the covariance of 2,048 features"):
         begun(real, 250, inception=path, inception_sha256=digest)
-    judge = begun(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
-    assert judge.label == "" and judge.protocol()["weights"] == digest
+    evaluator = begun(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
+    assert evaluator.label == "" and evaluator.protocol()["weights"] == digest
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -246,7 +246,7 @@ def test_two_processes_measure_what_one_does(runs):
     found = []
     for size in (1, 2):
         # The second one computes its own statistics of the real pictures, too.
-        sets = ["--set", "features=classifier", "--set", f"judge_precision={'fp32' if size == 1 else 'tf32'}"]
+        sets = ["--set", "features=classifier", "--set", f"feature_precision={'fp32' if size == 1 else 'tf32'}"]
         command = ["evaluate", "gan", "--accelerator", "cpu", "--devices", str(size), *sets]
         before = set(runs.glob("stdout-*"))
         assert run_ranks(runs, size, *command) == [0] * size
@@ -257,7 +257,7 @@ def test_two_processes_measure_what_one_does(runs):
 
 def test_a_run_goes_on_only_if_it_is_judged_as_before(runs):
     command = ["train", TINY_GAN, "--accelerator", "cpu", "--out", "gan", "--images", "2560"]
-    refused = run_fork(runs, *command, "--set", "features=classifier", "--set", "judged_images=700")
+    refused = run_fork(runs, *command, "--set", "features=classifier", "--set", "generated_images=700")
     assert refused.wait() == 2
     assert "measured otherwise (made: 1438 ≠ 700)" in refused.stderr and len(refused.stderr.splitlines()) == 1
 
@@ -266,9 +266,9 @@ def test_features_of_another_kind_of_run_or_of_other_pictures_are_refused(runs, 
     refused = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=gan")
     assert refused.wait() == 2 and "features=gan: not a classification run" in refused.stderr
     monkeypatch.chdir(runs)
-    judge = Generation(FACTS, CPU, RunSettings(features="classifier"))
+    evaluator = Generation(DATA_SPEC, CPU, RunSettings(features="classifier"))
     with pytest.raises(UserError, match="features=classifier: it knows pictures of 8×8×1, and these are of 12×12×3"):
-        judge.begin(Case(source_of(pictures(300, 1)), "train", 300, open_run))
+        evaluator.begin(Case(source_of(pictures(300, 1)), "train", 300, open_run))
 
 
 def test_real_pictures_survive_the_way_through_the_loader():

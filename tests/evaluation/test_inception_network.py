@@ -83,7 +83,7 @@ def test_fp16_is_refused_where_it_does_not_work(tmp_path, monkeypatch, broken, r
     pytest.importorskip("triton")
     ours, _ = opened(tmp_path, monkeypatch)
     monkeypatch.setattr("paceline.evaluation.features.inception_half.Half", broken)
-    with pytest.raises(UserError, match=rf"judge_precision=fp16: {refused}; take judge_precision=tf32"):
+    with pytest.raises(UserError, match=rf"feature_precision=fp16: {refused}; take feature_precision=tf32"):
         ours(some_pictures(), "fp16")
 
 
@@ -92,14 +92,14 @@ def test_a_file_of_the_same_names_that_computes_otherwise_is_run_as_it_is(tmp_pa
     assert isinstance(network, ScriptedInception)
     wanted = file(inception.enlarged(some_pictures()))
     assert torch.allclose(network(some_pictures(), "fp32").features, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UserError, match="judge_precision=fp16: only the Inception of a known file has it"):
+    with pytest.raises(UserError, match="feature_precision=fp16: only the Inception of a known file has it"):
         network.require("fp16", GPU)
 
 
 def test_fp16_is_for_gpus():
     network = FoldedInception(nn.Identity(), "")
     network.require("fp16", GPU)
-    with pytest.raises(UserError, match=r"judge_precision=fp16 is for GPUs.* take judge_precision=fp32"):
+    with pytest.raises(UserError, match=r"feature_precision=fp16 is for GPUs.* take feature_precision=fp32"):
         network.require("fp16", CPU)
 
 

@@ -9,13 +9,12 @@ from skimage import data
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class
 from paceline.data.source import ArraySource, Subset
 from paceline.evaluation.contract import Case
-from paceline.evaluation.evaluators.restoration import _lpips_network
-from paceline.evaluation.evaluators.restoration import Restoration
+from paceline.evaluation.evaluators.restoration import Restoration, _lpips_network
 from paceline.evaluation.image_metrics import PSNR_OF_EQUALS, in_levels, luma, psnr, ssim
 
 PICTURE = torch.from_numpy(data.astronaut()[100:196, 180:300].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
@@ -28,26 +27,26 @@ def no_run(folder: str):
 
 def source_of(*sizes: tuple[int, int]) -> Subset:
     """Pictures of these heights and widths, by name only."""
-    source = ArraySource({"image": np.zeros((len(sizes), 1, 1, 3), np.uint8)}, Facts(3, 1, 1))
+    source = ArraySource({"image": np.zeros((len(sizes), 1, 1, 3), np.uint8)}, DataSpec(3, 1, 1))
     source.sizes = np.array(sizes)
     return Subset(source, range(len(sizes)))
 
 
 def make_judge(
-    protocol: str = "y", enlarges: int = 4, sizes: tuple[tuple[int, int], ...] = ((96, 120),)
+    protocol: str = "y", output_scale: int = 4, sizes: tuple[tuple[int, int], ...] = ((96, 120),)
 ) -> Restoration:
-    judge = load_class("judge", "restoration", Restoration)(
-        Facts(3, 96, 96), torch.device("cpu"), RunSettings(protocol=protocol)
+    evaluator = load_class("evaluator", "restoration", Restoration)(
+        DataSpec(3, 96, 96), torch.device("cpu"), RunSettings(protocol=protocol)
     )
-    judge.begin(Case(source_of(*sizes), "test", len(sizes), no_run, enlarges))
-    return judge
+    evaluator.begin(Case(source_of(*sizes), "test", len(sizes), no_run, output_scale))
+    return evaluator
 
 
 def measure(predictions: list[dict[str, torch.Tensor]], **settings) -> dict[str, float]:
-    judge = make_judge(**settings)
+    evaluator = make_judge(**settings)
     for prediction in predictions:
-        judge.update(prediction, {})
-    return judge.results(judge.sums())
+        evaluator.update(prediction, {})
+    return evaluator.results(evaluator.sums())
 
 
 def as_array(levels: torch.Tensor) -> np.ndarray:
@@ -80,7 +79,7 @@ def test_luma_is_matlabs():
 
 @pytest.mark.parametrize(("protocol", "convert"), [("y", luma), ("rgb", lambda levels: levels)])
 def test_a_protocol_compares_its_channels_without_the_border(protocol, convert):
-    found = measure([{"image": NOISY, "target": PICTURE}], protocol=protocol, enlarges=4)
+    found = measure([{"image": NOISY, "target": PICTURE}], protocol=protocol, output_scale=4)
     made, target = (convert(in_levels(pictures)[..., 4:-4, 4:-4]) for pictures in (NOISY, PICTURE))
     assert found == {
         f"psnr[{protocol}]": pytest.approx(psnr(made, target).item(), abs=1e-9),
@@ -93,8 +92,8 @@ def test_pictures_of_the_same_size_lose_no_border():
     spoiled = PICTURE.clone()
     spoiled[..., :2, :] *= -1
     prediction = {"image": spoiled, "target": PICTURE}
-    assert measure([prediction], enlarges=2)["psnr[y]"] == PSNR_OF_EQUALS
-    assert measure([prediction], enlarges=1)["psnr[y]"] < 30
+    assert measure([prediction], output_scale=2)["psnr[y]"] == PSNR_OF_EQUALS
+    assert measure([prediction], output_scale=1)["psnr[y]"] < 30
 
 
 def test_results_are_rounded_as_files_would_be():
@@ -126,7 +125,7 @@ def test_what_a_recipe_is_held_against_is_measured_under_its_name():
 
 
 def test_the_protocol_says_all_that_numbers_must_share():
-    protocols = [make_judge().protocol(), make_judge("rgb").protocol(), make_judge(enlarges=2).protocol()]
+    protocols = [make_judge().protocol(), make_judge("rgb").protocol(), make_judge(output_scale=2).protocol()]
     assert all(a != b for number, a in enumerate(protocols) for b in protocols[:number])
     assert make_judge("rgb").label == "rgb"
 
@@ -135,7 +134,7 @@ def test_a_picture_smaller_than_the_window_is_named_before_any_is_restored():
     with pytest.raises(UserError, match=r"sample 1: a side of 19 pixels is too short .* 8 are left; .* the test split"):
         make_judge(sizes=((40, 40), (40, 19), (40, 23)))
     make_judge(sizes=((20, 20),))  # 12 of them, without a border of 4
-    make_judge(enlarges=1, sizes=((11, 30),))
+    make_judge(output_scale=1, sizes=((11, 30),))
 
 
 STAND_IN = """
@@ -173,6 +172,6 @@ def test_a_perceptual_distance_is_measured_where_its_package_is(perceptual_packa
 
 def test_a_perceptual_distance_without_its_weights_is_left_out_and_said(perceptual_package):
     perceptual_package.write_text(STAND_IN.replace('!= "alex"', '== "alex"'))
-    judge = make_judge()
-    assert judge.notes == ("LPIPS is not measured: no such network",)
+    evaluator = make_judge()
+    assert evaluator.notes == ("LPIPS is not measured: no such network",)
     assert "lpips[y]" not in measure([{"image": NOISY, "target": PICTURE}])

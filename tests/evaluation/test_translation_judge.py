@@ -2,12 +2,12 @@ import pytest
 import torch
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.evaluation.evaluators.translation import CLASSES, Translation, members
 
 CPU = torch.device("cpu")
-FACTS = Facts(channels=3, height=16, width=16, panels=("stain", "segmentation"))
+DATA_SPEC = DataSpec(channels=3, height=16, width=16, panels=("stain", "segmentation"))
 COLOURS = torch.tensor([[-1, -1, -1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, 1, 1]]).double()
 
 
@@ -23,19 +23,19 @@ def make_case(count: int = 5) -> tuple[dict[str, torch.Tensor], dict[str, torch.
     return prediction, {"image": pictures[0], "stain": pictures[1], "segmentation": paint(real)}, made, real
 
 
-def judged(sizes: list[int], facts: Facts = FACTS) -> torch.Tensor:
+def judged(sizes: list[int], spec: DataSpec = DATA_SPEC) -> torch.Tensor:
     prediction, batch, *_ = make_case(sum(sizes))
-    judge = Translation(facts, CPU, RunSettings())
+    evaluator = Translation(spec, CPU, RunSettings())
     start = 0
     for size in sizes:
         part = slice(start, start + size)
-        judge.update({k: v[part] for k, v in prediction.items()}, {k: v[part] for k, v in batch.items()})
+        evaluator.update({k: v[part] for k, v in prediction.items()}, {k: v[part] for k, v in batch.items()})
         start += size
-    return judge.sums()
+    return evaluator.sums()
 
 
 def results(sums: torch.Tensor) -> dict[str, float]:
-    return Translation(FACTS, CPU, RunSettings()).results(sums)
+    return Translation(DATA_SPEC, CPU, RunSettings()).results(sums)
 
 
 def test_iou_and_dice_are_those_of_all_pixels_together():
@@ -56,7 +56,7 @@ def test_psnr_of_each_panel_is_that_of_torchmetrics_and_the_total_is_their_mean(
 
     prediction, batch, *_ = make_case()
     values = results(judged([5]))
-    for name in FACTS.panels:
+    for name in DATA_SPEC.panels:
         levels = [((pictures[name] + 1) * 127.5).round() for pictures in (prediction, batch)]
         each = [peak_signal_noise_ratio(*pair, data_range=255.0).item() for pair in zip(*levels, strict=True)]
         assert values[f"{name}_psnr"] == pytest.approx(sum(each) / 5, rel=1e-5)
@@ -70,11 +70,11 @@ def test_the_numbers_do_not_depend_on_how_the_samples_are_spread():
 
 
 def test_a_perfect_segmentation_has_an_overlap_of_one_and_one_class_needs_no_names():
-    judge = Translation(FACTS, CPU, RunSettings())
+    evaluator = Translation(DATA_SPEC, CPU, RunSettings())
     mask = torch.full((1, 3, 16, 16), -1.0).double()
     mask[..., :8] = 1
-    judge.update({"segmentation": 0.8 * mask}, {"segmentation": mask})
-    values = judge.results(judge.sums())
+    evaluator.update({"segmentation": 0.8 * mask}, {"segmentation": mask})
+    values = evaluator.results(evaluator.sums())
     assert (values["iou"], values["dice"]) == (1, 1)
     assert not any(name.startswith("iou_") or name.startswith("stain") for name in values)
 
@@ -82,7 +82,7 @@ def test_a_perfect_segmentation_has_an_overlap_of_one_and_one_class_needs_no_nam
 def test_a_panel_smaller_than_the_window_of_ssim_is_named():
     small = {"stain": torch.zeros(1, 3, 8, 16)}
     with pytest.raises(UserError, match="pictures of 16×8 pixels are too small to compare"):
-        Translation(FACTS, CPU, RunSettings()).update(small, small)
+        Translation(DATA_SPEC, CPU, RunSettings()).update(small, small)
 
 
 def test_a_pixel_belongs_to_its_brightest_channel_to_bright_or_to_none():

@@ -37,11 +37,11 @@ def trained(recipe: str, steps: int = STEPS, **settings: Any) -> Parts:
 
 CASES = [
     ("classification", {}),
-    ("classification", {"precision": "fp16", "clip": 1.0, "average": "200 images"}),
+    ("classification", {"precision": "fp16", "clip": 1.0, "ema_half_life": "200 images"}),
     ("classification", {"accumulate": 2, "optimizer": "adamw"}),
     ("classification", {"dropout": 0.5}),
     ("dcgan", {}),
-    ("dcgan", {"r1": 1.0, "average": "500 images"}),
+    ("dcgan", {"r1": 1.0, "ema_half_life": "500 images"}),
     ("dual_gan", {}),
     ("super_resolution", {"stage": "pretrain", "norm": "none"}),
     ("super_resolution", {"stage": "adversarial"}),

@@ -26,9 +26,9 @@ NETWORKS = {
 }
 
 
-def field_of(network: nn.Module, enlarges: int = 1) -> ReceptiveField:
+def field_of(network: nn.Module, output_scale: int = 1) -> ReceptiveField:
     network = copy.deepcopy(network).float()
-    return receptive_field(lambda pictures: {"image": network(pictures)}, 3, enlarges)
+    return receptive_field(lambda pictures: {"image": network(pictures)}, 3, output_scale)
 
 
 def lively(network: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ from running import processes_naming, run_ranks, start_command, start_fork, wait
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.launch.rendezvous import Meeting
+from paceline.launch.rendezvous import Rendezvous
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 SLOWLY = ("--set", "pause=0.03", "--set", "save_every=4 steps")
@@ -98,7 +98,7 @@ def test_under_real_torchrun_the_ranks_meet_too(tmp_path: Path) -> None:
 )
 def test_a_meeting_that_cannot_be_is_refused(settings: dict[str, str], complaint: str) -> None:
     with pytest.raises(UserError) as error:
-        Meeting.of(RunSettings(**settings))  # type: ignore[arg-type]
+        Rendezvous.of(RunSettings(**settings))  # type: ignore[arg-type]
     assert complaint in str(error.value)
 
 

@@ -11,7 +11,7 @@ from kubeflow_schema import TRAIN_JOB, TRAINING_RUNTIME
 
 from paceline.cli.app import run
 from paceline.core.errors import UserError
-from paceline.launch.kubernetes import KubernetesWish
+from paceline.launch.kubernetes import KubernetesOptions
 
 jsonschema = pytest.importorskip("jsonschema")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -103,7 +103,7 @@ def test_words_of_a_person_arrive_as_they_are(tmp_path: Path) -> None:
 )
 def test_what_kubernetes_would_refuse_is_refused_here(change: dict[str, Any], complaint: str) -> None:
     whole = {"name": "run", "image": "paceline:1", "runs_claim": "runs"}
-    KubernetesWish(**whole).check()
+    KubernetesOptions(**whole).check()
     with pytest.raises(UserError) as error:
-        KubernetesWish(**(whole | change)).check()
+        KubernetesOptions(**(whole | change)).check()
     assert complaint in str(error.value) and "pass@" not in str(error.value)

@@ -9,11 +9,11 @@ from paceline.config.settings import RunSettings
 from paceline.parallel.world import join
 
 settings = RunSettings(accelerator="cpu", strategy="ddp", devices=2, timeout=30.0)
-for meeting in (1, 2):
+for rendezvous in (1, 2):
     world = join(settings, distributed=True)
-    total = world.sum(torch.tensor([float(meeting * (world.rank + 1))])).item()
-    assert total == 3 * meeting, total
-    if world.is_first and meeting == 1:
+    total = world.sum(torch.tensor([float(rendezvous * (world.rank + 1))])).item()
+    assert total == 3 * rendezvous, total
+    if world.is_first and rendezvous == 1:
         time.sleep(1.0)
     world.leave()
 print("met twice")

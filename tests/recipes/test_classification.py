@@ -4,19 +4,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from paceline.config.settings import LearnerSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.recipes.classification import Classification, ClassificationSettings
 from paceline.runs.config import resolve_config
 
 
-def digits_like(side_px: int = 8, **changes) -> Facts:
-    return Facts(**{"channels": 1, "height": side_px, "width": side_px, "num_classes": 10} | changes)
+def digits_like(side_px: int = 8, **changes) -> DataSpec:
+    return DataSpec(**{"channels": 1, "height": side_px, "width": side_px, "num_classes": 10} | changes)
 
 
-def build(facts: Facts, **settings) -> Classification:
+def build(spec: DataSpec, **settings) -> Classification:
     torch.manual_seed(0)
-    return Classification(ClassificationSettings(**{"width": 4} | settings), facts)
+    return Classification(ClassificationSettings(**{"width": 4} | settings), spec)
 
 
 def resolved(preset: str):
@@ -67,6 +67,6 @@ def test_the_reference_preset_holds_the_settings_of_the_published_comparison():
         nesterov=True,
         weight_decay=1e-4,
         schedule="step",
-        drop_at="25 epochs",
+        milestones="25 epochs",
         drop=0.1,
     )

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.commands.configure import configure
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.models.losses import OBJECTIVES
 from paceline.recipes.dcgan import Dcgan, DcganSettings
@@ -13,10 +13,10 @@ from paceline.recipes.dcgan import Dcgan, DcganSettings
 NUM_SAMPLES = 6
 
 
-def build(facts: Facts | None = None, **settings) -> Dcgan:
+def build(spec: DataSpec | None = None, **settings) -> Dcgan:
     torch.manual_seed(0)
-    facts = facts or Facts(channels=1, height=32, width=32)
-    return Dcgan(DcganSettings(**{"nz": 5, "ngf": 2, "ndf": 2} | settings), facts).double()
+    spec = spec or DataSpec(channels=1, height=32, width=32)
+    return Dcgan(DcganSettings(**{"nz": 5, "ngf": 2, "ndf": 2} | settings), spec).double()
 
 
 def make_batch(recipe: Dcgan) -> dict[str, torch.Tensor]:
@@ -42,8 +42,8 @@ def test_the_terms_are_those_of_the_objective(objective):
     loss = recipe("discriminator", batch)
     assert torch.equal(loss.terms["real"], functions.real(real).mean())
     assert torch.equal(loss.terms["fake"], functions.fake(fake).mean())
-    assert torch.equal(loss.facts["real_score"], real.sigmoid().mean())
-    assert torch.equal(loss.facts["fake_score"], fake.sigmoid().mean())
+    assert torch.equal(loss.signals["real_score"], real.sigmoid().mean())
+    assert torch.equal(loss.signals["fake_score"], fake.sigmoid().mean())
 
 
 def test_the_discriminator_learns_from_the_generators_fakes_which_come_from_the_noise_of_the_batch():
@@ -116,12 +116,12 @@ def test_normalisation_and_spectral_norm_are_as_asked():
     ("height", "width", "fits"), [(32, 32, True), (64, 64, True), (28, 28, False), (32, 64, False)]
 )
 def test_only_pictures_that_fit_the_networks_are_taken(height, width, fits):
-    facts = Facts(channels=3, height=height, width=width)
+    spec = DataSpec(channels=3, height=height, width=width)
     if fits:
-        assert build(facts).predict({"noise": torch.zeros(2, 5).double()})["image"].shape == (2, 3, height, width)
+        assert build(spec).predict({"noise": torch.zeros(2, 5).double()})["image"].shape == (2, 3, height, width)
     else:
         with pytest.raises(UserError, match="--set size=32 or --set size=64"):
-            build(facts)
+            build(spec)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.recipes.importers.deepliif import networks_of, renamed
 from paceline.recipes.translation import Translation, TranslationSettings
@@ -40,10 +40,10 @@ def test_files_of_two_models_in_one_folder_are_refused_by_name():
 
 
 def test_the_tensors_of_a_file_fit_the_recipe():
-    facts = Facts(channels=3, height=32, width=32, panels=("stain", "segmentation"))
+    spec = DataSpec(channels=3, height=32, width=32, panels=("stain", "segmentation"))
     tiny = {"generator": "resnet_6", "segmentation_generator": "unet_32", "ngf": 1, "ndf": 1, "d_layers": 1}
-    recipe = Translation(TranslationSettings(**tiny, norm="instance"), facts)
-    other = Translation(TranslationSettings(**tiny, norm="instance"), facts)
+    recipe = Translation(TranslationSettings(**tiny, norm="instance"), spec)
+    other = Translation(TranslationSettings(**tiny, norm="instance"), spec)
     written = {f"module.{name}": tensor for name, tensor in other.generators["GS1"].state_dict().items()}
     written["module.model.1.running_mean"] = torch.zeros(1)  # as old versions of torch kept for InstanceNorm
     network = networks_of(["latest_net_G1.pth", "latest_net_G22.pth"])["latest_net_G22.pth"]

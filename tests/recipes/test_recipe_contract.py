@@ -12,12 +12,12 @@ import torch
 
 from paceline.commands import new
 from paceline.config.settings import LearnerSettings, RunSettings
-from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
 from paceline.runs.config import resolve_config
 
-FACTS = Facts(channels=3, height=32, width=32, num_classes=10, panels=("stain", "segmentation"))
+DATA_SPEC = DataSpec(channels=3, height=32, width=32, num_classes=10, panels=("stain", "segmentation"))
 NUM_SAMPLES = 4
 
 
@@ -40,20 +40,22 @@ def load_small(name: str) -> dict[str, Any]:
 def build(name: str, **settings: Any) -> Recipe:
     torch.manual_seed(0)
     recipe_class = load(name)
-    return recipe_class(recipe_class.Settings(**load_small(name) | settings), FACTS)
+    return recipe_class(recipe_class.Settings(**load_small(name) | settings), DATA_SPEC)
 
 
 def make_batch(recipe: Recipe) -> Batch:
     generator = torch.Generator().manual_seed(1)
-    pictures = torch.rand(NUM_SAMPLES, FACTS.channels, FACTS.height, FACTS.width, generator=generator) * 2 - 1
-    labels = torch.randint(FACTS.num_classes, (NUM_SAMPLES,), generator=generator)
+    pictures = (
+        torch.rand(NUM_SAMPLES, DATA_SPEC.channels, DATA_SPEC.height, DATA_SPEC.width, generator=generator) * 2 - 1
+    )
+    labels = torch.randint(DATA_SPEC.num_classes, (NUM_SAMPLES,), generator=generator)
     make = {"normal": torch.randn, "uniform": torch.rand}
     draws = {
         name: make[draw.kind]((NUM_SAMPLES, *draw.shape), generator=generator) for name, draw in recipe.draws.items()
     }
-    facts = {name: torch.full((NUM_SAMPLES,), value) for name, value in recipe.facts.items()}
-    panels = {name: pictures.roll(number, dims=0) for number, name in enumerate(FACTS.panels, start=1)}
-    return {"image": pictures, "target": pictures.flip(3), "label": labels} | panels | draws | facts
+    signals = {name: torch.full((NUM_SAMPLES,), value) for name, value in recipe.signals.items()}
+    panels = {name: pictures.roll(number, dims=0) for number, name in enumerate(DATA_SPEC.panels, start=1)}
+    return {"image": pictures, "target": pictures.flip(3), "label": labels} | panels | draws | signals
 
 
 def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:
@@ -67,7 +69,7 @@ def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:
         sum(loss.terms.values()).backward()
         yield phase, loss
         batch |= {name: tensor.detach() for name, tensor in loss.shared.items()}
-        batch |= {name: fact.detach().expand(NUM_SAMPLES) for name, fact in loss.facts.items() if name in recipe.facts}
+        batch |= {name: fact.detach().expand(NUM_SAMPLES) for name, fact in loss.signals.items() if name in recipe.spec}
 
 
 every_recipe = pytest.mark.parametrize("name", registry.names("recipe") + written_by_new())
@@ -96,7 +98,7 @@ def test_phases_of_a_recipe_name_their_loss_and_a_real_network(name):
     for phase in recipe.phases:
         assert callable(getattr(recipe, f"{phase.name}_loss"))
         assert list(recipe.networks[phase.network].parameters())
-    assert set(recipe.averaged) <= set(recipe.networks)
+    assert set(recipe.ema) <= set(recipe.networks)
     assert set(recipe.double_backward) <= set(recipe.networks)
     in_networks = {id(p) for network in recipe.networks.values() for p in network.parameters()}
     assert in_networks == {id(p) for p in recipe.parameters()}, "a parameter that no phase updates"
@@ -120,7 +122,7 @@ def test_losses_of_a_recipe_are_scalars_and_what_phases_share_has_a_row_per_samp
     for _, loss in run_phases(build(name)):
         assert loss.terms
         assert all(term.ndim == 0 and term.isfinite() for term in loss.terms.values())
-        assert all(fact.ndim == 0 for fact in loss.facts.values())
+        assert all(fact.ndim == 0 for fact in loss.signals.values())
         assert all(tensor.ndim > 0 and len(tensor) == NUM_SAMPLES for tensor in loss.shared.values())
 
 
@@ -146,10 +148,10 @@ def test_predictions_of_a_recipe_have_a_row_per_sample_and_its_judge_exists(name
         draws = {name: values for name, values in make_batch(recipe).items() if name in recipe.draws}
         assert torch.equal(recipe.predict(draws)["image"], prediction["image"])
         assert prediction["image"].abs().max() <= 1
-    if recipe.judge:
-        assert recipe.judge in registry.names("judge")
+    if recipe.evaluator:
+        assert recipe.evaluator in registry.names("evaluator")
         split, _, metric = recipe.best[0].partition("/")
-        assert split == recipe.judged_on and metric and recipe.best[1] in ("min", "max")
+        assert split == recipe.evaluated_on and metric and recipe.best[1] in ("min", "max")
 
 
 def choices(name: str) -> Iterator[tuple[str, Any]]:
@@ -166,7 +168,7 @@ def choices(name: str) -> Iterator[tuple[str, Any]]:
 
 @every_recipe
 def test_settings_with_which_the_same_weights_compute_something_else_are_named(name):
-    bound = load(name).bound_to_weights
+    bound = load(name).must_match_weights
     assert set(bound) <= {field.name for field in dataclasses.fields(load(name).Settings)}
     usual = vars(load(name).Settings(**load_small(name)))
     changes = [(setting, value) for setting, value in choices(name) if value != usual[setting]]

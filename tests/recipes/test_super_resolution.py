@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from paceline.commands.configure import configure
-from paceline.contracts.recipe import Facts, Recipe
+from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.open_sources import open_sources
 from paceline.images.resample import bicubic, bicubic_as_saved
@@ -20,18 +20,18 @@ from paceline.recipes.restoration import Restoration, RestorationSettings
 from paceline.recipes.super_resolution import SuperResolution, SuperResolutionSettings
 from paceline.runs.recipe import make_recipe
 
-FACTS = Facts(channels=3, height=32, width=32)
+DATA_SPEC = DataSpec(channels=3, height=32, width=32)
 TINY = {"num_blocks": 1, "width": 2, "d_width": 2, "vgg": "random"}
 
 
-def build(facts: Facts = FACTS, **settings: Any) -> SuperResolution:
+def build(spec: DataSpec = DATA_SPEC, **settings: Any) -> SuperResolution:
     torch.manual_seed(0)
-    return SuperResolution(SuperResolutionSettings(**TINY | {"scale": "2"} | settings), facts)
+    return SuperResolution(SuperResolutionSettings(**TINY | {"scale": "2"} | settings), spec)
 
 
 def restoration(**settings: Any) -> Restoration:
     torch.manual_seed(0)
-    return Restoration(RestorationSettings(**TINY | {"depth": 1} | settings), FACTS)
+    return Restoration(RestorationSettings(**TINY | {"depth": 1} | settings), DATA_SPEC)
 
 
 def make_batch(height: int = 32, width: int = 32) -> dict[str, torch.Tensor]:
@@ -103,7 +103,7 @@ def test_total_variation_is_a_mean_over_pictures():
 @pytest.mark.parametrize("scale", ["2", "4", "8"])
 def test_small_pictures_are_made_of_whole_ones_which_lose_what_is_left_over(scale):
     recipe, batch = build(scale=scale), make_batch(37, 42)
-    assert recipe.enlarges == int(scale)
+    assert recipe.output_scale == int(scale)
     made = recipe.predict(batch)
     height, width = 37 - 37 % int(scale), 42 - 42 % int(scale)
     assert made["image"].shape == made["target"].shape == made["bicubic"].shape == (3, 3, height, width)
@@ -111,14 +111,14 @@ def test_small_pictures_are_made_of_whole_ones_which_lose_what_is_left_over(scal
     low = bicubic_as_saved(high, height // int(scale), width // int(scale))
     assert torch.equal(made["target"], high)
     assert torch.equal(made["bicubic"], bicubic(low, height, width))
-    assert torch.equal(made["image"].clamp(-1, 1), recipe.restore(low)["image"])
+    assert torch.equal(made["image"].clamp(-1, 1), recipe.image_to_image(low)["image"])
 
 
 def test_small_pictures_of_the_source_are_used_where_there_are_some():
-    recipe, batch = build(dataclasses.replace(FACTS, scale=2)), make_batch()
+    recipe, batch = build(dataclasses.replace(DATA_SPEC, scale=2)), make_batch()
     batch["low"] = torch.zeros(3, 3, 16, 16)
     assert torch.equal(recipe.predict(batch)["image"], recipe.generator(batch["low"]))
-    assert recipe.strip(batch)["low"].eq(0).all()
+    assert recipe.preview(batch)["low"].eq(0).all()
 
 
 def test_a_strip_shows_all_in_one_size():
@@ -134,7 +134,7 @@ def test_restoration_turns_pictures_into_their_targets(network):
     assert list(recipe.networks) == ["restorer"]
     made = recipe.predict(batch)
     assert torch.equal(made["target"], batch["target"]) and torch.equal(made["input"], batch["image"])
-    assert recipe.restore(make_batch(21, 35)["image"])["image"].shape == (3, 3, 21, 35)
+    assert recipe.image_to_image(make_batch(21, 35)["image"])["image"].shape == (3, 3, 21, 35)
     batch["target"] = batch["image"] / 2  # something that few steps can learn
     optimizer = torch.optim.Adam(recipe.parameters(), 0.01)
     losses = []
@@ -155,18 +155,18 @@ def test_restoration_can_have_features_and_a_discriminator():
 
 
 @pytest.mark.parametrize(
-    ("facts", "settings", "message"),
+    ("spec", "settings", "message"),
     [
-        (Facts(3, 30, 30), {"scale": "4"}, "30×30 pixels, which is no multiple of scale=4: use --crop 96"),
-        (Facts(3, 32, 32, scale=4), {}, "scale=2: the files of small pictures are smaller by 4"),
-        (FACTS, {"stage": "both"}, "stage=both: this is several runs"),
-        (FACTS, {"pixel": 0.0}, "pixel=0: the loss has no term with a weight"),
-        (FACTS, {"vgg_layer": "conv6_1"}, "unknown layer of VGG19 'conv6_1'"),
+        (DataSpec(3, 30, 30), {"scale": "4"}, "30×30 pixels, which is no multiple of scale=4: use --crop 96"),
+        (DataSpec(3, 32, 32, scale=4), {}, "scale=2: the files of small pictures are smaller by 4"),
+        (DATA_SPEC, {"stage": "both"}, "stage=both: this is several runs"),
+        (DATA_SPEC, {"pixel": 0.0}, "pixel=0: the loss has no term with a weight"),
+        (DATA_SPEC, {"vgg_layer": "conv6_1"}, "unknown layer of VGG19 'conv6_1'"),
     ],
 )
-def test_what_does_not_go_together_is_named(facts, settings, message):
+def test_what_does_not_go_together_is_named(spec, settings, message):
     with pytest.raises(UserError, match=message):
-        build(facts, **settings)
+        build(spec, **settings)
 
 
 def test_files_of_another_scale_are_refused_in_every_split(tmp_path):
@@ -189,7 +189,7 @@ def test_pictures_too_small_to_train_on_can_still_be_judged(tmp_path):
     with pytest.raises(UserError, match=r"small\.png: 24×20 pixels, less than the crop"):
         open_sources(config)
     sources = open_sources(config, "test")
-    assert list(sources) == ["test"] and make_recipe(config, sources).enlarges == 2
+    assert list(sources) == ["test"] and make_recipe(config, sources).output_scale == 2
 
 
 def test_the_reference_preset_is_the_distributed_srgan_project():
@@ -201,5 +201,5 @@ def test_the_reference_preset_is_the_distributed_srgan_project():
     )
     assert (own.pixel, own.perceptual, own.adversarial, own.tv) == (1, 0.006, 1e-3, 2e-8)
     assert (run.crop, run.batch_size, config.learner.lr) == (128, "128", 1e-4)
-    recipe = SuperResolution(own, Facts(3, 128, 128))
+    recipe = SuperResolution(own, DataSpec(3, 128, 128))
     assert sum(parameter.numel() for parameter in recipe.generator.parameters()) == 290_054

@@ -5,25 +5,25 @@ import torch
 import torch.nn.functional as F
 
 from paceline.commands.configure import configure
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.recipes.translation import Translation, TranslationSettings
 
-FACTS = Facts(channels=3, height=32, width=32, panels=("stain", "nuclei", "segmentation"))
+DATA_SPEC = DataSpec(channels=3, height=32, width=32, panels=("stain", "nuclei", "segmentation"))
 TINY = {"generator": "resnet_6", "segmentation_generator": "unet_32", "ngf": 1, "ndf": 1, "d_layers": 1, "dropout": 0.0}
 NUM_SAMPLES = 2
 
 
-def build(facts: Facts = FACTS, **settings) -> Translation:
+def build(spec: DataSpec = DATA_SPEC, **settings) -> Translation:
     torch.manual_seed(0)
-    return Translation(TranslationSettings(**TINY | settings), facts).double()
+    return Translation(TranslationSettings(**TINY | settings), spec).double()
 
 
-def make_batch(facts: Facts = FACTS, height: int = 32, width: int = 32) -> dict[str, torch.Tensor]:
+def make_batch(spec: DataSpec = DATA_SPEC, height: int = 32, width: int = 32) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     return {
         name: (torch.rand(NUM_SAMPLES, 3, height, width, generator=generator) * 2 - 1).double()
-        for name in ("image", *facts.panels)
+        for name in ("image", *spec.panels)
     }
 
 
@@ -44,7 +44,7 @@ def test_the_papers_model_is_the_preset_on_its_own_rows():
     assert config.run.panels == "image,hematoxylin,dapi,lap2,marker,segmentation" and config.run.crop == 512
     settings = dataclasses.replace(config.recipe, ngf=1, ndf=1)
     panels = tuple(config.run.panels.split(",")[1:])
-    recipe = Translation(settings, Facts(channels=3, height=512, width=512, panels=panels))
+    recipe = Translation(settings, DataSpec(channels=3, height=512, width=512, panels=panels))
     assert len(recipe.generators) == len(recipe.discriminators) == 9
     assert recipe.plan.fusion == (0.25, 0.15, 0.25, 0.1, 0.25)
     kinds = {name: type(network).__name__ for name, network in recipe.generators.items()}
@@ -104,7 +104,7 @@ def test_the_segmentations_discriminators_see_the_input_and_the_real_modalities_
 def test_discriminators_learn_from_what_the_generators_made_in_this_step():
     recipe = build()
     batch = after_generators(recipe)
-    assert {name for name in batch if name.startswith("made_")} == {f"made_{name}" for name in FACTS.panels}
+    assert {name for name in batch if name.startswith("made_")} == {f"made_{name}" for name in DATA_SPEC.panels}
     changed = recipe("discriminators", batch | {"made_stain": -batch["made_stain"]}).terms
     same = recipe("discriminators", batch).terms
     assert [name for name in same if not torch.equal(same[name], changed[name])] == ["stain_fake"]
@@ -118,12 +118,12 @@ def test_a_perceptual_term_is_added_where_it_has_a_weight_and_brings_no_weights_
 
 
 def test_pix2pix_makes_one_panel():
-    facts = dataclasses.replace(FACTS, panels=("target",))
-    recipe = build(facts, model="pix2pix", generator="unet_32")
+    spec = dataclasses.replace(DATA_SPEC, panels=("target",))
+    recipe = build(spec, model="pix2pix", generator="unet_32")
     assert list(recipe.generators) == ["G1"] and list(recipe.discriminators) == ["D1"]
-    batch = make_batch(facts)
+    batch = make_batch(spec)
     assert recipe.predict(batch).keys() == {"target"}
-    assert recipe.restore(batch["image"]).keys() == {"image"}
+    assert recipe.image_to_image(batch["image"]).keys() == {"image"}
     of_several = build(model="pix2pix", target="segmentation", gan="lsgan", segmentation_gan="vanilla")
     logits = of_several.discriminators["D1"](batch["image"], of_several.translate(batch["image"])["segmentation"])
     term = of_several("generators", make_batch()).terms["segmentation_adversarial"]
@@ -132,18 +132,18 @@ def test_pix2pix_makes_one_panel():
 
 @pytest.mark.parametrize(("side", "expected"), [(32, "unet_32"), (64, "unet_64"), (96, "unet_32"), (20, "resnet_9")])
 def test_auto_takes_the_largest_unet_that_fits(side, expected):
-    facts = Facts(channels=3, height=side, width=side, panels=("target",))
-    recipe = build(facts, model="pix2pix", generator="auto")
+    spec = DataSpec(channels=3, height=side, width=side, panels=("target",))
+    recipe = build(spec, model="pix2pix", generator="auto")
     assert recipe.multiple_px == {"unet_32": 32, "unet_64": 64, "resnet_9": 4}[expected]
 
 
 def test_pictures_of_any_size_are_translated_and_strips_show_each_panel_beside_the_real_one():
     recipe = build().eval()
     batch = make_batch(height=37, width=70)
-    made = recipe.restore(batch["image"])
-    assert list(made) == list(FACTS.panels)
+    made = recipe.image_to_image(batch["image"])
+    assert list(made) == list(DATA_SPEC.panels)
     assert all(panel.shape == (NUM_SAMPLES, 3, 37, 70) for panel in made.values())
-    strip = recipe.strip(batch)
+    strip = recipe.preview(batch)
     assert list(strip)[:3] == ["input", "stain", "real stain"] and len(strip) == 7
     assert torch.equal(strip["segmentation"], made["segmentation"])
 
@@ -175,12 +175,12 @@ def test_what_does_not_fit_the_data_is_named(settings, message):
 
 
 def test_a_segmentation_weight_needs_a_panel_and_translation_needs_panels():
-    without = dataclasses.replace(FACTS, panels=("stain", "nuclei"))
+    without = dataclasses.replace(DATA_SPEC, panels=("stain", "nuclei"))
     assert list(build(without).generators) == ["G1", "G2"]
     with pytest.raises(UserError, match="segmentation_weights=1,0,0: the data has no panel 'segmentation'"):
         build(without, segmentation_weights="1,0,0")
     with pytest.raises(UserError, match="--data panels"):
-        build(dataclasses.replace(FACTS, panels=()))
+        build(dataclasses.replace(DATA_SPEC, panels=()))
 
 
 def test_defaults_are_those_of_pix2pix():

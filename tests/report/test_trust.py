@@ -29,7 +29,7 @@ def cell(
     spread: float | None = 1.0,
     top1: float | None = 90.0,
     test: float = 90.0,
-    judged_on: int = 144,
+    evaluated_on: int = 144,
     seed: int = 0,
     metric: str = "validation/top1",
     asked: str = "",
@@ -39,7 +39,7 @@ def cell(
 ) -> Cell:
     """A run that ended, as its folder would be read."""
     place = HARDWARE | (hardware or {})
-    chosen = {"name": metric, "value": top1, "images": 640, "judged_on": judged_on}
+    chosen = {"name": metric, "value": top1, "images": 640, "judged_on": evaluated_on}
     told = {"images_per_second": speed, "images_per_second_without_loading": speed, "std_of_stretches": spread}
     name = f"{strategy}-{devices}-{batch}-{seed}-{'-'.join([*settings.values(), *(hardware or {}).values()])}"
     run = Run(
@@ -157,7 +157,9 @@ def test_the_test_split_never_recommends() -> None:
 
 
 def test_a_metric_that_is_no_share_of_images_has_no_binomial_error() -> None:
-    rows = [cell(batch=b, speed=b, top1=v, metric="validation/psnr", judged_on=4) for b, v in ((64, 30.0), (128, 28.0))]
+    rows = [
+        cell(batch=b, speed=b, top1=v, metric="validation/psnr", evaluated_on=4) for b, v in ((64, 30.0), (128, 28.0))
+    ]
     assert made(*rows)[0]["recommendation"]["group"] == "classification-single-1-64"
 
 

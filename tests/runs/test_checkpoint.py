@@ -22,7 +22,7 @@ from paceline.runs.tensors import pack, unpack
 
 
 def snapshot(images: int, value: float = 1.0) -> Snapshot:
-    weights = {"network.weight": torch.full((3, 2), value), "averaged/network.weight": torch.zeros(3, 2)}
+    weights = {"network.weight": torch.full((3, 2), value), "ema/network.weight": torch.zeros(3, 2)}
     return Snapshot(images, weights, {"network/weight/step": torch.tensor(images)}, {"best": {}, "scalers": {}})
 
 

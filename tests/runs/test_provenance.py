@@ -14,11 +14,11 @@ from paceline.runs.provenance import versions_and_hardware
 
 def test_versions_hardware_and_time_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    facts = versions_and_hardware()
-    assert facts["torch"] == version("torch") and facts["lightning"] == version("lightning")
-    assert int(facts["cores"]) >= 1 and facts["memory"].endswith("GiB") and facts["cpu"] and facts["python"]
-    assert abs(datetime.fromisoformat(facts["started"]) - datetime.now(UTC)) < timedelta(minutes=1)
-    assert all(type(value) is str and value for value in facts.values())
+    spec = versions_and_hardware()
+    assert spec["torch"] == version("torch") and spec["lightning"] == version("lightning")
+    assert int(spec["cores"]) >= 1 and spec["memory"].endswith("GiB") and spec["cpu"] and spec["python"]
+    assert abs(datetime.fromisoformat(spec["started"]) - datetime.now(UTC)) < timedelta(minutes=1)
+    assert all(type(value) is str and value for value in spec.values())
 
 
 def test_the_commit_of_the_current_folder_is_named_with_its_changes(

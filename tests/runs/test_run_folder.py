@@ -224,8 +224,9 @@ def test_the_last_checkpoint_knows_how_it_was_judged_whatever_the_cadence(tmp_pa
 
 def test_an_average_that_nothing_judges_is_refused(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "plain.py").write_text(
-        "from paceline.recipes.classification import Classification\n\n\n"
-        "class Plain(Classification):\n    averaged = ()\n"
+        "from paceline.recipes.classification import Classification\n\n\nclass Plain(Classification):\n    ema = ()\n"
     )
-    refused = run_fork(tmp_path, "train", "./plain.py", "--set", "average=1 epochs", "--set", "width=2", "--out", "run")
-    assert refused.wait() == 2 and "average=1 epochs: the recipe does not judge 'classifier'" in refused.stderr
+    refused = run_fork(
+        tmp_path, "train", "./plain.py", "--set", "ema_half_life=1 epochs", "--set", "width=2", "--out", "run"
+    )
+    assert refused.wait() == 2 and "ema_half_life=1 epochs: the recipe does not judge 'classifier'" in refused.stderr

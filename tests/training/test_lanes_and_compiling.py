@@ -12,7 +12,7 @@ from ranks import difference, make_parts, run_steps, weights
 from paceline.contracts.recipe import Phase
 from paceline.training.step import groups
 
-DUAL = [Phase("generator", "g"), Phase("first", "d1"), Phase("second", "d2", beside=True)]
+DUAL = [Phase("generator", "g"), Phase("first", "d1"), Phase("second", "d2", concurrent=True)]
 
 
 def names(together: list[list[Phase]]) -> list[list[str]]:
@@ -24,7 +24,7 @@ def test_a_phase_that_needs_nothing_of_the_one_before_goes_beside_it() -> None:
 
 
 def test_phases_of_one_network_never_go_beside_each_other() -> None:
-    penalty = Phase("penalty", "d2", beside=True)
+    penalty = Phase("penalty", "d2", concurrent=True)
     assert names(groups([*DUAL, penalty])) == [["generator"], ["first", "second"], ["penalty"]]
 
 

@@ -83,8 +83,8 @@ def test_facts_optimizers_and_averages_come_back_from_a_snapshot(watched: Any, d
     again = take_snapshot(336, fresh.step, {"best": {}})
     for before, after in ((taken.weights, again.weights), (taken.state, again.state)):
         assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    assert {"facts/gap", "facts/level", "critic/0.weight/exp_avg"} <= taken.state.keys()
-    assert "averaged/generator.0.weight" in taken.weights and "averaged/critic.0.weight" not in taken.weights
+    assert {"signals/gap", "signals/level", "critic/0.weight/exp_avg"} <= taken.state.keys()
+    assert "ema/generator.0.weight" in taken.weights and "ema/critic.0.weight" not in taken.weights
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_samples_and_draws_are_those_of_the_global_batch_at_every_world_size(spr
 def test_facts_and_weights_do_not_depend_on_the_world_size(spread: dict[int, Any]) -> None:
     alone = spread[1][0]
     for size in (2, 3):
-        for kind in ("facts/", "weights/"):
+        for kind in ("signals/", "weights/"):
             for notes in spread[size]:
                 found = {name: notes[name] for name in alone if name.startswith(kind)}
                 assert difference({name: alone[name] for name in found}, found) < 1e-9
@@ -182,15 +182,15 @@ def test_the_moving_average_has_its_half_life_in_images() -> None:
     learner = Learner("network", network, LearnerSettings(), lambda images: 0.0, Precision("fp64", "cpu"), 1000)
     nn.init.ones_(network.weight)
     for images, expected in ((250, 1 - 0.5**0.25), (750, 0.5), (1000, 0.75)):
-        learner.take_average(images)
+        learner.update_ema(images)
         assert learner.average[0].item() == pytest.approx(expected, abs=1e-12)
-    with learner.averaged():
+    with learner.ema():
         assert network.weight.item() == pytest.approx(0.75)
     assert network.weight.item() == 1.0
 
 
 def test_the_moving_average_does_not_depend_on_how_images_are_cut_into_steps(tiny: str) -> None:
-    constant = {"lr": 0.0, "average": "64 images"}
+    constant = {"lr": 0.0, "ema_half_life": "64 images"}
     small, large = (make_parts(tiny, batch_size=size, **constant) for size in ("16", "64"))
     for parts, steps in ((small, 4), (large, 1)):
         with torch.no_grad():
@@ -207,9 +207,9 @@ RATES: dict[str, tuple[dict[str, str | float], dict[int, float]]] = {
         {"schedule": "constant", "warmup": "2 epochs"},
         {0: 0.0, 100: 0.25, 200: 0.5, 900: 0.5},
     ),
-    "step": ({"schedule": "step", "drop_at": "50%"}, {499: 0.5, 500: 0.05, 1000: 0.05}),
+    "step": ({"schedule": "step", "milestones": "50%"}, {499: 0.5, 500: 0.05, 1000: 0.05}),
     "two steps": (
-        {"schedule": "step", "drop_at": "3 epochs,600 images", "drop": 0.5},
+        {"schedule": "step", "milestones": "3 epochs,600 images", "gamma": 0.5},
         {299: 0.5, 300: 0.25, 599: 0.25, 600: 0.125},
     ),
     "cosine": ({"schedule": "cosine"}, {0: 0.5, 250: 0.25 * (1 + math.sqrt(0.5)), 500: 0.25, 1000: 0.0, 1200: 0.0}),
@@ -238,7 +238,7 @@ def test_one_network_can_learn_by_settings_of_its_own(duet: str) -> None:
     generator, critic = parts.step.learners["generator"], parts.step.learners["critic"]
     assert (generator.settings.lr, critic.settings.lr) == (0.5, 0.25)
     assert type(generator.optimizer).__name__ == "SGD" and type(critic.optimizer).__name__ == "Adam"
-    assert generator.average and not critic.average, "only the averaged network has a moving average"
+    assert generator.ema and not critic.ema, "only the averaged network has a moving average"
 
 
 def test_a_phase_that_names_other_losses_later_is_refused(duet: str) -> None:

@@ -39,7 +39,7 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
     source = load_class("source", settings.data, Source)("train", settings)
     for note in source.notes:
         console.print(note, soft_wrap=True)
-    check_crop(sizes_of(source), settings.crop, source.facts.scale, source.name_of)
+    check_crop(sizes_of(source), settings.crop, source.spec.scale, source.name_of)
     batch_size = split_batch(settings.batch_size, 1, 1)
     measured = [_measure(name, source, device, settings, batch_size) for name in names("loader")]
     _print_table(console, measured, source, device, settings, batch_size)
@@ -68,7 +68,7 @@ def _place(result: dict[str, Any]) -> tuple[Any, ...]:
 
 def _measure(name: str, source: Source, device: torch.device, settings: RunSettings, batch_size: int) -> dict[str, Any]:
     """The rates of some blocks of batches, augmented and scaled on the device; or why there are none."""
-    augment = Augment.from_settings(settings, cropped(source.facts, settings.crop))
+    augment = Augment.from_settings(settings, cropped(source.spec, settings.crop))
     start = time.perf_counter()
     try:
         loader = _build(name, source, device, settings)

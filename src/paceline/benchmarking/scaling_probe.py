@@ -51,7 +51,7 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
     ddp = from_data("ddp", target) if target else None
     ddp_steps = steps_per_block(ddp, world, BLOCK_SECONDS) if ddp else 0
     exchanges = len(counted) or _torch_batchnorm_exchanges(first)
-    exchanges += len(first.recipe.phases) if first.recipe.facts else 0
+    exchanges += len(first.recipe.phases) if first.recipe.signals else 0
     base = Measurement(
         alone_seconds={},
         step_seconds={},

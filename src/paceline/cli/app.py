@@ -142,12 +142,12 @@ def compare(
 
     --devices and --batch-size take lists with commas. The same command again goes on where it stopped.
     """
-    from paceline.commands.compare import Wish, compare_recipes, compare_runs, runs_among
+    from paceline.commands.compare import Options, compare_recipes, compare_runs, runs_among
 
-    wish = Wish(strategies, seeds, scaling, verify, ceilings, config, tuple(with_vgg(set_, vgg)))
+    options = Options(strategies, seeds, scaling, verify, ceilings, config, tuple(with_vgg(set_, vgg)))
     if runs_among(what):
-        raise typer.Exit(compare_runs(what, flags, wish, across_recipes))
-    raise typer.Exit(compare_recipes([name for word in what for name in word.split(",")], flags, wish))
+        raise typer.Exit(compare_runs(what, flags, options, across_recipes))
+    raise typer.Exit(compare_recipes([name for word in what for name in word.split(",")], flags, options))
 
 
 @app.command()
@@ -164,11 +164,11 @@ def plan(
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Predict how fast a recipe will be on more devices, from a short measurement on this machine's."""
-    from paceline.commands.plan import Wish
+    from paceline.commands.plan import Options
     from paceline.commands.plan import plan as job
 
-    wish = Wish(nodes, bandwidth, latency, check)
-    raise typer.Exit(job(recipe, flags, wish, config_file=config, assignments=with_vgg(set_, vgg)))
+    options = Options(nodes, bandwidth, latency, check)
+    raise typer.Exit(job(recipe, flags, options, config_file=config, assignments=with_vgg(set_, vgg)))
 
 
 @app.command()

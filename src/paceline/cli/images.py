@@ -28,11 +28,13 @@ def sample(
     Its random numbers, or the held-out pictures that it gets, are always the same, so that two runs or two checkpoints
     can be compared.
     """
-    from paceline.commands.sample import Wish
+    from paceline.commands.sample import Options
     from paceline.commands.sample import sample as job
 
-    wish = Wish(grid=grid, interpolate=interpolate, animate=animate, checkpoint=checkpoint, accelerator=accelerator)
-    raise typer.Exit(job([run, *filter(None, [beside])], out, wish))
+    options = Options(
+        grid=grid, interpolate=interpolate, animate=animate, checkpoint=checkpoint, accelerator=accelerator
+    )
+    raise typer.Exit(job([run, *filter(None, [beside])], out, options))
 
 
 def apply(
@@ -53,11 +55,11 @@ def apply(
     ] = False,
 ) -> None:
     """Super-resolve, restore or translate pictures of any size."""
-    from paceline.commands.apply import Wish
+    from paceline.commands.apply import Options
     from paceline.commands.apply import apply as job
 
-    wish = Wish(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing)
-    raise typer.Exit(job(run, pictures, out, wish))
+    options = Options(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing)
+    raise typer.Exit(job(run, pictures, out, options))
 
 
 def predict(

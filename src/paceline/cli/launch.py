@@ -32,11 +32,11 @@ def slurm(
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Write a SLURM job into the run's folder."""
-    from paceline.commands.launch import SlurmWish, launch_slurm, prepare
+    from paceline.commands.launch import SlurmOptions, launch_slurm, prepare
 
     settings, command = prepare(recipe, flags, config, set_, nodes=nodes, gpus=gpus_per_node)
-    wish = SlurmWish(gpus_per_node, cpus_per_node, time, partition, account, requeue)
-    raise typer.Exit(launch_slurm(settings, command, wish, submits=submit, waits=wait))
+    options = SlurmOptions(gpus_per_node, cpus_per_node, time, partition, account, requeue)
+    raise typer.Exit(launch_slurm(settings, command, options, submits=submit, waits=wait))
 
 
 @launch.command()
@@ -63,14 +63,14 @@ def kubernetes(
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Write a Kubeflow TrainJob, or a plain Job, for Kubernetes."""
-    from paceline.commands.launch import KubernetesWish, launch_kubernetes, name_of, prepare
+    from paceline.commands.launch import KubernetesOptions, launch_kubernetes, name_of, prepare
 
     settings, command = prepare(recipe, flags, config, set_, nodes=nodes, gpus=gpus_per_node)
-    wish = KubernetesWish(
+    options = KubernetesOptions(
         name_of(settings, name), image, runs_claim, data_claim, namespace, gpus_per_node, cpus, memory, shared_memory,
         tuple(env), tuple(secret),
     )  # fmt: skip
-    raise typer.Exit(launch_kubernetes(command, wish, to, plain=plain, submits=submit))
+    raise typer.Exit(launch_kubernetes(command, options, to, plain=plain, submits=submit))
 
 
 @launch.command()

@@ -20,7 +20,7 @@ from paceline.images.decode import BadPicture, upright_size
 from paceline.inference.applier import Applier, How, Outcome, Task
 from paceline.inference.applier_processes import share_out
 from paceline.inference.apply_plan import plan
-from paceline.inference.restorer import Restorer, open_restorer
+from paceline.inference.image_model import ImageModel, open_image_model
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.config import resolve_settings
 from paceline.runs.stages import last_finished
@@ -31,7 +31,7 @@ DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # what `--downsample` writes of each 
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
+class Options:
     """How a person wants it done."""
 
     checkpoint: str = "best"
@@ -44,19 +44,21 @@ class Wish:
     skip_existing: bool = False
 
 
-def apply(path: str, words: list[str], out: str, wish: Wish) -> int:
+def apply(path: str, words: list[str], out: str, options: Options) -> int:
     """Writes what a run or a weights file makes of each picture into a folder; 1 if some could not be used."""
-    settings = _settings(wish)
+    settings = _settings(options)
     path = last_finished(path)
-    restorer = open_restorer(path, wish.checkpoint)
-    if wish.downsample and restorer.enlarges == 1:
-        raise UserError(f"--downsample {wish.downsample}: {path} keeps the size of pictures; it is for enlarging ones")
+    image_model = open_image_model(path, options.checkpoint)
+    if options.downsample and image_model.output_scale == 1:
+        raise UserError(
+            f"--downsample {options.downsample}: {path} keeps the size of pictures; it is for enlarging ones"
+        )
     folder = Path(out).expanduser()
-    results = DOWNSAMPLED if wish.downsample else _results(restorer)
-    planned = plan(words, folder, results, overwrite=wish.overwrite, skip_existing=wish.skip_existing)
+    results = DOWNSAMPLED if options.downsample else _results(image_model)
+    planned = plan(words, folder, results, overwrite=options.overwrite, skip_existing=options.skip_existing)
     devices = [f"cuda:{number}" for number in gpu_ids(settings)] if uses_cuda(settings) else ["cpu"] * settings.devices
-    how = How(path, wish.checkpoint, wish.tile, wish.downsample)
-    print("\n".join([_describe(restorer, len(planned.tasks), devices), *planned.notes]), flush=True)
+    how = How(path, options.checkpoint, options.tile, options.downsample)
+    print("\n".join([_describe(image_model, len(planned.tasks), devices), *planned.notes]), flush=True)
     usable, unusable = _look(planned.tasks)
     problems = [*planned.problems, *unusable]
     count = len(planned.tasks) + len(planned.problems)
@@ -65,14 +67,14 @@ def apply(path: str, words: list[str], out: str, wish: Wish) -> int:
     done: list[Outcome] = []
     try:
         with _progress(sum(usable.values())) as shown:
-            for outcome in _outcomes(how, restorer, list(usable), devices[: max(1, len(usable))], shown):
+            for outcome in _outcomes(how, image_model, list(usable), devices[: max(1, len(usable))], shown):
                 (problems if outcome.problem else done).append(outcome)
                 if outcome.line:
                     shown.line(outcome.line)
             shown.complete()
     except KeyboardInterrupt:
         # After --overwrite it would take older results for new ones.
-        hint = "" if wish.overwrite else "; --skip-existing goes on with the others"
+        hint = "" if options.overwrite else "; --skip-existing goes on with the others"
         print(f"{len(done)} of {count} pictures were done{hint}", file=sys.stderr)
         raise
     _say_means(done)
@@ -83,21 +85,21 @@ def apply(path: str, words: list[str], out: str, wish: Wish) -> int:
     return 1 if problems else 0
 
 
-def _results(restorer: Restorer) -> tuple[str, ...]:
+def _results(image_model: ImageModel) -> tuple[str, ...]:
     """The names of what is made of one picture; "" where there is one result."""
-    names = tuple(restorer.results)
+    names = tuple(image_model.results)
     return ("",) if len(names) == 1 else names
 
 
-def _settings(wish: Wish) -> RunSettings:
+def _settings(options: Options) -> RunSettings:
     """The devices that are meant, checked against what is here."""
-    flags = {"accelerator": wish.accelerator or "auto", "devices": wish.devices, "gpus": wish.gpus}
+    flags = {"accelerator": options.accelerator or "auto", "devices": options.devices, "gpus": options.gpus}
     settings = resolve_settings("apply", [("flag", flags)])
-    if wish.tile < 0:
-        raise UserError(f"--tile {wish.tile}: expected the side of a tile in pixels, or 0 for what fits in memory")
-    if wish.downsample not in ("", "bicubic"):
-        raise UserError(f"--downsample {wish.downsample}: expected bicubic")
-    if wish.overwrite and wish.skip_existing:
+    if options.tile < 0:
+        raise UserError(f"--tile {options.tile}: expected the side of a tile in pixels, or 0 for what fits in memory")
+    if options.downsample not in ("", "bicubic"):
+        raise UserError(f"--downsample {options.downsample}: expected bicubic")
+    if options.overwrite and options.skip_existing:
         raise UserError("--overwrite --skip-existing: choose one; they say opposite things of results that are there")
     if settings.gpus:
         number = len(gpu_ids(settings))
@@ -108,12 +110,12 @@ def _settings(wish: Wish) -> RunSettings:
     return settings
 
 
-def _describe(restorer: Restorer, count: int, devices: list[str]) -> str:
-    kind = f"enlarges {restorer.enlarges} times" if restorer.enlarges > 1 else ""
-    kind = kind or ("makes " + ", ".join(restorer.results) if len(restorer.results) > 1 else "keeps the size")
+def _describe(image_model: ImageModel, count: int, devices: list[str]) -> str:
+    kind = f"enlarges {image_model.output_scale} times" if image_model.output_scale > 1 else ""
+    kind = kind or ("makes " + ", ".join(image_model.results) if len(image_model.results) > 1 else "keeps the size")
     where = devices[0] if len(devices) == 1 else f"{len(devices)} processes ({', '.join(devices)})"
     pictures = "1 picture" if count == 1 else f"{count:,} pictures"
-    return f"{restorer.config.recipe_name} from {restorer.origin}: {kind}; {pictures} on {where}"
+    return f"{image_model.config.recipe_name} from {image_model.origin}: {kind}; {pictures} on {where}"
 
 
 def _look(tasks: list[Task]) -> tuple[dict[Task, int], list[Outcome]]:
@@ -139,11 +141,13 @@ def _make_folder(out: Path) -> None:
         raise UserError(f"--out {out}: cannot be written to: {error.strerror or error}") from None
 
 
-def _outcomes(how: How, restorer: Restorer, tasks: list[Task], devices: list[str], shown: Shown) -> Iterator[Outcome]:
+def _outcomes(
+    how: How, image_model: ImageModel, tasks: list[Task], devices: list[str], shown: Shown
+) -> Iterator[Outcome]:
     if len(devices) > 1:
         yield from share_out(how, tasks, devices, shown.advance)
         return
-    applier = Applier(how, restorer, torch.device(devices[0]))
+    applier = Applier(how, image_model, torch.device(devices[0]))
     for task in tasks:
         yield applier.do(task, shown.advance)
 

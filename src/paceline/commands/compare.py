@@ -37,7 +37,7 @@ EACH_ITS_OWN |= {"devices": "--devices", "batch_size": "--batch-size", "gpus": "
 
 
 @dataclass(frozen=True)
-class Wish:
+class Options:
     """What a person asked for besides the settings of the runs; None is what was not said."""
 
     strategies: str | None = None
@@ -75,9 +75,9 @@ def _is_folder_of_run(word: str) -> bool:
     return folder.is_dir() and (word not in names("recipe") or RunFolder(folder).config_file.is_file())
 
 
-def compare_runs(folders: Sequence[str], flags: dict[str, Any], wish: Wish, across_recipes: bool) -> int:
+def compare_runs(folders: Sequence[str], flags: dict[str, Any], options: Options, across_recipes: bool) -> int:
     """The report of runs that others made."""
-    said = [*(f"--{name.replace('_', '-')}" for name in flags if name != "out"), *wish.said()]
+    said = [*(f"--{name.replace('_', '-')}" for name in flags if name != "out"), *options.said()]
     if said:
         raise UserError(f"{said[0]}: is for runs that compare makes, and {folders[0]} is made already; leave it out")
     found: dict[Path, str] = {}  # by what a path means, however it is written
@@ -95,13 +95,13 @@ def compare_runs(folders: Sequence[str], flags: dict[str, Any], wish: Wish, acro
     return 0
 
 
-def compare_recipes(recipes: Sequence[str], flags: dict[str, Any], wish: Wish) -> int:
+def compare_recipes(recipes: Sequence[str], flags: dict[str, Any], options: Options) -> int:
     """Runs what is not done yet of the grid, one process at a time, then writes the report; 1 where a cell failed."""
-    _check_words(flags, wish)
+    _check_words(flags, options)
     flags = dict(flags)
     devices, out, batches = flags.pop("devices", "2"), flags.pop("out", ""), flags.pop("batch_size", None)
-    seeds, strategies = flags.pop("seed", wish.seeds), flags.pop("strategy", wish.strategies)
-    configs = {name: _configured(name, flags, wish) for name in recipes if name}
+    seeds, strategies = flags.pop("seed", options.seeds), flags.pop("strategy", options.strategies)
+    configs = {name: _configured(name, flags, options) for name in recipes if name}
     if not configs:
         raise UserError("compare: names no recipe, so there is nothing to run")
     _check_recipes(configs)
@@ -112,22 +112,22 @@ def compare_recipes(recipes: Sequence[str], flags: dict[str, Any], wish: Wish) -
         str(devices),
         first.batch_size if batches is None else batches,
         str(first.seed if seeds is None else seeds),
-        "strong" if wish.scaling is None else wish.scaling,
+        "strong" if options.scaling is None else options.scaling,
     )
     stems = [Path(name).stem for name in configs]
     title = _title(stems, first.data)
     folder = Path(out or f"runs/compare-{'-'.join(stems)}-{Path(first.data).stem}")
     with _only_writer(folder):
-        return _compare_cells(configs, flags, wish, grid, folder, title)
+        return _compare_cells(configs, flags, options, grid, folder, title)
 
 
 def _compare_cells(
-    configs: dict[str, Config], flags: dict[str, Any], wish: Wish, grid: Grid, folder: Path, title: str
+    configs: dict[str, Config], flags: dict[str, Any], options: Options, grid: Grid, folder: Path, title: str
 ) -> int:
     console, measured = open_screen(), Measured(folder)
     by_stem = {Path(name).stem: name for name in configs}
     chosen = [(cell, by_stem[cell.recipe], flags | own) for cell, own in grid.cells(configs)]
-    wanted = [(cell, _config_of_cell(cell, recipe, own, wish, folder)) for cell, recipe, own in chosen]
+    wanted = [(cell, _config_of_cell(cell, recipe, own, options, folder)) for cell, recipe, own in chosen]
     cells = [cell for cell, _ in wanted]
     check_kept(folder, wanted)
     try:
@@ -135,12 +135,12 @@ def _compare_cells(
             with _saying(console, f"[{number}/{len(wanted)}] {cell.name}", cell) as status:
                 if config is not None:
                     arguments = ["train", recipe, "--out", config.run.out]
-                    arguments += words_of(own, wish.config_file, wish.assignments)
+                    arguments += words_of(own, options.config_file, options.assignments)
                     run_cell(cell, config, arguments, folder / "logs" / f"{cell.name}.txt", status)
         _check_cells(cells, len(configs) > 1)
-        if wish.verify is not False:
-            measured.verify(console, configs, flags, grid, wish.config_file, wish.assignments)
-        if wish.ceilings is not False:
+        if options.verify is not False:
+            measured.verify(console, configs, flags, grid, options.config_file, options.assignments)
+        if options.ceilings is not False:
             measured.ceilings(console, wanted)
     except Stopped as stop:
         print("stopped; the same command goes on from here and repeats no finished run", file=sys.stderr)
@@ -164,12 +164,12 @@ def _only_writer(folder: Path) -> Iterator[None]:
         claimed.release()
 
 
-def _check_words(flags: dict[str, Any], wish: Wish) -> None:
+def _check_words(flags: dict[str, Any], options: Options) -> None:
     """Refuses what is said twice, or for all runs where each has its own."""
-    for name, many in (("seed", wish.seeds), ("strategy", wish.strategies)):
+    for name, many in (("seed", options.seeds), ("strategy", options.strategies)):
         if name in flags and many is not None:
             raise UserError(f"--{name} {flags[name]}: cannot go with {EACH_ITS_OWN[name]}; put it into that list")
-    for name in parse_assignments(wish.assignments):
+    for name in parse_assignments(options.assignments):
         flag = EACH_ITS_OWN.get(name.replace("-", "_"))
         if flag:
             raise UserError(f"--set {name}: compare gives each run its own; use {flag}")
@@ -202,24 +202,24 @@ def _check_recipes(configs: dict[str, Config]) -> None:
             told = f"{first.run.data} and {config.run.data}"
             raise UserError(f"{name} and {other} would learn from different data ({told}); say which with --data")
         judged = [one.recipe_class for one in (first, config)]
-        if judged[0].best != judged[1].best or judged[0].judge != judged[1].judge:
+        if judged[0].best != judged[1].best or judged[0].evaluator != judged[1].evaluator:
             told = " and ".join(recipe.best[0] for recipe in judged)
             raise UserError(f"{name} and {other} are judged by different metrics ({told}) and cannot be compared")
 
 
-def _configured(recipe: str, flags: dict[str, Any], wish: Wish) -> Config:
+def _configured(recipe: str, flags: dict[str, Any], options: Options) -> Config:
     """The settings that all cells of a recipe share, checked; devices are each cell's own."""
     shared = {name: value for name, value in flags.items() if name != "gpus"}
-    config = configure(recipe, shared, config_file=wish.config_file, assignments=wish.assignments)
+    config = configure(recipe, shared, config_file=options.config_file, assignments=options.assignments)
     return config.with_run(gpus=str(flags.get("gpus", "")))
 
 
-def _config_of_cell(cell: Cell, recipe: str, flags: dict[str, Any], wish: Wish, folder: Path) -> Config | None:
+def _config_of_cell(cell: Cell, recipe: str, flags: dict[str, Any], options: Options, folder: Path) -> Config | None:
     """The settings of one run; nothing where it cannot be run, which its cell then says."""
     if cell.state == "not measured":
         return None
     try:
-        config = configure(recipe, flags, config_file=wish.config_file, assignments=wish.assignments)
+        config = configure(recipe, flags, config_file=options.config_file, assignments=options.assignments)
     except UserError as mistake:
         cell.state, cell.reason = "failed", str(mistake)
         return None

@@ -16,7 +16,7 @@ COMPARISONS = {  # by folder
     "--devices 2 --accelerator cpu --precision fp64",
     # Narrower than the preset and with a higher rate, so that digits can be seen after ten epochs.
     "runs/demo/generators": "compare dcgan,dual_gan --preset quick --epochs 10 --strategies single --seeds 0,1 "
-    "--accelerator cpu --lr 1e-3 --set ngf=12 --set ndf=12 --set average='1000 images' "
+    "--accelerator cpu --lr 1e-3 --set ngf=12 --set ndf=12 --set ema_half_life='1000 images' "
     "--set evaluate_every='2 epochs' --set sample_every='2 epochs'",
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.commands.configure import checked
 from paceline.config.photos_settings import PhotosSettings
 from paceline.config.resolve import Config, Inherited
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError, unknown
 from paceline.data.crop import cropped
 from paceline.data.image_files import split_folder
@@ -18,14 +18,14 @@ from paceline.data.sources.photos import SPLIT_NAMES
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join, place_from
-from paceline.runs.data_spec_file import kept_facts
+from paceline.runs.data_spec_file import read_data_spec
 from paceline.runs.finished_run import choose_checkpoint, config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import make_recipe
 from paceline.runs.stages import last_finished
 from paceline.runs.weights import load_weights
 from paceline.training.build import make_loader
-from paceline.training.evaluate import Examiner
+from paceline.training.evaluate import SplitEvaluator
 
 
 def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str, str], checkpoint: str) -> int:
@@ -38,9 +38,9 @@ def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str,
     config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
     config = _judged_whole(config) if elsewhere else config
     recipe_class = config.recipe_class
-    if not recipe_class.judge:
+    if not recipe_class.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} names no judge, so it cannot be evaluated")
-    split = split or (recipe_class.judged_on if recipe_class.generates else "test")
+    split = split or (recipe_class.evaluated_on if recipe_class.generates else "test")
     images = choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images
     if config.run.devices > 1 and place_from(os.environ) is None:
         return run_in_processes(Task.of(evaluate_here, run, split, images), config)
@@ -56,9 +56,9 @@ def _judged_whole(config: Config) -> Config:
     return config.with_run(test_root=run.data_root, test_low_root=run.low_root, validation=0.0)
 
 
-def _other_kind(run: str, here: Facts) -> str:
+def _other_kind(run: str, here: DataSpec) -> str:
     """In which way the data is not what a run's networks are for, if that is known."""
-    learned = kept_facts(Path(run))
+    learned = read_data_spec(Path(run))
     if learned is None:
         return ""
     if learned.channels != here.channels:
@@ -72,10 +72,10 @@ def _other_kind(run: str, here: Facts) -> str:
     return ""
 
 
-def _check_class_names(config: Config, run: str, split: str, here: Facts) -> None:
+def _check_class_names(config: Config, run: str, split: str, here: DataSpec) -> None:
     """Refuses as many classes with other names: each would be counted as the one that has its number."""
-    learned = kept_facts(Path(run))
-    if learned is None or config.recipe_class.judge != "accuracy":
+    learned = read_data_spec(Path(run))
+    if learned is None or config.recipe_class.evaluator != "accuracy":
         return
     if not learned.class_names or len(learned.class_names) != len(here.class_names):
         return
@@ -93,29 +93,29 @@ def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
     sources = open_sources(config, split)
     if split not in sources:
         raise unknown("split", split, sources)
-    _check_class_names(config, run, split, sources[split].facts)
+    _check_class_names(config, run, split, sources[split].spec)
     recipe = make_recipe(config, sources)
     snapshot = choose_checkpoint(RunFolder(Path(run)).checkpoints, str(images))
     try:
-        load_weights(recipe, snapshot.weights, averaged=True)
+        load_weights(recipe, snapshot.weights, ema=True)
     except UserError:
-        other = _other_kind(run, cropped(sources[split].facts, config.run.crop))
+        other = _other_kind(run, cropped(sources[split].spec, config.run.crop))
         if other:
             raise UserError(f"--data {config.run.data}: {other}") from None
         raise
     recipe.to(device=world.device, dtype=precision.weights)
     loader = make_loader(sources[split], world, config, config.run.crop if recipe.generates else 0)
-    examiner = Examiner(recipe, loader, split, world, precision, config.run)
-    judge = examiner.prepare()
-    results = examiner.measure()
+    split_evaluator = SplitEvaluator(recipe, loader, split, world, precision, config.run)
+    evaluator = split_evaluator.prepare()
+    results = split_evaluator.measure()
     loader.close()
     if world.is_first:
         print(f"{config.recipe_name} from {run} at {images:,} images on {split} of {config.run.data}")
         width = max(map(len, results))
         for name, value in results.items():
             print(f"  {name:<{width}}  {value:.8g}")
-        if judge.protocol():
-            print("measured with " + ", ".join(f"{name} {value}" for name, value in judge.protocol().items()))
-        for note in judge.notes:
+        if evaluator.protocol():
+            print("measured with " + ", ".join(f"{name} {value}" for name, value in evaluator.protocol().items()))
+        for note in evaluator.notes:
             print(note)
     world.leave()

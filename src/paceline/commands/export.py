@@ -17,7 +17,7 @@ import torch
 from paceline.core.errors import UserError, install_extra
 from paceline.core.new_file import check_new, written_beside
 from paceline.inference.exportable import Exportable, classifying, generating, restoring
-from paceline.inference.restorer import make_restorer
+from paceline.inference.image_model import make_image_model
 from paceline.inference.trained import Stored, main_use, open_trained, read_stored
 from paceline.runs.stages import last_finished
 
@@ -49,7 +49,7 @@ def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False) -> 
 def _exportable(stored: Stored, path: str) -> Exportable:
     use = main_use(stored, "export", path)
     if use == "apply":
-        return restoring(make_restorer(stored, path))
+        return restoring(make_image_model(stored, path))
     trained = open_trained(stored, path)
     return generating(trained) if use == "sample" else classifying(trained, path)
 

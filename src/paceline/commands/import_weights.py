@@ -10,10 +10,10 @@ from torch import Tensor
 
 from paceline.commands.configure import configure
 from paceline.config.resolve import Config
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.sources.panels import INPUT, LEFT_OUT, SEGMENTATION, Panels
-from paceline.inference.restorer import make_restorer
+from paceline.inference.image_model import make_image_model
 from paceline.inference.trained import Stored, build
 from paceline.models.torch_file import read_torch_file
 from paceline.recipes.importers.deepliif import networks_of, renamed
@@ -29,7 +29,7 @@ class Imported(NamedTuple):
     """Networks from elsewhere, and what they are here."""
 
     config: Config
-    facts: Facts
+    spec: DataSpec
     tensors: dict[str, Tensor]
     recognised: tuple[str, ...] = ()  # the settings that follow from the tensors
 
@@ -43,9 +43,9 @@ def import_weights(words: list[str], recipe: str, out: str, preset: str, assignm
         raise UserError(f"--out {out}: expected a name that ends in {SUFFIX}")
     flags = {"preset": preset} if preset else {}
     read = _super_resolution if recipe == "super_resolution" else _translation
-    config, facts, tensors, recognised = read(words, flags, assignments)
-    make_restorer(Stored(config, facts, tensors, out), words[0])  # refuses what does not fit
-    write_weights(target, config, facts, tensors)
+    config, spec, tensors, recognised = read(words, flags, assignments)
+    make_image_model(Stored(config, spec, tensors, out), words[0])  # refuses what does not fit
+    write_weights(target, config, spec, tensors)
     count = sum(tensor.numel() for tensor in tensors.values())
     networks = sorted({_network(key) for key in tensors})
     print(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} numbers → {target}")
@@ -74,7 +74,7 @@ def _super_resolution(words: list[str], flags: dict[str, Any], assignments: list
         if str(said) != str(value):
             raise UserError(f"{name}={said}: {words[0]} has {name}={value}")
     side = CROP_PX["super_resolution"]
-    return Imported(config, Facts(found.channels, side, side), found.tensors, recognised)
+    return Imported(config, DataSpec(found.channels, side, side), found.tensors, recognised)
 
 
 def _translation(words: list[str], flags: dict[str, Any], assignments: list[str]) -> Imported:
@@ -90,8 +90,8 @@ def _translation(words: list[str], flags: dict[str, Any], assignments: list[str]
         raise UserError("--set panels: name what the networks make, e.g. --set panels=image,dapi,segmentation")
     panels = tuple(sorted(panels, key=lambda name: name == SEGMENTATION))
     side = config.run.crop or CROP_PX["translation"]
-    facts = Facts(config.run.channels or 3, side, side, panels=panels)
-    own = build(config, facts).state_dict()
+    spec = DataSpec(config.run.channels or 3, side, side, panels=panels)
+    own = build(config, spec).state_dict()
     tensors: dict[str, Tensor] = {}
     for name, network in places.items():
         for key, tensor in renamed(network, _read(files[name]), own).items():
@@ -102,7 +102,7 @@ def _translation(words: list[str], flags: dict[str, Any], assignments: list[str]
                     f"{network} here; choose its architecture with --set (generator, norm, dropout, padding, ngf)"
                 )
             tensors[key] = tensor
-    return Imported(config, facts, tensors)
+    return Imported(config, spec, tensors)
 
 
 def _files(path: Path) -> list[Path]:

@@ -15,8 +15,8 @@ from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
-from paceline.launch.kubernetes import KubernetesWish, plain_job, to_yaml, train_job
-from paceline.launch.slurm import SlurmWish, check_cluster, follow, job_script, submit, write_job
+from paceline.launch.kubernetes import KubernetesOptions, plain_job, to_yaml, train_job
+from paceline.launch.slurm import SlurmOptions, check_cluster, follow, job_script, submit, write_job
 from paceline.parallel.strategy import strategy_class
 
 HOST = re.compile(r"[A-Za-z0-9]([\w.:-]*\w)?")
@@ -42,12 +42,12 @@ def prepare(
     return config, command
 
 
-def launch_slurm(config: Config, command: TrainCommand, wish: SlurmWish, *, submits: bool, waits: bool) -> int:
+def launch_slurm(config: Config, command: TrainCommand, options: SlurmOptions, *, submits: bool, waits: bool) -> int:
     """Writes the job's file into the run's folder; submits it and follows its log where asked."""
     run = Path(config.run.out or default_folder(config))
-    script = job_script(command, wish, run)
+    script = job_script(command, options, run)
     if submits or waits:
-        check_cluster(command, wish)
+        check_cluster(command, options)
     file = write_job(script, run)
     if not (submits or waits):
         print(f"wrote {file}; submit it with --submit, or: {quoted(['sbatch', str(file)])}")
@@ -57,10 +57,10 @@ def launch_slurm(config: Config, command: TrainCommand, wish: SlurmWish, *, subm
     return follow(job, run) if waits else 0
 
 
-def launch_kubernetes(command: TrainCommand, wish: KubernetesWish, to: str, *, plain: bool, submits: bool) -> int:
+def launch_kubernetes(command: TrainCommand, options: KubernetesOptions, to: str, *, plain: bool, submits: bool) -> int:
     """Writes the objects of the run to a file; gives them to the cluster where asked."""
-    file = Path(to or f"{wish.name}.yaml")
-    objects = plain_job(command, wish) if plain else train_job(command, wish)
+    file = Path(to or f"{options.name}.yaml")
+    objects = plain_job(command, options) if plain else train_job(command, options)
     apply = ["kubectl", "apply", "-f", str(file)]
     try:
         file.write_text(to_yaml(objects, f"Written by paceline launch kubernetes. Use it with: {quoted(apply)}"))

@@ -33,7 +33,7 @@ WIDEST = 1000  # columns: more than a table here has
 
 
 @dataclass(frozen=True)
-class Wish:
+class Options:
     """What a person asked for besides the settings of a run."""
 
     nodes: int = 1
@@ -45,7 +45,7 @@ class Wish:
 def plan(
     recipe: str,
     flags: dict[str, Any],
-    wish: Wish,
+    options: Options,
     *,
     config_file: str = "",
     assignments: Sequence[str] = (),
@@ -55,35 +55,35 @@ def plan(
     devices = _whole(str(flags.pop("devices", "8")))
     config = configure(recipe, flags, config_file=config_file, assignments=assignments)
     batch = split_batch(config.run.batch_size, devices, config.run.accumulate)
-    if devices % wish.nodes:
-        raise UserError(f"--nodes {wish.nodes}: does not divide --devices {devices}")
-    said = SaidLink.parse(wish.bandwidth, wish.latency)
-    processes = _processes_here(config, devices // wish.nodes)
-    if not wish.bandwidth and (processes == 1 or wish.nodes > 1) and devices > 1:
-        what = f"--nodes {wish.nodes}" if wish.nodes > 1 else f"--devices {devices}"
+    if devices % options.nodes:
+        raise UserError(f"--nodes {options.nodes}: does not divide --devices {devices}")
+    said = SaidLink.parse(options.bandwidth, options.latency)
+    processes = _processes_here(config, devices // options.nodes)
+    if not options.bandwidth and (processes == 1 or options.nodes > 1) and devices > 1:
+        what = f"--nodes {options.nodes}" if options.nodes > 1 else f"--devices {devices}"
         raise UserError(f"{what}: the link between devices cannot be measured here; say it, like --bandwidth 25GB/s")
-    if wish.check and processes != devices:
+    if options.check and processes != devices:
         raise UserError(f"--check: only as many devices as this machine has can be measured, here {processes}")
-    for flag, value in (("--bandwidth", wish.bandwidth), ("--latency", wish.latency)):
-        if wish.check and value:
+    for flag, value in (("--bandwidth", options.bandwidth), ("--latency", options.latency)):
+        if options.check and value:
             raise UserError(f"{flag} {value}: --check measures over the link that is here; leave out one of the two")
     counts = _counts(devices)
     sizes = sorted({max(1, batch // n) for n in counts}, reverse=True)
     config = config.with_run(devices=processes, strategy="ddp", batch_size=str(batch))
-    measured = _measure(config, sizes, wish.check)
+    measured = _measure(config, sizes, options.check)
     link = said.beside(measured.link) if devices > 1 else None
     assert link is not None or devices == 1
     console = open_screen(soft_wrap=True)
     _say_what_was_measured(console, measured, processes, devices)
     if link:
         console.print(f"link: {said.describe(link)}; overlap with the step: {measured.overlap:.0%}")
-    elif wish.bandwidth or wish.latency:
+    elif options.bandwidth or options.latency:
         console.print("link: not used, since one device exchanges nothing")
     _print_table(console, config, measured, link, counts, batch, weak=False)
     if devices > 1:
         _print_table(console, config, measured, link, counts, batch, weak=True)
         _say_where_it_ends(console, measured, link, batch)
-    if wish.check:
+    if options.check:
         _say_error(console, measured)
     return 0
 

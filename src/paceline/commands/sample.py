@@ -32,7 +32,7 @@ LARGEST_GRID = 4096  # pictures
 
 
 @dataclass(frozen=True)
-class Wish:
+class Options:
     """What a person wants to see."""
 
     grid: str = ""  # rows and columns
@@ -42,22 +42,22 @@ class Wish:
     accelerator: str = ""
 
 
-def sample(runs: list[str], out: str, wish: Wish) -> int:
+def sample(runs: list[str], out: str, options: Options) -> int:
     """Writes a picture, or an animation, of one run or of several side by side."""
-    if wish.animate and wish.interpolate:
+    if options.animate and options.interpolate:
         raise UserError("--animate and --interpolate do not go together")
-    if wish.animate and wish.grid:
-        raise UserError(f"--grid {wish.grid}: --animate shows the pictures that training kept, as they are")
-    kind = "animation" if wish.animate else "interpolation" if wish.interpolate else "grid"
+    if options.animate and options.grid:
+        raise UserError(f"--grid {options.grid}: --animate shows the pictures that training kept, as they are")
+    kind = "animation" if options.animate else "interpolation" if options.interpolate else "grid"
     runs = [last_finished(run) for run in runs]
     files = _files(Path(runs[0]), out, kind)
-    if wish.animate:
+    if options.animate:
         frames = _frames(runs)
         for file in files:
             save_animation(frames, file)
         print(f"{len(frames)} frames → {', '.join(map(str, files))}")
         return 0
-    shown = [_show(run, wish) for run in runs]
+    shown = [_show(run, options) for run in runs]
     whole = shown[0][0] if len(shown) == 1 else side_by_side([captioned(*one) for one in shown])
     whole.save(files[0])
     print(f"{'; '.join(text for _, text in shown)} → {files[0]}")
@@ -81,29 +81,31 @@ def _files(run: Path, out: str, kind: str) -> list[Path]:
     return [file]
 
 
-def _show(run: str, wish: Wish) -> tuple[Image.Image, str]:
+def _show(run: str, options: Options) -> tuple[Image.Image, str]:
     """A run's grid, and which run and checkpoint it is of."""
-    rows, columns = _parse_grid(wish.grid or USUAL_GRID)
-    layers = [("flag", {"gpus": "", "devices": 1} | ({"accelerator": wish.accelerator} if wish.accelerator else {}))]
+    rows, columns = _parse_grid(options.grid or USUAL_GRID)
+    layers = [
+        ("flag", {"gpus": "", "devices": 1} | ({"accelerator": options.accelerator} if options.accelerator else {}))
+    ]
     config = checked(config_of(run, layers))
     world = join(config.run, distributed=False)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     sources = open_sources(config)
     recipe = make_recipe(config, sources)
-    snapshot = choose_checkpoint(RunFolder(Path(run)).checkpoints, wish.checkpoint)
-    load_weights(recipe, snapshot.weights, averaged=True)
+    snapshot = choose_checkpoint(RunFolder(Path(run)).checkpoints, options.checkpoint)
+    load_weights(recipe, snapshot.weights, ema=True)
     recipe.to(device=world.device, dtype=precision.weights)
     text = f"{Path(run).name} at {snapshot.images:,} images"
     if has_strips(recipe):
-        meant_for_noise = f"--grid {wish.grid}" if wish.grid else "--interpolate" if wish.interpolate else ""
+        meant_for_noise = f"--grid {options.grid}" if options.grid else "--interpolate" if options.interpolate else ""
         if meant_for_noise:
             raise UserError(f"{meant_for_noise}: {type(recipe).__name__} makes its pictures of others, not of noise")
-        samples = strip_samples(sources.get(recipe.judged_on, sources["train"]), world.device, precision)
+        samples = strip_samples(sources.get(recipe.evaluated_on, sources["train"]), world.device, precision)
         return make_strips(recipe, samples, precision), text
     drawer = Drawer(recipe.draws, config.run.seed, world.device, precision.weights)
-    draws = fixed_draws(recipe, drawer, 2 * rows if wish.interpolate else rows * columns)
-    if wish.interpolate:
+    draws = fixed_draws(recipe, drawer, 2 * rows if options.interpolate else rows * columns)
+    if options.interpolate:
         draws = _between(recipe, draws, columns)
     pictures = make_pictures(recipe, draws, precision)
     return to_image(grid(pictures, columns)), text

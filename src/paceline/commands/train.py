@@ -14,13 +14,13 @@ from paceline.core.errors import NO_ROOM, UserError
 from paceline.core.heartbeat import prepare
 from paceline.data.crop import cropped
 from paceline.data.fingerprint import describe_samples
-from paceline.launch.rendezvous import Meeting
+from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import strategy_class
 from paceline.parallel.world import World, join, place_from, place_of
 from paceline.runs.checkpoint import Snapshot
 from paceline.runs.console import keep_output
-from paceline.runs.data_spec_file import keep_facts
+from paceline.runs.data_spec_file import write_data_spec
 from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter, read_metrics
@@ -30,7 +30,7 @@ from paceline.runs.stages import stages_of
 from paceline.runs.weights import load_weights
 from paceline.training.agreement import checkpoint_at, claim_folder, newest_snapshot
 from paceline.training.build import Parts, assemble
-from paceline.training.evaluate import Examiner
+from paceline.training.evaluate import SplitEvaluator
 from paceline.training.initial_weights import start_from
 from paceline.training.loop import Loop, describe
 from paceline.training.stop import StopRequest
@@ -54,8 +54,8 @@ def train(config: Config) -> int:
     several = strategy_class(config).distributed and config.run.devices > 1
     watched = config.run.max_restarts or config.run.nnodes != "1" or config.run.rdzv
     if (several or watched) and place_of(config.run) is None:
-        meeting = Meeting.of(config.run)
-        return run_in_processes(Task.of(train_here), config.with_run(nnodes="1", rdzv=""), meeting)
+        rendezvous = Rendezvous.of(config.run)
+        return run_in_processes(Task.of(train_here), config.with_run(nnodes="1", rdzv=""), rendezvous)
     return train_here(config)
 
 
@@ -103,7 +103,7 @@ def _train_stage(config: Config, world: World) -> Result:
     mirroring = Mirroring(parts.config, folder, parts.world.is_first)
     data = cache(lambda: describe_samples(parts.feed.loader.source))
     with _ending(folder, parts, mirroring):
-        loop, examiner = Loop(parts, folder, stop), _test_examiner(parts)
+        loop, split_evaluator = Loop(parts, folder, stop), _test_examiner(parts)
         claim_folder(folder, parts.world, lambda: mirroring.prepare(data()))
         output = keep_output(folder.path, parts.world.rank)
         snapshot = _find_snapshot(folder, parts)
@@ -126,7 +126,7 @@ def _train_stage(config: Config, world: World) -> Result:
                 loop.attach(writer, display)
                 if not settled:
                     loop.run()
-            metrics = {} if loop.stopped else _judge_best(parts, folder, loop, writer, examiner)
+            metrics = {} if loop.stopped else _judge_best(parts, folder, loop, writer, split_evaluator)
             if writer:
                 writer.close()
             folder.end("stopped" if loop.stopped else "finished")
@@ -206,7 +206,7 @@ def _keep_record(folder: RunFolder, parts: Parts, data: str, snapshot: Snapshot 
         folder.keep_length(parts.config)
     else:
         folder.keep_settings(parts.config, data, versions_and_hardware() | _means(parts), images)
-    keep_facts(folder.path, cropped(parts.feed.loader.source.facts, parts.config.run.crop))
+    write_data_spec(folder.path, cropped(parts.feed.loader.source.spec, parts.config.run.crop))
 
 
 def _means(parts: Parts) -> dict[str, str]:
@@ -215,20 +215,22 @@ def _means(parts: Parts) -> dict[str, str]:
     return {"accelerator": parts.world.device.type, "loader": loader}
 
 
-def _test_examiner(parts: Parts) -> Examiner | None:
+def _test_examiner(parts: Parts) -> SplitEvaluator | None:
     """Who judges the test split in the end; whether it can be judged shows before training."""
-    if "test" not in parts.loaders or not parts.recipe.judge or parts.recipe.judged_on != "validation":
+    if "test" not in parts.loaders or not parts.recipe.evaluator or parts.recipe.evaluated_on != "validation":
         return None
-    examiner = Examiner(parts.recipe, parts.loaders["test"], "test", parts.world, parts.precision, parts.config.run)
-    examiner.prepare()
-    return examiner
+    split_evaluator = SplitEvaluator(
+        parts.recipe, parts.loaders["test"], "test", parts.world, parts.precision, parts.config.run
+    )
+    split_evaluator.prepare()
+    return split_evaluator
 
 
 def _judge_best(
-    parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWriter | None, examiner: Examiner | None
+    parts: Parts, folder: RunFolder, loop: Loop, writer: MetricsWriter | None, split_evaluator: SplitEvaluator | None
 ) -> dict[str, float]:
     """The metrics on the test split of the checkpoint that validation chose, or of the last one."""
-    if not examiner:  # the numbers that were wanted are there already
+    if not split_evaluator:  # the numbers that were wanted are there already
         if loop.best:
             print("best: {name} {value:.4g} at {images:,} images".format(**loop.best))
         return {}
@@ -238,8 +240,8 @@ def _judge_best(
         images = loop.images
         judged = checkpoint_at(folder, parts.world, images)
     assert judged is not None
-    load_weights(parts.recipe, judged.weights, averaged=True)
-    results = examiner.measure()
+    load_weights(parts.recipe, judged.weights, ema=True)
+    results = split_evaluator.measure()
     metrics = {f"test/{name}": value for name, value in results.items()}
     if writer:
         lines = read_metrics(folder.path)

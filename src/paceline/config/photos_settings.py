@@ -12,9 +12,12 @@ class PhotosSettings(RunSettings):
     """Where photographs lie besides `data_root`."""
 
     low_root: str = setting(
-        "", "photos: folder with the same pictures in low resolution; several with commas", flag=True, free=True
+        "",
+        "photos: folder with the same pictures in low resolution; several with commas",
+        flag=True,
+        mutable_on_resume=True,
     )
     test_root: str = setting(
-        "", "photos: folder to test on; all of --data-root is then for training", flag=True, free=True
+        "", "photos: folder to test on; all of --data-root is then for training", flag=True, mutable_on_resume=True
     )
-    test_low_root: str = setting("", "photos: the --low-root of --test-root", flag=True, free=True)
+    test_low_root: str = setting("", "photos: the --low-root of --test-root", flag=True, mutable_on_resume=True)

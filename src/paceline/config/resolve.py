@@ -191,8 +191,8 @@ def _check(config: Config) -> None:
     for network in ("", *config.networks):
         learner = config.learner_of(network)
         _check_bounds(learner, network)
-        spans += [(name, getattr(learner, name)) for name in ("warmup", "hold", "average")]
-        spans += [("drop_at", one) for one in learner.drop_at.split(",")]
+        spans += [(name, getattr(learner, name)) for name in ("warmup", "hold", "ema_half_life")]
+        spans += [("milestones", one) for one in learner.milestones.split(",")]
     for name, text in spans:
         Span.parse(text, name)
 

@@ -22,7 +22,7 @@ class Loss(NamedTuple):
 
     terms: dict[str, Tensor]  # weighted means over samples; the engine sums and logs them
     shared: dict[str, Tensor] = {}  # per sample: added to the batch of later phases of this step, detached
-    facts: dict[str, Tensor] = {}  # scalars: averaged over micro-batches, replicas and ranks, for later phases
+    signals: dict[str, Tensor] = {}  # scalars: averaged over micro-batches, replicas and ranks, for later phases
 
 
 class Phase(NamedTuple):
@@ -32,7 +32,7 @@ class Phase(NamedTuple):
     network: str  # the submodule that it updates; several phases may name one
     every: int = 1  # runs every nth step (lazy penalties)
     repeat: int = 1  # times per step, each with new data (critics); only the first has what earlier phases shared
-    beside: bool = False  # needs nothing of the phase before it, so the two may run at the same time
+    concurrent: bool = False  # needs nothing of the phase before it, so the two may run at the same time
 
 
 class Draw(NamedTuple):
@@ -44,7 +44,7 @@ class Draw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataSpec:
     """What a source says about its samples, for the recipe that learns from them."""
 
     channels: int
@@ -52,7 +52,7 @@ class Facts:
     width: int
     num_classes: int = 0
     class_names: tuple[str, ...] = ()
-    mirror: bool = True  # a mirrored sample is still a sample (false for digits and letters)
+    flip_allowed: bool = True  # a mirrored sample is still a sample (false for digits and letters)
     scale: int = 0  # the field "low" is "image" made smaller by this; 0 where there is none
     panels: tuple[str, ...] = ()  # the fields that belong to "image" by name, in order, "segmentation" last
 
@@ -70,30 +70,30 @@ class Recipe(nn.Module):
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named sets of settings: `--preset NAME`
     small: ClassVar[dict[str, Any]] = {}  # settings that make a step cheap, for `verify` and self-tests
     aliases: ClassVar[dict[str, str]] = {}  # other programs' names of settings, in `--config` files; "" for none
-    judge: ClassVar[str] = ""  # the module of paceline.evaluation that measures `predict`
-    judged_on: ClassVar[str] = "validation"  # the split that it is measured on while training
+    evaluator: ClassVar[str] = ""  # the module of paceline.evaluation that measures `predict`
+    evaluated_on: ClassVar[str] = "validation"  # the split that it is measured on while training
     # The metric that chooses the best checkpoint, without what its name has in [brackets], and its good end.
     best: tuple[str, str] = ("", "max")
     needs: ClassVar[tuple[str, ...]] = ()  # fields of a sample without which nothing can be learned
     refuses: ClassVar[dict[str, str]] = {}  # fields that it would pass over, each with the recipe that is for them
     generates: ClassVar[bool] = False  # `predict` makes its "image", in -1…1, from the draws alone
     # Settings that change what the networks compute while their weights still fit: `--init-from` wants them alike.
-    bound_to_weights: ClassVar[tuple[str, ...]] = ()
+    must_match_weights: ClassVar[tuple[str, ...]] = ()
     # Values of the setting `stage` that mean several runs in a row, each from the best weights of the one before.
     stages: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     phases: tuple[Phase, ...] = ()
     draws: dict[str, Draw] = {}
-    facts: dict[str, float] = {}  # facts that a phase reads, with their values before the first step
-    averaged: tuple[str, ...] = ()  # networks judged through their moving average
+    signals: dict[str, float] = {}  # facts that a phase reads, with their values before the first step
+    ema: tuple[str, ...] = ()  # networks judged through their moving average
     double_backward: tuple[str, ...] = ()  # networks whose gradient is itself differentiated (R1)
-    enlarges: int = 1  # how many times as high and wide the pictures of `restore` are as those that it gets
+    output_scale: int = 1  # how many times as high and wide the pictures of `restore` are as those that it gets
 
     @classmethod
     def check(cls, settings: Any) -> None:
         """Refuses what would end training later, like a file that is not there; asked before the first stage."""
 
-    def __init__(self, settings: Any, facts: Facts) -> None:
+    def __init__(self, settings: Any, spec: DataSpec) -> None:
         super().__init__()
 
     def forward(self, phase: str, batch: Batch) -> Loss:
@@ -104,13 +104,13 @@ class Recipe(nn.Module):
         """What the recipe makes of a batch, for metrics and samples; per sample."""
         raise NotImplementedError(f"{type(self).__name__} has no predict(): it cannot be evaluated or sampled")
 
-    def strip(self, batch: Batch) -> dict[str, Tensor]:
+    def preview(self, batch: Batch) -> dict[str, Tensor]:
         """Pictures in -1…1 of one size by caption, to be seen side by side for each sample; none, by default."""
         return {}
 
-    def restore(self, pictures: Tensor) -> dict[str, Tensor]:
+    def image_to_image(self, pictures: Tensor) -> dict[str, Tensor]:
         """What the recipe makes of pictures in -1…1 of any size, by name; the one that matters is "image"."""
-        raise NotImplementedError(f"{type(self).__name__} has no restore(): it cannot be applied to pictures")
+        raise NotImplementedError(f"{type(self).__name__} has no image_to_image(): it cannot be applied to images")
 
     def check_phases(self, name: str) -> None:
         """Refuses phases without a loss, or of a network that is not there; `name` is the recipe's, for a person."""

@@ -24,7 +24,7 @@ FOLDERS = {
     "strategy": "paceline.parallel.strategies",
     "source": "paceline.data.sources",
     "loader": "paceline.data.loaders",
-    "judge": "paceline.evaluation.evaluators",
+    "evaluator": "paceline.evaluation.evaluators",
 }
 ANNOUNCED = "PACELINE_RUNS_CODE_IN"  # the files that a person was told of, by this process or by one that started it
 

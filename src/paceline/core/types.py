@@ -8,5 +8,5 @@ from typing import TypeAlias
 SettingValue: TypeAlias = str | int | float | bool
 SettingValues: TypeAlias = Mapping[str, "SettingValue | Mapping[str, SettingValue]"]  # one network's own as a table
 
-Json: TypeAlias = "str | int | float | bool | None | list[Json] | dict[str, Json]"
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 JsonObject: TypeAlias = "dict[str, Json]"

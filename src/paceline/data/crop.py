@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW
 
@@ -54,9 +54,9 @@ def windows(uniforms: np.ndarray, sizes: np.ndarray, crop: int, scale: int) -> l
     return [Window(top, left, crop, crop) for top, left in found.tolist()]
 
 
-def cropped(facts: Facts, crop: int) -> Facts:
+def cropped(spec: DataSpec, crop: int) -> DataSpec:
     """The facts of what training sees."""
-    return dataclasses.replace(facts, height=crop, width=crop) if crop else facts
+    return dataclasses.replace(spec, height=crop, width=crop) if crop else spec
 
 
 def check_crop(sizes: np.ndarray, crop: int, scale: int, name_of: Callable[[int], str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import SUFFIXES, first_few, unreadable
 from paceline.data.source import Encoded, Sample, Source
@@ -59,7 +59,7 @@ class PictureFiles(Source):
             height = width = self.size
         else:
             self.sizes = image_sizes
-        self.facts = Facts(self.channels, height, width)
+        self.spec = DataSpec(self.channels, height, width)
 
     def __len__(self) -> int:
         return len(self.files)

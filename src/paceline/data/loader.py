@@ -25,7 +25,7 @@ class Loader:
         """With a crop every picture gives the window that its ticket names; without, batches must be of one size."""
         self.source, self.device, self.settings, self.crop = source, device, settings, crop
         if crop:
-            check_crop(sizes_of(source), crop, source.facts.scale, source.name_of)
+            check_crop(sizes_of(source), crop, source.spec.scale, source.name_of)
 
     def load(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         """One raw batch per request, in order: pictures uint8 [n, c, h, w], "index" int64 [n], "uniforms" [n, k]."""

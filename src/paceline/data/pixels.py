@@ -28,7 +28,7 @@ class Pixels:
     """Every sample of a source on one device."""
 
     def __init__(self, source: Source, device: torch.device, settings: RunSettings) -> None:
-        self.one_size, self.scale = has_one_size(source), source.facts.scale
+        self.one_size, self.scale = has_one_size(source), source.spec.scale
         sizes = sizes_of(source)
         self.sizes = torch.from_numpy(sizes).to(device)
         self._host_sizes = sizes
@@ -101,7 +101,7 @@ def bytes_needed(source: Source) -> int:
         return len(source) * sum(field.nbytes for field in fields.values())
     needed = 0
     for name, field in fields.items():
-        ratio = max(1, source.facts.scale) if name == "low" else 1
+        ratio = max(1, source.spec.scale) if name == "low" else 1
         pixels = int((source.sizes // ratio).prod(axis=1).sum())
         needed += pixels * field.shape[-1] if field.ndim == 3 else len(source) * field.nbytes
     return needed
@@ -123,7 +123,7 @@ def _read_all(source: Source, device: torch.device, settings: RunSettings, offse
                 if has_one_size(source) or field.ndim < 4:
                     shape, first, values = (len(source), *field.shape[1:]), start, field
                 else:
-                    found = offsets[max(1, source.facts.scale) if name == "low" else 1]
+                    found = offsets[max(1, source.spec.scale) if name == "low" else 1]
                     shape, first, values = (int(found[-1]), field.shape[-1]), int(found[start]), field.flatten(0, 2)
                 if name not in samples:
                     samples[name] = torch.empty(shape, dtype=field.dtype, device=device)

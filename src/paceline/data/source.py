@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.config.settings import HasSettings, RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.data.crop import Window, cut
 
 Sample = dict[str, np.ndarray]  # pictures are uint8 [height, width, channels], numbers are int64 []
@@ -31,7 +31,7 @@ class Source(HasSettings):
 
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     decodes: ClassVar[bool] = True  # reading a sample costs more than copying it
-    facts: Facts
+    spec: DataSpec
     sizes: np.ndarray | None = None  # int64 [n, 2]: height and width of each "image"; None where all have the facts'
     notes: tuple[str, ...] = ()  # what a person should know, e.g. how many files were left out; the command prints them
 
@@ -52,7 +52,7 @@ class Source(HasSettings):
 
     def read_window(self, index: int, window: Window) -> Sample:
         """A window of one sample; a source that can read less than all of it overrides this."""
-        return cut(self.read(index), window, self.facts.scale)
+        return cut(self.read(index), window, self.spec.scale)
 
     def encoded(self, index: int) -> Encoded | None:
         """The sample's files, where `read` gives their pictures as they are in colour, cut at the right and lower edge.
@@ -90,8 +90,8 @@ class ArraySource(Source):
 
     decodes = False
 
-    def __init__(self, arrays: Sample, facts: Facts) -> None:
-        self.arrays, self.facts = arrays, facts
+    def __init__(self, arrays: Sample, spec: DataSpec) -> None:
+        self.arrays, self.spec = arrays, spec
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
@@ -110,7 +110,7 @@ class Subset(Source):
     """Some samples of another source, in a given order."""
 
     def __init__(self, source: Source, indices: Sequence[int] | np.ndarray) -> None:
-        self.source, self.indices, self.facts = source, np.asarray(indices), source.facts
+        self.source, self.indices, self.spec = source, np.asarray(indices), source.spec
         self.sizes = None if source.sizes is None else source.sizes[self.indices]
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ def sizes_of(source: Source) -> np.ndarray:
     """Height and width of each sample's "image", int64 [n, 2]."""
     if source.sizes is not None:
         return source.sizes
-    return np.full((len(source), 2), (source.facts.height, source.facts.width), dtype=np.int64)
+    return np.full((len(source), 2), (source.spec.height, source.spec.width), dtype=np.int64)
 
 
 def has_one_size(source: Source) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 NUM_UNIFORMS = 8  # random numbers in [0, 1) that travel with each sample
 # Which of them decides what.
-CROP_ROW, CROP_COLUMN, FLIP, CUTOUT_ROW, CUTOUT_COLUMN, TURN = range(6)
+CROP_ROW, CROP_COLUMN, FLIP, CUTOUT_ROW, CUTOUT_COLUMN, ROT90 = range(6)
 
 
 class Tickets(NamedTuple):

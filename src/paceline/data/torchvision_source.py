@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
 from paceline.images.decode import arrange_pictures, check_picture_settings
@@ -29,7 +29,7 @@ class TorchvisionSource(ArraySource):
     says_split: ClassVar[bool] = False  # its constructor takes split="train" rather than train=True
     channels_first: ClassVar[bool] = False  # its pictures are [n, c, h, w]
     class_names: ClassVar[tuple[str, ...]] = ()  # where torchvision's own will not do
-    mirror: ClassVar[bool] = True
+    flip_allowed: ClassVar[bool] = True
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         check_picture_settings(settings)
@@ -45,7 +45,9 @@ class TorchvisionSource(ArraySource):
         _, height, width, channels = pictures.shape
         super().__init__(
             {"image": pictures, "label": labels.astype(np.int64)},
-            Facts(channels, height, width, num_classes=len(names), class_names=names, mirror=self.mirror),
+            DataSpec(
+                channels, height, width, num_classes=len(names), class_names=names, flip_allowed=self.flip_allowed
+            ),
         )
 
     def _open(self, split: str, root: Path) -> Any:

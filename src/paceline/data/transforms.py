@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Batch, Facts
+from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
 from paceline.data.loader import are_pictures
-from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, NUM_UNIFORMS, TURN
+from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, NUM_UNIFORMS, ROT90
 
 CROP_THEN_FLIP = (2, 1, NUM_UNIFORMS - 3)  # how a row of random numbers is cut for these two
 assert (CROP_ROW, CROP_COLUMN, FLIP) == (0, 1, 2)
@@ -29,18 +29,18 @@ class Augment:
     pad_crop: int = 0  # black pixels added on each side before a crop of the old size
     flip: bool = False  # mirror every other picture, left to right
     cutout: int = 0  # side of the square that is blanked
-    turn: bool = False  # by 0, 1, 2 or 3 quarters
+    rot90: bool = False  # by 0, 1, 2 or 3 quarters
 
     @classmethod
-    def from_settings(cls, settings: RunSettings, facts: Facts) -> Augment:
+    def from_settings(cls, settings: RunSettings, spec: DataSpec) -> Augment:
         """What the settings ask for; with flip "auto", the source says whether a mirrored sample is still one."""
-        flip = facts.mirror if settings.flip == "auto" else settings.flip == "on"
-        turn = settings.turn == "on"
-        if turn and facts.height != facts.width:
-            raise UserError(f"turn=on: needs square pictures, not {facts.width}×{facts.height}; --crop makes them so")
-        if settings.pad_crop and (settings.crop or facts.scale):
+        flip = spec.flip_allowed if settings.flip == "auto" else settings.flip == "on"
+        rot90 = settings.rot90 == "on"
+        if rot90 and spec.height != spec.width:
+            raise UserError(f"rot90=on: needs square pictures, not {spec.width}×{spec.height}; --crop makes them so")
+        if settings.pad_crop and (settings.crop or spec.scale):
             raise UserError(f"pad_crop={settings.pad_crop}: is for whole pictures of one size, without --crop")
-        return cls(settings.pad_crop, flip, settings.cutout, turn)
+        return cls(settings.pad_crop, flip, settings.cutout, rot90)
 
 
 def prepare(raw: Batch, augment: Augment | None, dtype: torch.dtype) -> Batch:
@@ -55,8 +55,8 @@ def prepare(raw: Batch, augment: Augment | None, dtype: torch.dtype) -> Batch:
 def _prepare_pictures(pictures: Tensor, uniforms: Tensor, augment: Augment, dtype: torch.dtype) -> Tensor:
     if augment.pad_crop or augment.flip:
         pictures = _crop_and_flip(pictures, uniforms, augment)
-    if augment.turn:
-        pictures = _turn(pictures, uniforms)
+    if augment.rot90:
+        pictures = _rot90(pictures, uniforms)
     scaled = _scale(pictures, dtype)
     if augment.cutout:
         scaled.masked_fill_(_cutout_mask(scaled, uniforms, augment.cutout), 0.0)  # in place: keeps the memory format
@@ -81,11 +81,11 @@ def _crop_and_flip(pictures: Tensor, uniforms: Tensor, augment: Augment) -> Tens
     return pictures[sample, row, column].permute(0, 3, 1, 2)
 
 
-def _turn(pictures: Tensor, uniforms: Tensor) -> Tensor:
+def _rot90(pictures: Tensor, uniforms: Tensor) -> Tensor:
     """Each square picture turned anticlockwise by its number of quarters, in one gather."""
     num, _, side, _ = pictures.shape
     sample, row, column, _ = _grid(num, side, side, pictures.device)
-    quarters = _pick(uniforms[:, TURN], 4)[:, None, None]
+    quarters = _pick(uniforms[:, ROT90], 4)[:, None, None]
     sideways = quarters % 2 == 1
     from_row, from_column = torch.where(sideways, column, row), torch.where(sideways, row, column)
     from_row = torch.where(quarters >= 2, side - 1 - from_row, from_row)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Batch, Facts, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Recipe
 from paceline.data.source import Source
 
 
@@ -25,7 +25,7 @@ class OpenedRun:
     """What a finished run learned."""
 
     config: Config
-    facts: Facts  # of the data that it learned from
+    spec: DataSpec  # of the data that it learned from
     recipe: Recipe  # with the weights that were judged best
 
 
@@ -37,18 +37,18 @@ class Case:
     split: str
     count: int  # predictions that will come
     open_run: Callable[[str], OpenedRun]  # by its folder
-    enlarges: int = 1  # how many times as high and wide the recipe makes pictures
+    output_scale: int = 1  # how many times as high and wide the recipe makes pictures
 
 
-class Judge:
+class Evaluator:
     """Subclass it in a file of its own: the file's name is the judge's name."""
 
     needs_samples: bool = False  # after `begin`: it has to see the samples themselves before the predictions
     notes: tuple[str, ...] = ()  # after `begin`: what a person should know about the numbers
     label: str = ""  # after `begin`: what the names of its numbers have in [brackets]
 
-    def __init__(self, facts: Facts, device: torch.device, settings: RunSettings) -> None:
-        self.facts, self.device, self.settings = facts, device, settings
+    def __init__(self, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
+        self.spec, self.device, self.settings = spec, device, settings
 
     def begin(self, case: Case) -> None:
         """Prepares for one case, and refuses one that cannot be judged."""

@@ -21,7 +21,7 @@ C1, C2 = (0.01 * PEAK) ** 2, (0.03 * PEAK) ** 2
 def refuse_small(case: Case, border: int = 0) -> None:
     """Refuses a picture of which too little is left to compare, by its name and before anything is predicted."""
     sides = sizes_of(case.source).min(axis=1)
-    left = sides // case.enlarges * case.enlarges - 2 * border
+    left = sides // case.output_scale * case.output_scale - 2 * border
     worst = int(left.argmin())
     if left[worst] < WINDOW:
         raise UserError(

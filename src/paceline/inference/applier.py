@@ -15,7 +15,7 @@ from paceline.data.memory import free_bytes
 from paceline.images.decode import BadPicture
 from paceline.images.image_file import Canvas, Picture, read_picture, save_image
 from paceline.inference.downsampled import compare, shrink
-from paceline.inference.restorer import Restorer, open_restorer
+from paceline.inference.image_model import ImageModel, open_image_model
 from paceline.inference.tiling import Tiling, choose_tiling, restore_in_tiles
 from paceline.parallel.precision import choose_precision
 
@@ -56,12 +56,12 @@ class Outcome:
 class Applier:
     """Networks on a device, and the pictures that they are applied to one by one."""
 
-    def __init__(self, how: How, restorer: Restorer | None, device: torch.device, share: int = 1) -> None:
+    def __init__(self, how: How, image_model: ImageModel | None, device: torch.device, share: int = 1) -> None:
         self.how, self.device, self.share = how, device, share
-        self.restorer = restorer or open_restorer(how.path, how.checkpoint)
-        self.field = self.restorer.field  # before the weights are moved: it is of tensors on the CPU
+        self.image_model = image_model or open_image_model(how.path, how.checkpoint)
+        self.field = self.image_model.field  # before the weights are moved: it is of tensors on the CPU
         choose_precision("fp32", device).apply(deterministic=True)  # tiles and whole pictures shall agree
-        self.restorer.recipe.to(device)
+        self.image_model.recipe.to(device)
 
     def do(self, task: Task, advance: Advance) -> Outcome:
         """Applies the networks to one picture; a file that cannot be used is an outcome, too."""
@@ -87,7 +87,7 @@ class Applier:
             target.parent.mkdir(parents=True, exist_ok=True)
             canvas.save(target, picture.alpha, picture.profile, picture.exif)
         height, width = picture.pixels.shape[:2]
-        scale = self.restorer.enlarges
+        scale = self.image_model.output_scale
         made = f" → {width * scale}×{height * scale}" if scale > 1 else ""
         tiles = f", {count} tiles of {tiling.side_px} pixels and {tiling.halo_px} around" if count > 1 else ""
         notes = "".join(f"; {note}" for note in (tiling.note, picture.note) if note)
@@ -95,11 +95,15 @@ class Applier:
 
     def _compare(self, task: Task, picture: Picture, advance: Advance) -> Outcome:
         """Shrinks the picture first, and holds what comes out against it."""
-        original, small = shrink(picture, self.restorer.enlarges)
+        original, small = shrink(picture, self.image_model.output_scale)
         pixels = np.asarray(small) if small.mode == "RGB" else np.asarray(small)[..., np.newaxis]
-        canvases, tiling, _ = self._make(pixels, False, lambda pixels: advance(pixels * self.restorer.enlarges**2))
+        canvases, tiling, _ = self._make(
+            pixels, False, lambda pixels: advance(pixels * self.image_model.output_scale**2)
+        )
         made = canvases["image"].image
-        images, numbers = compare(original, small, made, self.restorer.enlarges, self.restorer.config.run.protocol)
+        images, numbers = compare(
+            original, small, made, self.image_model.output_scale, self.image_model.config.run.protocol
+        )
         for name, image in images.items():
             target = Path(task.targets[name])
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -111,8 +115,8 @@ class Applier:
     def _make(self, pixels: np.ndarray, deep: bool, advance: Advance) -> tuple[dict[str, Canvas], Tiling, int]:
         """The results, how the picture was cut, and into how many tiles; smaller ones where memory is short."""
         height, width = pixels.shape[:2]
-        scale = self.restorer.enlarges
-        at_once = 3 if pixels.shape[-1] > self.restorer.facts.channels else 1  # colours that a grey network sees
+        scale = self.image_model.output_scale
+        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # colours that a grey network sees
         tiling = choose_tiling(
             self.field,
             (height, width),
@@ -134,7 +138,7 @@ class Applier:
                 advance(done)
 
             try:
-                restore_in_tiles(self.restorer, pixels, tiling, paste, count)
+                restore_in_tiles(self.image_model, pixels, tiling, paste, count)
                 return canvases, tiling, counted[0]
             except (RuntimeError, MemoryError) as error:
                 if not _is_short_of_memory(error):
@@ -152,13 +156,13 @@ class Applier:
         height, width = picture.pixels.shape[:2]
         needed = self._bytes_of_results(height, width, picture.deep)
         if picture.alpha is not None:
-            needed += height * width * self.restorer.enlarges**2 * ALPHA_BYTES_PER_PX[picture.deep]
+            needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[picture.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
             raise BadPicture(f"what is made of it needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
 
     def _bytes_of_results(self, height: int, width: int, deep: bool) -> int:
-        return height * width * self.restorer.enlarges**2 * BYTES_PER_PX[deep] * len(self.restorer.results)
+        return height * width * self.image_model.output_scale**2 * BYTES_PER_PX[deep] * len(self.image_model.results)
 
 
 def _is_short_of_memory(error: Exception) -> bool:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from paceline.contracts.recipe import Batch, Recipe
 from paceline.core.errors import UserError
 from paceline.data.draws import Drawer
-from paceline.inference.evaluated_size import judged_size
-from paceline.inference.restorer import Restorer
+from paceline.inference.evaluated_size import evaluated_size
+from paceline.inference.image_model import ImageModel
 from paceline.inference.trained import Trained
 
 CHECKED_PX = ((96, 128), (160, 96))  # of what takes any size, besides the size that is traced; made to fit if need be
@@ -39,9 +39,9 @@ class Exportable:
     notes: dict[str, Any] = field(default_factory=dict)  # to be kept in the file
 
 
-def restoring(restorer: Restorer) -> Exportable:
+def restoring(image_model: ImageModel) -> Exportable:
     """Pictures in, pictures out, of any size that the networks take."""
-    channels, multiple = restorer.facts.channels, restorer.field.multiple_px
+    channels, multiple = image_model.spec.channels, image_model.field.multiple_px
     side = max(multiple, 64 // multiple * multiple) * 2
     dims = {name: torch.export.Dim(name, min=1, max=2**16 // multiple) for name in SIDES}
     height, width = (dim if multiple == 1 else multiple * dim for dim in dims.values())
@@ -52,25 +52,25 @@ def restoring(restorer: Restorer) -> Exportable:
         checks.append({"pictures": torch.rand(1, channels, *size, generator=generator) * 2 - 1})
     sides = f"sides that are multiples of {multiple}" if multiple > 1 else "any size"
     return Exportable(
-        _Restore(restorer.recipe),
+        _Restore(image_model.recipe),
         {"pictures": torch.zeros(2, channels, side, side)},
         ({0: torch.export.Dim("n"), 2: height, 3: width},),
-        tuple(restorer.results),
+        tuple(image_model.results),
         checks,
         f"at {len(checks)} other sizes",
         f"input `pictures` [n, {channels}, height, width] in -1…1, {sides}; "
-        f"output {', '.join(restorer.results)}, in -1…1",
+        f"output {', '.join(image_model.results)}, in -1…1",
     )
 
 
 def classifying(trained: Trained, path: str) -> Exportable:
     """Pictures as they are in, probabilities out: what scales them is in the file."""
-    facts, size = trained.facts, judged_size(trained)
-    example = torch.zeros(2, facts.channels, *(size or TRACED_PX), dtype=torch.uint8)
+    spec, size = trained.spec, evaluated_size(trained)
+    example = torch.zeros(2, spec.channels, *(size or TRACED_PX), dtype=torch.uint8)
     _check_takes_pictures_alone(trained.recipe, example, path)
     generator = torch.Generator().manual_seed(0)
     checks = [
-        {"pictures": torch.randint(256, (count, facts.channels, *px), dtype=torch.uint8, generator=generator)}
+        {"pictures": torch.randint(256, (count, spec.channels, *px), dtype=torch.uint8, generator=generator)}
         for count, px in zip(CHECKED_COUNTS, (size, size) if size else CHECKED_PX, strict=True)
     ]
     sides = {} if size else {at: torch.export.Dim(name, max=2**16) for at, name in enumerate(SIDES, start=2)}
@@ -81,8 +81,8 @@ def classifying(trained: Trained, path: str) -> Exportable:
         ("probabilities",),
         checks,
         BATCHES if size else f"at {len(checks)} other sizes",
-        f"input `pictures` uint8 [n, {', '.join(map(str, (facts.channels, *(size or SIDES))))}] in 0…255; "
-        f"output probabilities [n, {facts.num_classes}]",
+        f"input `pictures` uint8 [n, {', '.join(map(str, (spec.channels, *(size or SIDES))))}] in 0…255; "
+        f"output probabilities [n, {spec.num_classes}]",
         {"classes": list(trained.classes)},
     )
 
@@ -105,7 +105,7 @@ def generating(trained: Trained) -> Exportable:
         checks,
         BATCHES,
         f"input {', '.join(told)}; output image "
-        f"[n, {trained.facts.channels}, {trained.facts.height}, {trained.facts.width}], in -1…1",
+        f"[n, {trained.spec.channels}, {trained.spec.height}, {trained.spec.width}], in -1…1",
     )
 
 
@@ -117,7 +117,7 @@ class _Restore(nn.Module):
         self.recipe = recipe
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.recipe.restore(pictures).values())
+        return tuple(self.recipe.image_to_image(pictures).values())
 
 
 class _Classify(nn.Module):

@@ -11,15 +11,15 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from paceline.contracts.recipe import Facts, Recipe
+from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.draws import Drawer
 from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
 from paceline.data.transforms import prepare
 from paceline.images.decode import BadPicture, arrange_picture, plain_picture
 from paceline.inference.applier import Applier, How
-from paceline.inference.evaluated_size import judged_size
-from paceline.inference.restorer import make_restorer
+from paceline.inference.evaluated_size import evaluated_size
+from paceline.inference.image_model import make_image_model
 from paceline.inference.trained import Stored, Trained, check_use, networks_in, open_trained, read_stored, uses_of
 from paceline.parallel.precision import choose_precision
 from paceline.runs.stages import last_finished
@@ -48,10 +48,10 @@ class Model:
         self._precision = choose_precision(self._run.precision, device)
         self._applier: Applier | None = None
         if "apply" in uses_of(stored.recipe_class):
-            restorer = make_restorer(stored, path)
-            self._trained: Trained = restorer
+            image_model = make_image_model(stored, path)
+            self._trained: Trained = image_model
             with self._as_applied():
-                self._applier = Applier(How(path), restorer, device)
+                self._applier = Applier(How(path), image_model, device)
         else:
             self._trained = open_trained(stored, path)
             self.recipe.to(device=device, dtype=self._precision.weights)
@@ -67,9 +67,9 @@ class Model:
         return networks_in(self._stored, self.recipe)
 
     @property
-    def facts(self) -> Facts:
+    def spec(self) -> DataSpec:
         """What the data said of itself: channels, height, width, num_classes and more."""
-        return self._trained.facts
+        return self._trained.spec
 
     @property
     def origin(self) -> str:
@@ -90,7 +90,7 @@ class Model:
         """
         check_use(self._stored, "predict", self._path)
         drawer = self._drawer(self._run.seed)
-        found, start = [torch.zeros(0, self.facts.num_classes, dtype=torch.float64)], 0
+        found, start = [torch.zeros(0, self.spec.num_classes, dtype=torch.float64)], 0
         for raw in self._batches(pictures):
             with self._as_in_the_run(), eager(), self._precision.autocast():
                 not_augmented = torch.zeros(len(raw), 0)
@@ -126,8 +126,8 @@ class Model:
         """Pictures uint8 [n, c, h, w], as many at once as `evaluate` takes."""
         if isinstance(pictures, Image.Image):
             pictures = [pictures]
-        size = judged_size(self._trained)
-        shape = f"uint8 [n, {', '.join(map(str, (self.facts.channels, *(size or ('height', 'width')))))}]"
+        size = evaluated_size(self._trained)
+        shape = f"uint8 [n, {', '.join(map(str, (self.spec.channels, *(size or ('height', 'width')))))}]"
         if not isinstance(pictures, Tensor | np.ndarray):
             several = isinstance(pictures, Iterable) and not isinstance(pictures, str | bytes)
             found: list[Any] = list(pictures) if several else [pictures]
@@ -140,7 +140,7 @@ class Model:
                 yield from self._batches(torch.from_numpy(stack).permute(0, 3, 1, 2))
             return
         given = list(pictures.shape)
-        fits = len(given) == 4 and given[1] == self.facts.channels and size in (None, tuple(given[2:]))
+        fits = len(given) == 4 and given[1] == self.spec.channels and size in (None, tuple(given[2:]))
         if pictures.dtype not in (torch.uint8, np.uint8) or not fits:
             raise UserError(f"expected pictures as {shape}, not {pictures.dtype} {given}")
         whole = torch.as_tensor(pictures if isinstance(pictures, Tensor) else np.ascontiguousarray(pictures))
@@ -152,14 +152,14 @@ class Model:
 
     def _arrange(self, picture: Image.Image) -> np.ndarray:
         """The middle of a picture, scaled to what the run was judged on, as uint8 [h, w, c]."""
-        facts = self.facts
-        if facts.channels not in (1, 3):
-            raise UserError(f"{self._path}: its pictures have {facts.channels} channels; give them as uint8 tensors")
-        height, width = judged_size(self._trained) or (0, 0)
+        spec = self.spec
+        if spec.channels not in (1, 3):
+            raise UserError(f"{self._path}: its pictures have {spec.channels} channels; give them as uint8 tensors")
+        height, width = evaluated_size(self._trained) or (0, 0)
         picture = _plain(picture)
         if height != width:
             picture = ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC)
-        return arrange_picture(picture, height if height == width else 0, facts.channels)
+        return arrange_picture(picture, height if height == width else 0, spec.channels)
 
     def _drawer(self, seed: int) -> Drawer:
         return Drawer(self.recipe.draws, seed, self.device, self._precision.weights)

@@ -68,7 +68,9 @@ class ReceptiveField:
         return math.ceil(self.halo_px / self.multiple_px) * self.multiple_px
 
 
-def receptive_field(restore: Callable[[Tensor], dict[str, Tensor]], channels: int, enlarges: int = 1) -> ReceptiveField:
+def receptive_field(
+    restore: Callable[[Tensor], dict[str, Tensor]], channels: int, output_scale: int = 1
+) -> ReceptiveField:
     """The receptive field of a function from pictures to pictures that are `enlarges` times as large."""
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         pictures = torch.empty(1, channels, TRACED_SIDE_PX, TRACED_SIDE_PX)
@@ -78,11 +80,11 @@ def receptive_field(restore: Callable[[Tensor], dict[str, Tensor]], channels: in
     obstacles = dict.fromkeys(follower.obstacles)
     for result in results.values():
         for axis in follower.axes_of(result) or ():
-            if axis.step * enlarges != 1:
-                obstacles[f"its result is not {enlarges} times as large as what comes in"] = None
+            if axis.step * output_scale != 1:
+                obstacles[f"its result is not {output_scale} times as large as what comes in"] = None
             halo = max(halo, -axis.before, axis.after)
     # The pixels of an enlarged picture lie between those of the input: one more covers them all.
-    halo_px = math.ceil(halo) + (1 if enlarges > 1 else 0)
+    halo_px = math.ceil(halo) + (1 if output_scale > 1 else 0)
     bytes_per_px = follower.most_bytes / TRACED_SIDE_PX**2
     used = frozenset(follower.used)
     return ReceptiveField(halo_px, follower.multiple, bytes_per_px, tuple(obstacles), tuple(results), used)

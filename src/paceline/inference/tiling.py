@@ -12,8 +12,8 @@ from torch import Tensor
 
 from paceline.data.memory import free_bytes
 from paceline.images.decode import BadPicture
+from paceline.inference.image_model import ImageModel
 from paceline.inference.receptive_field import ReceptiveField
-from paceline.inference.restorer import Restorer
 
 SHARE_OF_FREE = 0.5  # of the memory that is free; others need some, too
 HOST_BYTES = 2.2e9  # of the result and of a tile together, where the host computes
@@ -79,16 +79,16 @@ def choose_tiling(
 
 
 def restore_in_tiles(
-    restorer: Restorer, pixels: np.ndarray, tiling: Tiling, paste: Paste, done: Callable[[int], None]
+    image_model: ImageModel, pixels: np.ndarray, tiling: Tiling, paste: Paste, done: Callable[[int], None]
 ) -> None:
     """Applies networks to a picture [h, w, c] of whole numbers, tile by tile; `done` gets each tile's pixels."""
     height, width = pixels.shape[:2]
-    scale = restorer.enlarges
+    scale = image_model.output_scale
     for top, bottom, high, low in tiling.windows(height):
         for left, right, first, last in tiling.windows(width):
             rows = slice((top - high) * scale, (bottom - high) * scale)
             columns = slice((left - first) * scale, (right - first) * scale)
-            for name, made in restored(restorer, in_range(pixels[high:low, first:last])).items():
+            for name, made in restored(image_model, in_range(pixels[high:low, first:last])).items():
                 paste(name, top * scale, left * scale, made[rows, columns].cpu().numpy())
             done((bottom - top) * (right - left))
 
@@ -100,23 +100,23 @@ def in_range(pixels: np.ndarray) -> Tensor:
 
 
 @torch.no_grad()
-def restored(restorer: Restorer, picture: Tensor) -> dict[str, Tensor]:
+def restored(image_model: ImageModel, picture: Tensor) -> dict[str, Tensor]:
     """What networks make of one picture, by name, each [h, w, c].
 
     Where picture and networks differ in their channels, results of the same kind keep those of the picture: a grey one
     is shown in three channels and averaged again, and networks for grey pictures see one colour after the other. Other
     modalities have the channels of the networks, which see a colour picture's luma if they see one channel.
     """
-    own, wanted = picture.shape[1], restorer.facts.channels
-    same_kind = not restorer.facts.panels
-    picture = picture.to(next(restorer.recipe.parameters()).device)
+    own, wanted = picture.shape[1], image_model.spec.channels
+    same_kind = not image_model.spec.panels
+    picture = picture.to(next(image_model.recipe.parameters()).device)
     if own < wanted:
         picture = picture.expand(-1, wanted, -1, -1)
     elif own > wanted:
         luma = picture.new_tensor(LUMA).view(1, 3, 1, 1)
         picture = picture.transpose(0, 1) if same_kind else (picture * luma).sum(1, keepdim=True)
     found = {}
-    for name, made in restorer.recipe.restore(picture).items():
+    for name, made in image_model.recipe.image_to_image(picture).items():
         if not made.isfinite().all():
             raise BadPicture("the networks make numbers of it that are not finite; the weights may be damaged")
         made = made.transpose(0, 1) if len(made) > 1 else made

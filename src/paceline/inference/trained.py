@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config.resolve import Config
-from paceline.contracts.recipe import Facts, Recipe
+from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.crop import cropped
 from paceline.data.open_sources import open_sources
 from paceline.runs.checkpoint import choose_checkpoint
-from paceline.runs.data_spec_file import kept_facts
+from paceline.runs.data_spec_file import read_data_spec
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
-from paceline.runs.weights import judged_values
+from paceline.runs.weights import evaluated_values
 from paceline.runs.weights_file import SUFFIX, read_weights
 
 
@@ -27,7 +27,7 @@ class Stored:
     """Weights as they lie in a run's folder or a file, and all that is needed to use them."""
 
     config: Config
-    facts: Facts  # of what was learned from
+    spec: DataSpec  # of what was learned from
     weights: dict[str, Tensor]
     origin: str  # where they are from, for a person
 
@@ -43,13 +43,13 @@ class Trained:
 
     recipe: Recipe
     config: Config
-    facts: Facts
+    spec: DataSpec
     origin: str
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The name of each class, or its number where the data had no names."""
-        return self.facts.class_names or tuple(map(str, range(self.facts.num_classes)))
+        return self.spec.class_names or tuple(map(str, range(self.spec.num_classes)))
 
 
 def read_stored(path: str, checkpoint: str = "best") -> Stored:
@@ -57,23 +57,23 @@ def read_stored(path: str, checkpoint: str = "best") -> Stored:
     place = Path(path).expanduser()
     if place.suffix == SUFFIX and place.is_file():
         file = read_weights(place)
-        return Stored(file.config, file.facts, file.weights, path)
+        return Stored(file.config, file.spec, file.weights, path)
     if not place.is_dir():
         raise UserError(f"{path}: expected a run's folder or a {SUFFIX} file")
     config = config_of(str(place), own_source=False)
-    facts = kept_facts(place) or _facts_of_data(config_of(str(place)))
+    spec = read_data_spec(place) or _spec_of_data(config_of(str(place)))
     snapshot = choose_checkpoint(RunFolder(place).checkpoints, checkpoint)
-    return Stored(config, facts, snapshot.weights, f"{path} at {snapshot.images:,} images")
+    return Stored(config, spec, snapshot.weights, f"{path} at {snapshot.images:,} images")
 
 
 def uses_of(recipe_class: type[Recipe]) -> dict[str, str]:
     """What recipes of this kind are good for: the command, and in words what they do."""
     found = {}
-    if recipe_class.restore is not Recipe.restore:
+    if recipe_class.image_to_image is not Recipe.image_to_image:
         found["apply"] = "makes pictures of pictures"
     if recipe_class.generates:
         found["sample"] = "makes pictures of noise"
-    if recipe_class.judge == "accuracy":  # which takes "logits", one for each class
+    if recipe_class.evaluator == "accuracy":  # which takes "logits", one for each class
         found["predict"] = "tells the classes of pictures"
     return found
 
@@ -92,26 +92,26 @@ def main_use(stored: Stored, command: str, path: str) -> str:
         return use
     raise UserError(
         f"{path}: `{command}` finds no use for recipe {stored.config.recipe_name!r}: "
-        "it has no restore(), does not generate and is not judged by accuracy"
+        "it has no image_to_image(), does not generate and is not evaluated by accuracy"
     )
 
 
 def open_trained(stored: Stored, path: str) -> Trained:
     """The recipe with all of its weights."""
-    recipe = build(stored.config, stored.facts)
+    recipe = build(stored.config, stored.spec)
     fill(recipe, stored.weights, path, needed=recipe.state_dict())
-    return Trained(recipe, stored.config, stored.facts, stored.origin)
+    return Trained(recipe, stored.config, stored.spec, stored.origin)
 
 
-def build(config: Config, facts: Facts) -> Recipe:
+def build(config: Config, spec: DataSpec) -> Recipe:
     """The recipe with random weights, to be used and not trained."""
     with torch.random.fork_rng(devices=[]):
-        return config.recipe_class(config.recipe, facts).eval().requires_grad_(False)
+        return config.recipe_class(config.recipe, spec).eval().requires_grad_(False)
 
 
 def fill(recipe: Recipe, weights: dict[str, Tensor], name: str, needed: Iterable[str]) -> None:
     """Gives a recipe its weights, averages where there are any; tensors that are not needed may be missing."""
-    plain = judged_values(weights)
+    plain = evaluated_values(weights)
     own = recipe.state_dict()
     for key, value in own.items():
         if key in plain and plain[key].shape != value.shape:
@@ -127,7 +127,7 @@ def fill(recipe: Recipe, weights: dict[str, Tensor], name: str, needed: Iterable
 
 def networks_in(stored: Stored, recipe: Recipe) -> dict[str, nn.Module]:
     """The networks by name whose weights are all there; a weights file may have none for a discriminator."""
-    there = judged_values(stored.weights).keys()
+    there = evaluated_values(stored.weights).keys()
     return {
         name: network
         for name, network in recipe.single_networks.items()
@@ -135,5 +135,5 @@ def networks_in(stored: Stored, recipe: Recipe) -> dict[str, nn.Module]:
     }
 
 
-def _facts_of_data(config: Config) -> Facts:
-    return cropped(open_sources(config)["train"].facts, config.run.crop)
+def _spec_of_data(config: Config) -> DataSpec:
+    return cropped(open_sources(config)["train"].spec, config.run.crop)

@@ -15,7 +15,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from paceline.launch.mailbox import OTHERS_WAIT_SECONDS, Notes
+from paceline.launch.mailbox import OTHERS_WAIT_SECONDS, Mailbox
 
 EXIT_BARRIER_SECONDS = 60  # for the other hosts, once all is done here
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -26,9 +26,9 @@ SLACK_SECONDS = 30.0  # on top of what hosts may wait for each other
 class Agent(LocalElasticAgent):
     """Starts the processes of this host, and again after a failure, unless a person has ended the run."""
 
-    def __init__(self, spec: WorkerSpec, notes: Notes, is_over: Callable[[], bool]) -> None:
-        super().__init__(spec, DefaultLogsSpecs(log_dir=str(notes.folder)), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
-        self._notes, self._is_over = notes, is_over
+    def __init__(self, spec: WorkerSpec, mailbox: Mailbox, is_over: Callable[[], bool]) -> None:
+        super().__init__(spec, DefaultLogsSpecs(log_dir=str(mailbox.folder)), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
+        self._notes, self._is_over = mailbox, is_over
 
     @property
     def restarts_left(self) -> int:
@@ -73,9 +73,9 @@ class Watchdog(threading.Thread):
     reach. Here every wait ends in SIGKILL; the processes die with their launcher.
     """
 
-    def __init__(self, notes: Notes, timeout: float, join_timeout: float) -> None:
+    def __init__(self, mailbox: Mailbox, timeout: float, join_timeout: float) -> None:
         super().__init__(daemon=True)
-        self.notes, self.timeout = notes, timeout
+        self.mailbox, self.timeout = mailbox, timeout
         self.longest_idle = join_timeout + SLACK_SECONDS
         self.agent: Agent | None = None
         self._found_dead = self._idle_since = time.monotonic()
@@ -92,7 +92,7 @@ class Watchdog(threading.Thread):
         self._ended.set()
 
     def _look(self) -> None:
-        processes, now = self.notes.processes(), time.monotonic()
+        processes, now = self.mailbox.processes(), time.monotonic()
         alive = [process for process, lives in processes.items() if lives]
         if alive:
             self._idle_since = now
@@ -103,7 +103,7 @@ class Watchdog(threading.Thread):
                 self._restarts_left = self.agent.restarts_left if self.agent else 0
         elif now - self._found_dead > OTHERS_WAIT_SECONDS + 1:  # they had the time to say why they end
             self._end(processes)
-        silent = max(map(self.notes.seconds_silent, alive), default=0.0)
+        silent = max(map(self.mailbox.seconds_silent, alive), default=0.0)
         if silent > self.timeout:
             print(
                 f"no sign of life from a process for {silent:.0f} s (--timeout {self.timeout:g}); ending those here",
@@ -121,4 +121,4 @@ class Watchdog(threading.Thread):
         for process, lives in processes.items():
             if lives:
                 os.kill(process, signal.SIGKILL)
-            self.notes.forget(process)
+            self.mailbox.forget(process)

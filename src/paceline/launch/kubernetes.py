@@ -28,7 +28,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class KubernetesWish:
+class KubernetesOptions:
     """What is asked of Kubernetes."""
 
     name: str
@@ -66,10 +66,10 @@ class KubernetesWish:
             check_words([value])
 
 
-def train_job(command: TrainCommand, wish: KubernetesWish) -> list[Object]:
+def train_job(command: TrainCommand, options: KubernetesOptions) -> list[Object]:
     """Kubeflow's objects: a runtime with the volumes, and the job that uses it."""
-    wish.check()
-    pod = _pod(command, wish, f"{wish.name}-node-0-0.{wish.name}")
+    options.check()
+    pod = _pod(command, options, f"{options.name}-node-0-0.{options.name}")
     container = pod["containers"][0]
     trainer = {
         "numNodes": command.nodes,
@@ -90,7 +90,7 @@ def train_job(command: TrainCommand, wish: KubernetesWish) -> list[Object]:
     runtime = {
         "apiVersion": TRAINER,
         "kind": "TrainingRuntime",
-        "metadata": _metadata(wish),
+        "metadata": _metadata(options),
         "spec": {
             "mlPolicy": {"numNodes": command.nodes, "torch": {}},
             "template": {"spec": {"replicatedJobs": [node]}},
@@ -99,26 +99,26 @@ def train_job(command: TrainCommand, wish: KubernetesWish) -> list[Object]:
     job = {
         "apiVersion": TRAINER,
         "kind": "TrainJob",
-        "metadata": _metadata(wish),
+        "metadata": _metadata(options),
         "spec": {
-            "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": wish.name},
+            "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": options.name},
             "trainer": trainer,
         },
     }
     return [runtime, job]
 
 
-def plain_job(command: TrainCommand, wish: KubernetesWish) -> list[Object]:
+def plain_job(command: TrainCommand, options: KubernetesOptions) -> list[Object]:
     """An Indexed Job, and the headless Service through which its pods find the first one."""
-    wish.check()
-    pod = _pod(command, wish, f"{wish.name}-0.{wish.name}") | {"subdomain": wish.name}
+    options.check()
+    pod = _pod(command, options, f"{options.name}-0.{options.name}") | {"subdomain": options.name}
     service = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(wish),
+        "metadata": _metadata(options),
         "spec": {
             "clusterIP": "None",
-            "selector": {"job-name": wish.name},
+            "selector": {"job-name": options.name},
             "publishNotReadyAddresses": True,  # the pods meet before any is ready
             "ports": [{"name": "meeting", "port": PORT}],
         },
@@ -126,13 +126,13 @@ def plain_job(command: TrainCommand, wish: KubernetesWish) -> list[Object]:
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _metadata(wish),
+        "metadata": _metadata(options),
         "spec": {
             "completionMode": "Indexed",
             "completions": command.nodes,
             "parallelism": command.nodes,
             "backoffLimit": _failures(command),
-            "template": {"metadata": {"labels": {"job-name": wish.name}}, "spec": pod},
+            "template": {"metadata": {"labels": {"job-name": options.name}}, "spec": pod},
         },
     }
     return [service, job]
@@ -144,9 +144,9 @@ def to_yaml(objects: list[Object], note: str) -> str:
     return f"# {note}\n" + "---\n".join(documents)
 
 
-def _metadata(wish: KubernetesWish) -> Object:
-    namespace = {"namespace": wish.namespace} if wish.namespace else {}
-    return {"name": wish.name, **namespace, "labels": {"app.kubernetes.io/managed-by": "paceline"}}
+def _metadata(options: KubernetesOptions) -> Object:
+    namespace = {"namespace": options.namespace} if options.namespace else {}
+    return {"name": options.name, **namespace, "labels": {"app.kubernetes.io/managed-by": "paceline"}}
 
 
 def _failures(command: TrainCommand) -> int:
@@ -154,38 +154,38 @@ def _failures(command: TrainCommand) -> int:
     return 6 * command.nodes
 
 
-def _pod(command: TrainCommand, wish: KubernetesWish, first: str) -> Object:
+def _pod(command: TrainCommand, options: KubernetesOptions, first: str) -> Object:
     """A host: one container, whose launcher starts a process for each device."""
-    words = command.words(f"{first}:{PORT}", out=f"{RUNS}/{wish.name}", **_data_root(wish))
+    words = command.words(f"{first}:{PORT}", out=f"{RUNS}/{options.name}", **_data_root(options))
     check_words(words)
-    amounts = {"nvidia.com/gpu": wish.gpus_per_node, "cpu": wish.cpus, "memory": wish.memory}
+    amounts = {"nvidia.com/gpu": options.gpus_per_node, "cpu": options.cpus, "memory": options.memory}
     limits = {name: str(amount) for name, amount in amounts.items() if amount}
     mounts = [{"name": "shared-memory", "mountPath": "/dev/shm"}, {"name": "runs", "mountPath": RUNS}]
     volumes: list[Object] = [
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": wish.shared_memory}},
-        {"name": "runs", "persistentVolumeClaim": {"claimName": wish.runs_claim}},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}},
+        {"name": "runs", "persistentVolumeClaim": {"claimName": options.runs_claim}},
     ]
-    if wish.data_claim:
+    if options.data_claim:
         mounts.append({"name": "data", "mountPath": DATA})
-        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": wish.data_claim}})
+        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": options.data_claim}})
     container: Object = {
         "name": "node",
-        "image": wish.image,
+        "image": options.image,
         # Kubernetes replaces $(NAME) in a command; $$ stands for a $ that means nothing.
         "command": ["paceline", *(word.replace("$", "$$") for word in words)],
         "resources": {"limits": limits} if limits else {},
         "volumeMounts": mounts,
         "ports": [{"name": "meeting", "containerPort": PORT}],
     }
-    pairs = [word.partition("=")[::2] for word in wish.environment]
+    pairs = [word.partition("=")[::2] for word in options.environment]
     if pairs:
         container["env"] = [{"name": name, "value": value.replace("$", "$$")} for name, value in pairs]
-    if wish.secrets:
-        container["envFrom"] = [{"secretRef": {"name": name}} for name in wish.secrets]
+    if options.secrets:
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in options.secrets]
     # The image's user is not root; as the volumes' group it may write to them.
     rights = {"fsGroup": USER}
     return {"restartPolicy": "OnFailure", "securityContext": rights, "containers": [container], "volumes": volumes}
 
 
-def _data_root(wish: KubernetesWish) -> dict[str, str]:
-    return {"data_root": DATA} if wish.data_claim else {}
+def _data_root(options: KubernetesOptions) -> dict[str, str]:
+    return {"data_root": DATA} if options.data_claim else {}

@@ -20,7 +20,7 @@ MISTAKE = "mistake"
 OTHERS_WAIT_SECONDS = 2.0  # for the mistake that ended the run, by a process that only lost its peers
 
 
-class Notes:
+class Mailbox:
     """The launcher's side: what its processes have told it."""
 
     def __init__(self, folder: Path) -> None:

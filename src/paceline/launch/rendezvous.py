@@ -24,7 +24,7 @@ STORE_SECONDS = 30
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """What `--nnodes`, `--rdzv`, `--max-restarts` and the timeouts say; as it stands, one machine alone."""
 
     host: str = LOOPBACK
@@ -36,7 +36,7 @@ class Meeting:
     join_timeout: float = 600.0
 
     @classmethod
-    def of(cls, run: RunSettings) -> Meeting:
+    def of(cls, run: RunSettings) -> Rendezvous:
         """The meeting that a run's settings describe; refuses what cannot be."""
         fewest, most = parse_nodes(run.nnodes)
         host, port = parse_endpoint(run.rdzv) if run.rdzv else (LOOPBACK, 0)

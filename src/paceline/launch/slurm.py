@@ -25,7 +25,7 @@ WORD = re.compile(r"[\w.@,+-]+")
 
 
 @dataclass(frozen=True)
-class SlurmWish:
+class SlurmOptions:
     """What is asked of SLURM."""
 
     gpus_per_node: int = 0
@@ -44,27 +44,27 @@ class SlurmWish:
                 raise UserError(f"{flag} {value!r}: expected a name of letters, digits and . _ - @ +")
 
 
-def job_script(command: TrainCommand, wish: SlurmWish, run: Path, python: str = sys.executable) -> str:
+def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: str = sys.executable) -> str:
     """The job's file, to be read by a person and by sbatch."""
-    wish.check()
+    options.check()
     words = command.words("\0", out=str(run))
     check_words(word for word in [*words, str(run)] if word != "\0")
     log = str(Path.cwd() / run / FOLDER).replace("%", "%%") + "/slurm-%j.log"
-    options = {
+    directives = {
         "job-name": plain_name(run.name),
         "nodes": command.nodes,
         "ntasks-per-node": 1,
-        "gpus-per-node": wish.gpus_per_node,
-        "cpus-per-task": wish.cpus_per_node,
-        "time": wish.time,
-        "partition": wish.partition,
-        "account": wish.account,
+        "gpus-per-node": options.gpus_per_node,
+        "cpus-per-task": options.cpus_per_node,
+        "time": options.time,
+        "partition": options.partition,
+        "account": options.account,
         "output": shlex.quote(log),
         "open-mode": "append",
         "signal": f"B:USR1@{WARNING_SECONDS}",
     }
-    lines = [f"#SBATCH --{name}={value}" for name, value in options.items() if value]
-    lines.append("#SBATCH --requeue" if wish.requeue else "#SBATCH --no-requeue")
+    lines = [f"#SBATCH --{name}={value}" for name, value in directives.items() if value]
+    lines.append("#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue")
     train = quoted([python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$meeting"')
     again = f"""
 if [ "$code" -eq {GO_ON_LATER} ]; then
@@ -97,7 +97,7 @@ while :; do
     [ "$now" -ne 127 ] && code=$now
     [ -n "$asked" ] || break
 done
-{again if wish.requeue else ""}
+{again if options.requeue else ""}
 exit "$code"
 """
 
@@ -114,19 +114,19 @@ def write_job(script: str, run: Path) -> Path:
     return file
 
 
-def check_cluster(command: TrainCommand, wish: SlurmWish) -> None:
+def check_cluster(command: TrainCommand, options: SlurmOptions) -> None:
     """Refuses what this cluster does not have; only where SLURM is on this machine."""
     rows = [line.split("|") for line in _ask("sinfo", "-h", "-o", "%R|%D|%G|%a").splitlines()]
     names = sorted({row[0] for row in rows})
-    if wish.partition and wish.partition not in names:
-        raise UserError(f"--partition: {unknown('partition', wish.partition, names)}")
-    mine = [row for row in rows if not wish.partition or row[0] == wish.partition]
+    if options.partition and options.partition not in names:
+        raise UserError(f"--partition: {unknown('partition', options.partition, names)}")
+    mine = [row for row in rows if not options.partition or row[0] == options.partition]
     hosts = sum(int(row[1]) for row in mine)
     if command.nodes > hosts:
-        raise UserError(f"--nodes {command.nodes}: there are {hosts} in {wish.partition or 'this cluster'}")
+        raise UserError(f"--nodes {command.nodes}: there are {hosts} in {options.partition or 'this cluster'}")
     gpus = max((_gpus(row[2]) for row in mine), default=0)
-    if wish.gpus_per_node > gpus:
-        raise UserError(f"--gpus-per-node {wish.gpus_per_node}: the hosts have {gpus} that SLURM knows of")
+    if options.gpus_per_node > gpus:
+        raise UserError(f"--gpus-per-node {options.gpus_per_node}: the hosts have {gpus} that SLURM knows of")
     _check_ports(command.nodes)
 
 

@@ -14,7 +14,7 @@ from typing import Concatenate, NamedTuple, ParamSpec
 
 from paceline.config.files import to_toml
 from paceline.config.resolve import Config
-from paceline.launch.rendezvous import Meeting
+from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.torchrun import run_processes
 from paceline.parallel.strategy import strategy_class
 
@@ -45,10 +45,10 @@ class Task(NamedTuple):
         return getattr(importlib.import_module(self.module), self.function)(config, *arguments, **named) or 0
 
 
-def run_in_processes(task: Task, config: Config, meeting: Meeting | None = None) -> int:
+def run_in_processes(task: Task, config: Config, rendezvous: Rendezvous | None = None) -> int:
     """Run a task in one process per device of this host and return the exit code."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         path = Path(folder) / "config.toml"
         path.write_text(to_toml(config.values(), {}))
         processes = config.run.devices if strategy_class(config).distributed else 1
-        return run_processes(WORKER, [*task, config.recipe_name, str(path)], processes, meeting)
+        return run_processes(WORKER, [*task, config.recipe_name, str(path)], processes, rendezvous)

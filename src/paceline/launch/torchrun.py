@@ -21,8 +21,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from paceline.core.errors import UserError
 from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, say_restart
-from paceline.launch.mailbox import LAUNCHER, MEETING_FOLDER, Notes
-from paceline.launch.rendezvous import Meeting
+from paceline.launch.mailbox import LAUNCHER, MEETING_FOLDER, Mailbox
+from paceline.launch.rendezvous import Rendezvous
 from paceline.training.stop import GO_ON_LATER, INTERRUPTED, SIGNALS
 
 TO_THE_AGENT = {
@@ -32,38 +32,38 @@ TO_THE_AGENT = {
 }
 
 
-def run_processes(module: str, arguments: list[str], processes: int, meeting: Meeting | None = None) -> int:
+def run_processes(module: str, arguments: list[str], processes: int, rendezvous: Rendezvous | None = None) -> int:
     """Runs `python -m module arguments` in several processes of this host; gives the exit code of all."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    meeting = meeting or Meeting()
+    rendezvous = rendezvous or Rendezvous()
     with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as name:
-        notes = Notes(Path(name))
-        watchdog = Watchdog(notes, meeting.timeout, meeting.join_timeout)
+        mailbox = Mailbox(Path(name))
+        watchdog = Watchdog(mailbox, rendezvous.timeout, rendezvous.join_timeout)
         variables = {LAUNCHER: str(os.getpid()), MEETING_FOLDER: name, **TO_THE_AGENT}
-        with _environment(variables), _passing_on(notes) as asked:
+        with _environment(variables), _passing_on(mailbox) as asked:
             watchdog.start()
             try:
-                result = _supervise(["-u", "-m", module, *arguments], processes, meeting, notes, watchdog, asked)
-                return _exit_code(result, notes, asked)
+                result = _supervise(["-u", "-m", module, *arguments], processes, rendezvous, mailbox, watchdog, asked)
+                return _exit_code(result, mailbox, asked)
             except SignalException as stop:
-                return notes.stopped() or _code_of(asked[0] if asked else stop.sigval)
+                return mailbox.stopped() or _code_of(asked[0] if asked else stop.sigval)
             except (RendezvousError, dist.DistError) as error:
-                return _say_why_alone(error, meeting, notes)
+                return _say_why_alone(error, rendezvous, mailbox)
             finally:
                 watchdog.stop()
 
 
 def _supervise(
-    words: list[str], processes: int, meeting: Meeting, notes: Notes, watchdog: Watchdog, asked: list[int]
+    words: list[str], processes: int, rendezvous: Rendezvous, mailbox: Mailbox, watchdog: Watchdog, asked: list[int]
 ) -> RunResult | None:
     """Runs the agent to its end, and another where the host at which all meet was lost and may come back."""
 
     def is_over() -> bool:
-        return bool(asked or notes.mistake() or notes.stopped())
+        return bool(asked or mailbox.mistake() or mailbox.stopped())
 
-    left = meeting.max_restarts
+    left = rendezvous.max_restarts
     while True:
-        handler = meeting.open()
+        handler = rendezvous.open()
         spec = WorkerSpec(
             role="paceline",
             local_world_size=processes,
@@ -74,7 +74,7 @@ def _supervise(
             monitor_interval=0.1,
             local_addr=handler._this_node.addr,
         )
-        watchdog.agent = agent = Agent(spec, notes, is_over)
+        watchdog.agent = agent = Agent(spec, mailbox, is_over)
         closes = True
         try:
             return agent.run()
@@ -85,10 +85,10 @@ def _supervise(
             raise
         except (RendezvousError, dist.DistError):
             closes = False
-            if meeting.most == 1 or not agent.restarts_left:
+            if rendezvous.most == 1 or not agent.restarts_left:
                 raise
             left = agent.restarts_left - 1
-            say_restart(f"lost the host at which all meet ({meeting.host}:{meeting.port})", left)
+            say_restart(f"lost the host at which all meet ({rendezvous.host}:{rendezvous.port})", left)
         finally:
             _leave(handler, closes)
 
@@ -108,12 +108,12 @@ def _leave(handler: DynamicRendezvousHandler, closes: bool) -> None:
     thread.join(END_SECONDS / 2)
 
 
-def _exit_code(result: RunResult | None, notes: Notes, asked: list[int]) -> int:
+def _exit_code(result: RunResult | None, mailbox: Mailbox, asked: list[int]) -> int:
     """Says why the processes ended, where they did not say so themselves."""
-    if notes.mistake():
-        raise UserError(notes.mistake()) from None
-    if notes.stopped():
-        return notes.stopped()
+    if mailbox.mistake():
+        raise UserError(mailbox.mistake()) from None
+    if mailbox.stopped():
+        return mailbox.stopped()
     if result is None:
         print("another host ended the run", file=sys.stderr)
         return 1
@@ -127,18 +127,18 @@ def _exit_code(result: RunResult | None, notes: Notes, asked: list[int]) -> int:
     return first.exitcode if first.exitcode > 0 else 1
 
 
-def _say_why_alone(error: Exception, meeting: Meeting, notes: Notes) -> int:
+def _say_why_alone(error: Exception, rendezvous: Rendezvous, mailbox: Mailbox) -> int:
     """One line for a host that lost the others or never met them."""
-    if notes.mistake():
-        raise UserError(notes.mistake()) from None
-    if notes.stopped():
-        return notes.stopped()
-    place = f"{meeting.host}:{meeting.port}"
+    if mailbox.mistake():
+        raise UserError(mailbox.mistake()) from None
+    if mailbox.stopped():
+        return mailbox.stopped()
+    place = f"{rendezvous.host}:{rendezvous.port}"
     if isinstance(error, RendezvousClosedError):
         print(f"the run at {place} was ended by another host", file=sys.stderr)
     elif isinstance(error, RendezvousTimeoutError):
         print(
-            f"waited {meeting.join_timeout:g} s at {place} for {meeting.fewest} hosts (--nnodes, join_timeout); "
+            f"waited {rendezvous.join_timeout:g} s at {place} for {rendezvous.fewest} hosts (--nnodes, join_timeout); "
             "the same command goes on from the last checkpoint",
             file=sys.stderr,
         )
@@ -163,7 +163,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _passing_on(notes: Notes) -> Iterator[list[int]]:
+def _passing_on(mailbox: Mailbox) -> Iterator[list[int]]:
     """Inside, a request to stop goes to the processes, which then have all the time they need; gives those that came.
 
     torchrun's agent would send it to their children too and kill them after half a minute. A second Ctrl-C ends
@@ -174,7 +174,7 @@ def _passing_on(notes: Notes) -> Iterator[list[int]]:
     def pass_on(number: int, frame: FrameType | None) -> None:
         asked.append(number)
         again = number == signal.SIGINT and len(asked) > 1
-        processes = notes.alive()
+        processes = mailbox.alive()
         for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL if again else number)

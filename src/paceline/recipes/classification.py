@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.models.resnet import ResNet
 
@@ -38,7 +38,7 @@ class Classification(Recipe):
     """One network, one phase, cross-entropy."""
 
     Settings = ClassificationSettings
-    judge = "accuracy"
+    evaluator = "accuracy"
     best = ("validation/top1", "max")
     defaults: ClassVar[dict[str, Any]] = {
         "batch_size": "128",
@@ -76,8 +76,8 @@ class Classification(Recipe):
             "nesterov": True,
             "weight_decay": 1e-4,
             "schedule": "step",
-            "drop_at": "25 epochs",
-            "drop": 0.1,
+            "milestones": "25 epochs",
+            "gamma": 0.1,
             "warmup": "0 images",
             "pad_crop": 4,
             "flip": "on",
@@ -110,20 +110,20 @@ class Classification(Recipe):
     }
     small: ClassVar[dict[str, Any]] = {"width": 8, "size": 16, "pad_crop": 2, "batch_size": "32"}
     phases = (Phase("classifier", "classifier"),)
-    averaged = ("classifier",)
+    ema = ("classifier",)
 
-    def __init__(self, settings: ClassificationSettings, facts: Facts) -> None:
-        super().__init__(settings, facts)
-        if facts.num_classes < 2:
+    def __init__(self, settings: ClassificationSettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
+        if spec.num_classes < 2:
             raise UserError("classification needs data with two classes or more: choose another --data")
         stem = settings.stem
         if stem == "auto":
-            stem = "small" if max(facts.height, facts.width) <= LARGEST_SMALL_PICTURE_PX else "plain"
+            stem = "small" if max(spec.height, spec.width) <= LARGEST_SMALL_PICTURE_PX else "plain"
         self.label_smoothing = settings.label_smoothing
         self.classifier = ResNet(
             depth=int(settings.depth),
-            num_classes=facts.num_classes,
-            in_channels=facts.channels,
+            num_classes=spec.num_classes,
+            in_channels=spec.channels,
             stem=stem,
             norm=settings.norm,
             width=settings.width,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Recipe
 from paceline.models.losses import OBJECTIVES
 from paceline.recipes.parts import adversarial
 from paceline.recipes.parts.adversarial import PENALTY_EVERY, AdversarialSettings, Views
@@ -33,18 +33,18 @@ class Dcgan(Recipe):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar10": adversarial.CIFAR10, "quick": adversarial.QUICK}
     small = adversarial.SMALL
     aliases = adversarial.ALIASES
-    judge = "generation"
-    judged_on = "train"
+    evaluator = "generation"
+    evaluated_on = "train"
     best = ("train/FID", "min")
     generates = True
-    averaged = ("generator",)
-    bound_to_weights = ("activation",)
+    ema = ("generator",)
+    must_match_weights = ("activation",)
 
-    def __init__(self, settings: DcganSettings, facts: Facts) -> None:
-        super().__init__(settings, facts)
-        adversarial.check_pictures(facts)
-        self.generator = adversarial.make_generator(settings, facts)
-        self.discriminator = adversarial.make_discriminator(settings, facts)
+    def __init__(self, settings: DcganSettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
+        adversarial.check_pictures(spec)
+        self.generator = adversarial.make_generator(settings, spec)
+        self.discriminator = adversarial.make_discriminator(settings, spec)
         self.objective = OBJECTIVES[settings.objective]
         self.views = Views(settings.diffaugment)
         self.r1 = settings.r1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.core.streams import run_side_by_side
 from paceline.models.dcgan import Discriminator
@@ -57,20 +57,20 @@ class DualGan(Recipe):
     }
     small = adversarial.SMALL
     aliases = adversarial.ALIASES
-    judge = "generation"
-    judged_on = "train"
+    evaluator = "generation"
+    evaluated_on = "train"
     best = ("train/FID", "min")
     generates = True
-    averaged = ("generator",)
-    bound_to_weights = ("activation",)
+    ema = ("generator",)
+    must_match_weights = ("activation",)
 
-    def __init__(self, settings: DualGanSettings, facts: Facts) -> None:
-        super().__init__(settings, facts)
-        adversarial.check_pictures(facts)
+    def __init__(self, settings: DualGanSettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
+        adversarial.check_pictures(spec)
         self.against = _checked_choice(settings)
-        self.generator = adversarial.make_generator(settings, facts)
-        self.discriminator_1 = adversarial.make_discriminator(settings, facts)
-        self.discriminator_2 = adversarial.make_discriminator(settings, facts)
+        self.generator = adversarial.make_generator(settings, spec)
+        self.discriminator_1 = adversarial.make_discriminator(settings, spec)
+        self.discriminator_2 = adversarial.make_discriminator(settings, spec)
         self.objectives = _objectives(settings)
         self.views = Views(settings.diffaugment)
         self.r1 = settings.r1
@@ -78,17 +78,17 @@ class DualGan(Recipe):
         if self.against == "random":
             self.draws["coin"] = Draw((), "uniform", common=True)
         if self.against in CLAIMS:
-            self.facts = {"claim_1": 0.0, "claim_2": 0.0}
+            self.signals = {"claim_1": 0.0, "claim_2": 0.0}
         self.phases = (
             Phase("generator", "generator"),
             Phase("discriminator_1", "discriminator_1"),
-            Phase("discriminator_2", "discriminator_2", beside=True),
+            Phase("discriminator_2", "discriminator_2", concurrent=True),
         )
         if self.r1:
             self.double_backward = ("discriminator_1", "discriminator_2")
             self.phases += (
                 Phase("penalty_1", "discriminator_1", every=PENALTY_EVERY),
-                Phase("penalty_2", "discriminator_2", every=PENALTY_EVERY, beside=True),
+                Phase("penalty_2", "discriminator_2", every=PENALTY_EVERY, concurrent=True),
             )
 
     def generator_loss(self, batch: Batch) -> Loss:
@@ -96,7 +96,7 @@ class DualGan(Recipe):
         fake = self.generator(batch["noise"])
         seen = self.views(fake, batch, "own")
         # Both judge, since a choice made before would have to wait for the device.
-        judges = [partial(judge, seen) for judge in (self.discriminator_1, self.discriminator_2)]
+        judges = [partial(evaluator, seen) for evaluator in (self.discriminator_1, self.discriminator_2)]
         logits_1, logits_2 = run_side_by_side(judges, seen.device)
         losses = self._choose(self.objectives[0].generator(logits_1), self.objectives[1].generator(logits_2), batch)
         scores = {"fake_score_1": adversarial.score(logits_1), "fake_score_2": adversarial.score(logits_2)}
@@ -133,7 +133,7 @@ class DualGan(Recipe):
     def _discriminator_loss(self, number: int, discriminator: Discriminator, batch: Batch) -> Loss:
         loss = adversarial.discriminator_loss(discriminator, self.objectives[number - 1], self.views, batch)
         if self.against in CLAIMS:
-            loss.facts[f"claim_{number}"] = CLAIMS[self.against](loss.terms["real"], loss.terms["fake"]).detach()
+            loss.signals[f"claim_{number}"] = CLAIMS[self.against](loss.terms["real"], loss.terms["fake"]).detach()
         return loss
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
 from paceline.models.srresnet import Discriminator, SRResNet
 from paceline.models.unet import UNet
 from paceline.recipes.parts.restoration import RestorationTerms, Terms, check_features
@@ -40,9 +40,9 @@ class Restoration(Recipe):
     """A restorer and, where asked for, a discriminator after it."""
 
     Settings = RestorationSettings
-    judge = "restoration"
+    evaluator = "restoration"
     best = ("validation/psnr", "max")
-    averaged = ("restorer",)
+    ema = ("restorer",)
     needs = ("target",)
     defaults: ClassVar[dict[str, Any]] = {
         "data": "degraded",
@@ -52,7 +52,7 @@ class Restoration(Recipe):
         "optimizer": "adam",
         "lr": 2e-4,
         "schedule": "cosine",
-        "turn": "on",
+        "rot90": "on",
         "epochs": 1000,
         "protocol": "rgb",
         "evaluate_every": "5%",
@@ -86,20 +86,20 @@ class Restoration(Recipe):
     def check(cls, settings: RestorationSettings) -> None:
         check_features(settings)
 
-    def __init__(self, settings: RestorationSettings, facts: Facts) -> None:
-        super().__init__(settings, facts)
+    def __init__(self, settings: RestorationSettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
         self.restorer: nn.Module
         if settings.network == "unet":
-            self.restorer = UNet(facts.channels, settings.width, settings.depth)
+            self.restorer = UNet(spec.channels, settings.width, settings.depth)
         else:
             self.restorer = SRResNet(
-                1, facts.channels, settings.width, settings.num_blocks, norm="none", output="residual"
+                1, spec.channels, settings.width, settings.num_blocks, norm="none", output="residual"
             )
         self.terms = Terms(settings)
         self.discriminator: Discriminator | None = None
         self.phases = (Phase("restorer", "restorer"),)
         if self.terms.adversarial:
-            self.discriminator = self.terms.make_discriminator(facts.channels)
+            self.discriminator = self.terms.make_discriminator(spec.channels)
             self.phases += (Phase("discriminator", "discriminator"),)
 
     def restorer_loss(self, batch: Batch) -> Loss:
@@ -115,11 +115,11 @@ class Restoration(Recipe):
         """The restored picture, the target, and what came in."""
         return {"image": self.restorer(batch["image"]), "target": batch["target"], "input": batch["image"]}
 
-    def strip(self, batch: Batch) -> dict[str, Tensor]:
+    def preview(self, batch: Batch) -> dict[str, Tensor]:
         """Input, restored, target."""
         made = self.predict(batch)
         return {"input": made["input"], "restored": made["image"], "target": made["target"]}
 
-    def restore(self, pictures: Tensor) -> dict[str, Tensor]:
+    def image_to_image(self, pictures: Tensor) -> dict[str, Tensor]:
         """Restored pictures of the same size."""
         return {"image": self.restorer(pictures).clamp(-1, 1)}

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 from paceline.models.srresnet import Discriminator, SRResNet
@@ -45,11 +45,11 @@ class SuperResolution(Recipe):
 
     Settings = SuperResolutionSettings
     stages: ClassVar[dict[str, tuple[str, ...]]] = {"both": ("pretrain", "adversarial")}
-    judge = "restoration"
+    evaluator = "restoration"
     refuses: ClassVar[dict[str, str]] = {"target": "restoration"}
     best = ("validation/psnr", "max")
-    averaged = ("generator",)
-    bound_to_weights = ("scale", "blocks", "num_blocks", "output")
+    ema = ("generator",)
+    must_match_weights = ("scale", "blocks", "num_blocks", "output")
     defaults: ClassVar[dict[str, Any]] = {
         "data": "photos",
         "crop": 96,
@@ -57,7 +57,7 @@ class SuperResolution(Recipe):
         "reference_batch": 16,
         "optimizer": "adam",
         "lr": 1e-4,
-        "turn": "on",
+        "rot90": "on",
         "epochs": 1000,
         "evaluate_every": "5%",
         "sample_every": "5%",
@@ -89,7 +89,7 @@ class SuperResolution(Recipe):
             "vgg_layer": "relu5_4",
             "crop": 128,
             "flip": "off",
-            "turn": "off",
+            "rot90": "off",
             "batch_size": "128",
             "reference_batch": 128,
             "lr": 1e-4,
@@ -103,7 +103,7 @@ class SuperResolution(Recipe):
             "content": "l1",
             "tv": 0.0,
             "crop": 128,
-            "turn": "on",
+            "rot90": "on",
             "flip": "on",
             "batch_size": "32",
             "reference_batch": 32,
@@ -129,21 +129,21 @@ class SuperResolution(Recipe):
         if settings.stage != "pretrain":
             check_features(settings)
 
-    def __init__(self, settings: SuperResolutionSettings, facts: Facts) -> None:
-        super().__init__(settings, facts)
+    def __init__(self, settings: SuperResolutionSettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
         if settings.stage in self.stages:
             raise UserError(f"stage={settings.stage}: this is several runs in a row; choose one of them here")
-        self.enlarges = int(settings.scale)
-        if facts.scale not in (0, self.enlarges):
-            raise UserError(f"scale={settings.scale}: the files of small pictures are smaller by {facts.scale}")
-        if facts.height % self.enlarges or facts.width % self.enlarges:
+        self.output_scale = int(settings.scale)
+        if spec.scale not in (0, self.output_scale):
+            raise UserError(f"scale={settings.scale}: the files of small pictures are smaller by {spec.scale}")
+        if spec.height % self.output_scale or spec.width % self.output_scale:
             raise UserError(
-                f"the training pictures have {facts.width}×{facts.height} pixels, which is no multiple of "
+                f"the training pictures have {spec.width}×{spec.height} pixels, which is no multiple of "
                 f"scale={settings.scale}: use --crop 96"
             )
         self.generator = SRResNet(
-            scale=self.enlarges,
-            channels=facts.channels,
+            scale=self.output_scale,
+            channels=spec.channels,
             width=settings.width,
             num_blocks=settings.num_blocks,
             shared=settings.blocks == "shared",
@@ -156,7 +156,7 @@ class SuperResolution(Recipe):
         if settings.stage == "adversarial":
             self.best = ("", "max")  # sharper pictures have a lower PSNR: the last weights are the ones that are meant
         if self.terms.adversarial:
-            self.discriminator = self.terms.make_discriminator(facts.channels)
+            self.discriminator = self.terms.make_discriminator(spec.channels)
             self.phases += (Phase("discriminator", "discriminator"),)
 
     def generator_loss(self, batch: Batch) -> Loss:
@@ -170,16 +170,16 @@ class SuperResolution(Recipe):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """The enlarged picture, the real one, and the bicubic enlargement of the same small picture."""
-        low, target = self._low(batch), cut_to_multiple(batch["image"], self.enlarges)
+        low, target = self._low(batch), cut_to_multiple(batch["image"], self.output_scale)
         return {"image": self.generator(low), "target": target, "bicubic": bicubic(low, *target.shape[-2:])}
 
-    def strip(self, batch: Batch) -> dict[str, Tensor]:
+    def preview(self, batch: Batch) -> dict[str, Tensor]:
         """The small picture with its pixels enlarged, bicubic, restored, target."""
         made = self.predict(batch)
-        low = F.interpolate(self._low(batch), scale_factor=self.enlarges, mode="nearest")
+        low = F.interpolate(self._low(batch), scale_factor=self.output_scale, mode="nearest")
         return {"low": low, "bicubic": made["bicubic"], "restored": made["image"], "target": made["target"]}
 
-    def restore(self, pictures: Tensor) -> dict[str, Tensor]:
+    def image_to_image(self, pictures: Tensor) -> dict[str, Tensor]:
         """Pictures `enlarges` times as high and wide."""
         return {"image": self.generator(pictures).clamp(-1, 1)}
 
@@ -187,6 +187,6 @@ class SuperResolution(Recipe):
         """The small pictures: those of the source, or made of its pictures as files would hold them."""
         if "low" in batch:
             return batch["low"]
-        high = cut_to_multiple(batch["image"], self.enlarges)
+        high = cut_to_multiple(batch["image"], self.output_scale)
         height, width = high.shape[-2:]
-        return bicubic_as_saved(high, height // self.enlarges, width // self.enlarges)
+        return bicubic_as_saved(high, height // self.output_scale, width // self.output_scale)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.models.features import Features
 from paceline.models.losses import BCE, SQUARES, Objective
@@ -70,7 +70,7 @@ class Translation(Recipe):
     """Two groups of networks, two phases."""
 
     Settings = TranslationSettings
-    judge = "translation"
+    evaluator = "translation"
     best = ("validation/psnr", "max")
     defaults: ClassVar[dict[str, Any]] = {
         "data": "panels",
@@ -128,28 +128,28 @@ class Translation(Recipe):
         "batch_size": "4",
     }
     phases = (Phase("generators", "generators"), Phase("discriminators", "discriminators"))
-    averaged = ("generators",)
-    bound_to_weights = ("norm",)
+    ema = ("generators",)
+    must_match_weights = ("norm",)
 
     @classmethod
     def check(cls, settings: TranslationSettings) -> None:
         if settings.perceptual:
             Features(settings.vgg, settings.vgg_layer).load()
 
-    def __init__(self, settings: TranslationSettings, facts: Facts) -> None:
-        super().__init__(settings, facts)
-        self.plan = _plan(settings, facts)
-        make, segment = _choose_generators(settings, facts, segmented=bool(self.plan.fusion))
-        num_layers = _num_layers(settings, facts)
+    def __init__(self, settings: TranslationSettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
+        self.plan = _plan(settings, spec)
+        make, segment = _choose_generators(settings, spec, segmented=bool(self.plan.fusion))
+        num_layers = _num_layers(settings, spec)
         self.multiple_px = max(_multiple_px(make), _multiple_px(segment) if self.plan.fusion else 1)
         self.generators = nn.ModuleDict()
         self.discriminators = nn.ModuleDict()
         for number, _ in enumerate(self.plan.modalities, start=1):
-            self.generators[f"G{number}"] = _make_generator(make, settings, facts)
-            self.discriminators[f"D{number}"] = _make_discriminator(num_layers, settings, facts)
+            self.generators[f"G{number}"] = _make_generator(make, settings, spec)
+            self.discriminators[f"D{number}"] = _make_discriminator(num_layers, settings, spec)
         for number in self.plan.segmenters():
-            self.generators[f"GS{number}"] = _make_generator(segment, settings, facts)
-            self.discriminators[f"DS{number}"] = _make_discriminator(num_layers, settings, facts)
+            self.generators[f"GS{number}"] = _make_generator(segment, settings, spec)
+            self.discriminators[f"DS{number}"] = _make_discriminator(num_layers, settings, spec)
         self.objectives = dict.fromkeys(self.plan.modalities, OBJECTIVES[settings.gan])
         if self.plan.fusion:
             self.objectives[SEGMENTATION] = OBJECTIVES[settings.segmentation_gan]
@@ -193,12 +193,12 @@ class Translation(Recipe):
         """Every panel of the input, whatever its size."""
         return self._translate_any_size(batch["image"])
 
-    def restore(self, pictures: Tensor) -> dict[str, Tensor]:
+    def image_to_image(self, pictures: Tensor) -> dict[str, Tensor]:
         """Every panel of pictures by name; "image" where there is only one."""
         panels = self._translate_any_size(pictures)
         return panels if len(panels) > 1 else {"image": next(iter(panels.values()))}
 
-    def strip(self, batch: Batch) -> dict[str, Tensor]:
+    def preview(self, batch: Batch) -> dict[str, Tensor]:
         """The input, and each panel as it was made beside the real one."""
         pictures = {"input": batch["image"]}
         for name, panel in self.predict(batch).items():
@@ -231,16 +231,16 @@ class Translation(Recipe):
         return {name: panel[..., :height, :width] for name, panel in self.translate(padded).items()}
 
 
-def _plan(settings: TranslationSettings, facts: Facts) -> Plan:
+def _plan(settings: TranslationSettings, spec: DataSpec) -> Plan:
     if settings.model == "pix2pix":
         for name in ("modalities", "segmentation_weights", "generator_weights", "discriminator_weights"):
             if getattr(settings, name):
                 raise UserError(f"{name}={getattr(settings, name)}: is for model=deepliif; pix2pix learns one panel")
-        return plan_pix2pix(facts, settings.target)
+        return plan_pix2pix(spec, settings.target)
     if settings.target:
         raise UserError(f"target={settings.target}: is for model=pix2pix; deepliif learns every panel")
     return plan_deepliif(
-        facts,
+        spec,
         settings.modalities,
         settings.segmentation_weights,
         settings.generator_weights,
@@ -248,9 +248,9 @@ def _plan(settings: TranslationSettings, facts: Facts) -> Plan:
     )
 
 
-def _choose_generators(settings: TranslationSettings, facts: Facts, segmented: bool) -> tuple[str, str]:
+def _choose_generators(settings: TranslationSettings, spec: DataSpec, segmented: bool) -> tuple[str, str]:
     """The kinds of generators for panels and for segmentations, which must fit the pictures."""
-    fitting = [f"unet_{side}" for side in UNETS_PX if facts.height % side == facts.width % side == 0]
+    fitting = [f"unet_{side}" for side in UNETS_PX if spec.height % side == spec.width % side == 0]
     largest = fitting[0] if fitting else "resnet_9"
     make, segment = settings.generator, settings.segmentation_generator
     chosen = (
@@ -260,10 +260,10 @@ def _choose_generators(settings: TranslationSettings, facts: Facts, segmented: b
     used = {"generator": chosen[0]} | ({"segmentation_generator": chosen[1]} if segmented else {})
     for setting_name, name in used.items():
         multiple = _multiple_px(name)
-        if facts.height % multiple or facts.width % multiple:
+        if spec.height % multiple or spec.width % multiple:
             raise UserError(
                 f"{setting_name}={name}: needs sides that are multiples of {multiple}, and training sees "
-                f"{facts.width}×{facts.height} pixels: change --crop, or choose another generator"
+                f"{spec.width}×{spec.height} pixels: change --crop, or choose another generator"
             )
     return chosen
 
@@ -273,23 +273,23 @@ def _multiple_px(generator: str) -> int:
     return int(number) if kind == "unet" else MULTIPLE_PX
 
 
-def _make_generator(name: str, settings: TranslationSettings, facts: Facts) -> nn.Module:
+def _make_generator(name: str, settings: TranslationSettings, spec: DataSpec) -> nn.Module:
     kind, _, number = name.partition("_")
-    channels, dropout, norm = facts.channels, settings.dropout, settings.norm
+    channels, dropout, norm = spec.channels, settings.dropout, settings.norm
     if kind == "unet":
         return UnetGenerator(channels, channels, settings.ngf, int(number).bit_length() - 1, norm, dropout)
     return ResnetGenerator(channels, channels, settings.ngf, int(number), norm, dropout, settings.padding)
 
 
-def _num_layers(settings: TranslationSettings, facts: Facts) -> int:
+def _num_layers(settings: TranslationSettings, spec: DataSpec) -> int:
     num_layers = settings.d_layers or (4 if settings.model == "deepliif" else 3)
-    if min(facts.height, facts.width) < smallest_side_px(num_layers):
+    if min(spec.height, spec.width) < smallest_side_px(num_layers):
         raise UserError(
             f"d_layers={num_layers}: needs {smallest_side_px(num_layers)} pixels, and training sees "
-            f"{facts.width}×{facts.height}: use fewer layers (--set d_layers=1) or a larger --crop"
+            f"{spec.width}×{spec.height}: use fewer layers (--set d_layers=1) or a larger --crop"
         )
     return num_layers
 
 
-def _make_discriminator(num_layers: int, settings: TranslationSettings, facts: Facts) -> nn.Module:
-    return PatchDiscriminator(2 * facts.channels, settings.ndf, num_layers, settings.norm)
+def _make_discriminator(num_layers: int, settings: TranslationSettings, spec: DataSpec) -> nn.Module:
+    return PatchDiscriminator(2 * spec.channels, settings.ndf, num_layers, settings.norm)

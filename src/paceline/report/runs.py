@@ -171,7 +171,7 @@ def _quality(lines: list[Line], recipe: type[Recipe]) -> tuple[dict[str, float],
         chosen["judged_on"] = line.get(f"{split}/count")
     tested = [line for line in lines if "test/of_images" in line]
     source = tested[-1] if tested else line or {}
-    split = "test" if tested else recipe.judged_on
+    split = "test" if tested else recipe.evaluated_on
     quality = {name: value for name, value in source.items() if name.startswith(f"{split}/")}
     return {name: value for name, value in quality.items() if name.split("/")[1] not in BOOKKEEPING}, chosen
 

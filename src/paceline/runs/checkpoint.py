@@ -34,7 +34,7 @@ class Snapshot:
     """Everything that a run needs to go on: what is saved is listed here and nowhere else."""
 
     images: int
-    weights: dict[str, Tensor]  # the recipe's networks; moving averages as averaged/NETWORK.PARAMETER
+    weights: dict[str, Tensor]  # the recipe's networks; moving averages as ema/NETWORK.PARAMETER
     state: dict[str, Tensor]  # what the optimizers and facts remember
     numbers: dict[str, Any]  # scalers, the best value so far
 

@@ -6,34 +6,34 @@ import dataclasses
 import json
 from pathlib import Path
 
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 
-FACTS = "facts.json"
+DATA_SPEC = "data_spec.json"
 
 
-def to_json(facts: Facts) -> str:
+def to_json(spec: DataSpec) -> str:
     """The facts as text."""
-    return json.dumps(dataclasses.asdict(facts), ensure_ascii=False)
+    return json.dumps(dataclasses.asdict(spec), ensure_ascii=False)
 
 
-def from_json(text: str) -> Facts:
+def from_json(text: str) -> DataSpec:
     """The facts that a text holds."""
     values = json.loads(text)
     for name in ("class_names", "panels"):
         values[name] = tuple(values[name])
-    return Facts(**values)
+    return DataSpec(**values)
 
 
-def keep_facts(run: Path, facts: Facts) -> None:
+def write_data_spec(run: Path, spec: DataSpec) -> None:
     """Writes them into a run's folder."""
-    beside = run / f"{FACTS}.writing"
-    beside.write_text(to_json(facts))
-    beside.rename(run / FACTS)
+    beside = run / f"{DATA_SPEC}.writing"
+    beside.write_text(to_json(spec))
+    beside.rename(run / DATA_SPEC)
 
 
-def kept_facts(run: Path) -> Facts | None:
+def read_data_spec(run: Path) -> DataSpec | None:
     """Those of a run; None where it keeps none, or keeps them in another way."""
     try:
-        return from_json((run / FACTS).read_text())
+        return from_json((run / DATA_SPEC).read_text())
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -50,5 +50,5 @@ def open_run(run: str) -> OpenedRun:
     config = config_of(run)
     sources = open_sources(config)
     recipe = make_recipe(config, sources)
-    load_weights(recipe, choose_checkpoint(RunFolder(Path(run)).checkpoints, "best").weights, averaged=True)
-    return OpenedRun(config, cropped(sources["train"].facts, config.run.crop), recipe)
+    load_weights(recipe, choose_checkpoint(RunFolder(Path(run)).checkpoints, "best").weights, ema=True)
+    return OpenedRun(config, cropped(sources["train"].spec, config.run.crop), recipe)

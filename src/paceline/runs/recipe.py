@@ -14,8 +14,8 @@ from paceline.data.source import Source
 def make_recipe(config: Config, sources: dict[str, Source]) -> Recipe:
     """The recipe with its initial weights, which follow from the seed alone."""
     torch.manual_seed(config.run.seed)
-    facts = sources.get("train", next(iter(sources.values()))).facts
-    recipe = config.recipe_class(config.recipe, cropped(facts, config.run.crop))
+    spec = sources.get("train", next(iter(sources.values()))).spec
+    recipe = config.recipe_class(config.recipe, cropped(spec, config.run.crop))
     recipe.check_phases(config.recipe_name)
     for network in config.networks:
         if network not in recipe.networks:
@@ -38,7 +38,7 @@ def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> No
             f"--data {config.run.data}: its samples have a {passed_over[0]!r}, which {config.recipe_name} would not "
             f"learn from; such data is for: paceline train {recipe.refuses[passed_over[0]]}"
         )
-    if recipe.enlarges > 1 and source.facts.scale not in (0, recipe.enlarges):
+    if recipe.output_scale > 1 and source.spec.scale not in (0, recipe.output_scale):
         raise UserError(
-            f"scale={recipe.enlarges}: the files of small pictures for {split} are smaller by {source.facts.scale}"
+            f"scale={recipe.output_scale}: the files of small pictures for {split} are smaller by {source.spec.scale}"
         )

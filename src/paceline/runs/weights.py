@@ -7,12 +7,12 @@ from torch import Tensor
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 
-AVERAGED = "averaged/"
+EMA = "ema/"
 
 
-def load_weights(recipe: Recipe, weights: dict[str, Tensor], *, averaged: bool = False) -> None:
+def load_weights(recipe: Recipe, weights: dict[str, Tensor], *, ema: bool = False) -> None:
     """Puts weights into a recipe; with `averaged`, their moving averages where there are any."""
-    plain = judged_values(weights) if averaged else _without_averages(weights)
+    plain = evaluated_values(weights) if ema else _without_ema(weights)
     own = recipe.state_dict()
     differing = sorted(plain.keys() ^ own.keys())
     differing += [name for name in plain.keys() & own.keys() if plain[name].shape != own[name].shape]
@@ -23,11 +23,11 @@ def load_weights(recipe: Recipe, weights: dict[str, Tensor], *, averaged: bool =
     recipe.load_state_dict(plain)
 
 
-def judged_values(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def evaluated_values(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """A snapshot's weights by their names in the recipe: moving averages where there are any."""
-    averages = {name.removeprefix(AVERAGED): value for name, value in weights.items() if name.startswith(AVERAGED)}
-    return _without_averages(weights) | averages
+    averages = {name.removeprefix(EMA): value for name, value in weights.items() if name.startswith(EMA)}
+    return _without_ema(weights) | averages
 
 
-def _without_averages(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in weights.items() if not name.startswith(AVERAGED)}
+def _without_ema(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in weights.items() if not name.startswith(EMA)}

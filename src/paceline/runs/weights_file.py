@@ -11,17 +11,17 @@ import safetensors.torch
 from torch import Tensor
 
 from paceline.config.resolve import Config
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.runs.config import resolve_config
 from paceline.runs.data_spec_file import from_json, to_json
 
 SUFFIX = ".safetensors"
-RECIPE, SETTINGS, PROTOCOL, FACTS = (
+RECIPE, SETTINGS, PROTOCOL, DATA_SPEC = (
     "paceline.contracts.recipe",
     "paceline.config.settings",
     "paceline.protocol",
-    "paceline.facts",
+    "paceline.data_spec",
 )
 
 
@@ -30,18 +30,18 @@ class WeightsFile:
     """What a file holds."""
 
     config: Config
-    facts: Facts
+    spec: DataSpec
     weights: dict[str, Tensor]
 
 
-def write_weights(path: Path, config: Config, facts: Facts, weights: dict[str, Tensor]) -> None:
+def write_weights(path: Path, config: Config, spec: DataSpec, weights: dict[str, Tensor]) -> None:
     """Writes weights and all that is needed to use them."""
     metadata = {
         "format": "pt",
         RECIPE: config.recipe_name,
         SETTINGS: json.dumps(asdict(config.recipe)),
         PROTOCOL: config.run.protocol,
-        FACTS: to_json(facts),
+        DATA_SPEC: to_json(spec),
     }
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
     beside = path.with_name(f"{path.name}.writing")
@@ -66,7 +66,7 @@ def read_weights(path: Path) -> WeightsFile:
     name = metadata[RECIPE]
     try:
         settings = {**json.loads(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
-        facts = from_json(metadata[FACTS])
+        spec = from_json(metadata[DATA_SPEC])
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path}: its metadata cannot be read ({type(error).__name__}: {error})") from None
-    return WeightsFile(resolve_config(name, [(str(path), settings)]), facts, weights)
+    return WeightsFile(resolve_config(name, [(str(path), settings)]), spec, weights)

@@ -79,7 +79,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     choices, reasons = choose_loaders(config.run, sources, world.device)
     notes += reasons
     train = sources["train"]
-    check_crop(sizes_of(train), config.run.crop, train.facts.scale, train.name_of)
+    check_crop(sizes_of(train), config.run.crop, train.spec.scale, train.name_of)
     loaders = {
         split: choices[split].build(source, world.device, config.run, crop_of(config, split))
         for split, source in sources.items()
@@ -95,7 +95,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
         Stream(config.run.seed, len(sources["train"])),
         Cut(batch_size, config.run.accumulate, world.rank, world.size),
         repeats=max(phase.repeat for phase in recipe.phases),
-        augment=Augment.from_settings(config.run, cropped(train.facts, config.run.crop)),
+        augment=Augment.from_settings(config.run, cropped(train.spec, config.run.crop)),
         drawer=Drawer(recipe.draws, config.run.seed, world.device, precision.weights),
         dtype=precision.weights,
     )
@@ -120,10 +120,12 @@ def make_learners(
     learners = {}
     for name, network in recipe.networks.items():
         settings = config.learner_of(name)
-        half_life = Span.parse(settings.average, "average").to_images(**lengths)
-        if half_life and name not in recipe.averaged:
-            if not recipe.averaged or "average" in config.networks.get(name, {}):
-                raise UserError(f"average={settings.average}: the recipe does not judge {name!r} by a moving average")
+        half_life = Span.parse(settings.ema_half_life, "ema_half_life").to_images(**lengths)
+        if half_life and name not in recipe.ema:
+            if not recipe.ema or "ema_half_life" in config.networks.get(name, {}):
+                raise UserError(
+                    f"ema_half_life={settings.ema_half_life}: the recipe does not judge {name!r} by a moving average"
+                )
             half_life = 0
         rate = schedule_of(settings, lr_scale(config), **lengths)
         learners[name] = Learner(name, network, settings, rate, precision, half_life)

@@ -14,7 +14,7 @@ from paceline.core.registry import load_class
 from paceline.data.draws import Drawer
 from paceline.data.feed import drawn_batches, evaluation_batches
 from paceline.data.loader import Loader
-from paceline.evaluation.contract import Case, Judge
+from paceline.evaluation.contract import Case, Evaluator
 from paceline.parallel.precision import Precision
 from paceline.parallel.world import World
 from paceline.runs.finished_run import open_run
@@ -22,7 +22,7 @@ from paceline.training.compile import eager
 from paceline.training.learner import Learner
 
 
-class Examiner:
+class SplitEvaluator:
     """Judges one recipe on one split, as often as asked."""
 
     def __init__(
@@ -31,34 +31,34 @@ class Examiner:
         self.recipe, self.loader, self.split = recipe, loader, split
         self.world, self.precision, self.settings = world, precision, settings
         self.drawer = Drawer(recipe.draws, settings.seed, world.device, precision.weights)
-        self.count = (recipe.generates and settings.judged_images) or len(loader.source)
+        self.count = (recipe.generates and settings.generated_images) or len(loader.source)
 
-    def prepare(self) -> Judge:
+    def prepare(self) -> Evaluator:
         """A judge that is ready to begin: it has its protocol and notes, and has refused what it cannot judge."""
-        judge: Judge = load_class("judge", self.recipe.judge, Judge)(
-            self.loader.source.facts, self.world.device, self.settings
+        evaluator: Evaluator = load_class("evaluator", self.recipe.evaluator, Evaluator)(
+            self.loader.source.spec, self.world.device, self.settings
         )
-        judge.begin(Case(self.loader.source, self.split, self.count, open_run, self.recipe.enlarges))
-        return judge
+        evaluator.begin(Case(self.loader.source, self.split, self.count, open_run, self.recipe.output_scale))
+        return evaluator
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
         """The recipe's metrics on the split; the same on every rank."""
-        judge, world = self.prepare(), self.world
-        missing = torch.tensor([float(judge.needs_samples)], device=world.device)
+        evaluator, world = self.prepare(), self.world
+        missing = torch.tensor([float(evaluator.needs_samples)], device=world.device)
         if world.sum(missing).item():  # on any rank: what one host has kept, another may not have
             for batch in self._sample_batches():
                 beat()
-                judge.update_samples(batch)
-            judge.end_samples(world.sum(judge.sample_sums()))
+                evaluator.update_samples(batch)
+            evaluator.end_samples(world.sum(evaluator.sample_sums()))
         self.recipe.eval()
         for batch in self._batches():
             beat()
             with eager(), self.precision.autocast():
                 prediction = self.recipe.predict(batch)
-            judge.update(prediction, batch)
+            evaluator.update(prediction, batch)
         self.recipe.train()
-        return judge.results(world.sum(judge.sums()))
+        return evaluator.results(world.sum(evaluator.sums()))
 
     def _batches(self) -> Iterator[Batch]:
         if self.recipe.generates:
@@ -70,10 +70,10 @@ class Examiner:
 
 
 @contextmanager
-def judged_weights(recipe: Recipe, learners: dict[str, Learner]) -> Iterator[None]:
+def evaluated_weights(recipe: Recipe, learners: dict[str, Learner]) -> Iterator[None]:
     """Inside, the networks that are judged through their moving average have it in place."""
     with ExitStack() as stack:
-        for name in recipe.averaged:
+        for name in recipe.ema:
             if name in learners:
-                stack.enter_context(learners[name].averaged())
+                stack.enter_context(learners[name].ema_weights())
         yield

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config.resolve import Config, convert
-from paceline.contracts.recipe import Facts, Recipe
+from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.crop import cropped
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import name_stages
 from paceline.runs.folder import RunFolder
-from paceline.runs.weights import judged_values
+from paceline.runs.weights import evaluated_values
 from paceline.runs.weights_file import SETTINGS, SUFFIX
 from paceline.training.agreement import from_holder, tell
 from paceline.training.build import Parts
@@ -53,10 +53,10 @@ def start_from(parts: Parts, path: str) -> str:
     if given is None:
         tell(parts.world, mistake)
     assert given is not None
-    facts = cropped(parts.feed.loader.source.facts, parts.config.run.crop)
-    networks = _fill(parts.recipe, parts.config, facts, given, path)
+    spec = cropped(parts.feed.loader.source.spec, parts.config.run.crop)
+    networks = _fill(parts.recipe, parts.config, spec, given, path)
     for learner in parts.step.learners.values():
-        learner.begin_average()
+        learner.reset_ema()
     return f"starts from {given.origin}: {', '.join(networks)}"
 
 
@@ -79,7 +79,7 @@ def _of_run(folder: RunFolder, name: str) -> Given:
     except ValueError as error:
         raise UserError(f"{folder.config_file.name} cannot be read ({error})") from None
     origin = f"{name} at {snapshot.images:,} images"
-    return Given(judged_values(snapshot.weights), settings, origin, folder.checkpoints.all()[-1])
+    return Given(evaluated_values(snapshot.weights), settings, origin, folder.checkpoints.all()[-1])
 
 
 def _of_file(file: Path, name: str) -> Given:
@@ -89,10 +89,10 @@ def _of_file(file: Path, name: str) -> Given:
         weights = safetensors.torch.load_file(file)
     except Exception as error:
         raise UserError(f"cannot be read ({str(error).splitlines()[0]})") from None
-    return Given(judged_values(weights), settings, name)
+    return Given(evaluated_values(weights), settings, name)
 
 
-def _fill(recipe: Recipe, config: Config, facts: Facts, given: Given, path: str) -> list[str]:
+def _fill(recipe: Recipe, config: Config, spec: DataSpec, given: Given, path: str) -> list[str]:
     """Puts the weights into the networks that they are of, and names these; refuses those that mean other networks."""
     by_network = {name: _beneath(f"{name}.", given.weights) for name in recipe.networks}
     found = {name: weights for name, weights in by_network.items() if weights}
@@ -101,14 +101,14 @@ def _fill(recipe: Recipe, config: Config, facts: Facts, given: Given, path: str)
     others = _other_settings(config, given, path)
     misfits = {name: _misfits(recipe.networks[name], weights) for name, weights in found.items()}
     if any(misfits.values()):
-        _refuse_settings(_those_of_networks(others, recipe, config, facts, found), config, path)
+        _refuse_settings(_those_of_networks(others, recipe, config, spec, found), config, path)
         name, differing = next((name, differing) for name, differing in misfits.items() if differing)
         advice = "was its data of another kind?" if given.settings else "use the settings that it was made with"
         raise UserError(
             f"--init-from {path}: its {name} is another network: {differing[0]!r} does not fit "
             f"({len(differing)} differ); {advice}"
         )
-    _refuse_settings({name: value for name, value in others.items() if name in recipe.bound_to_weights}, config, path)
+    _refuse_settings({name: value for name, value in others.items() if name in recipe.must_match_weights}, config, path)
     for name, weights in found.items():
         recipe.networks[name].load_state_dict(weights)
     return list(found)
@@ -133,14 +133,14 @@ def _other_settings(config: Config, given: Given, path: str) -> dict[str, Any]:
 
 
 def _those_of_networks(
-    others: dict[str, Any], recipe: Recipe, config: Config, facts: Facts, found: Mapping[str, Mapping[str, Tensor]]
+    others: dict[str, Any], recipe: Recipe, config: Config, spec: DataSpec, found: Mapping[str, Mapping[str, Tensor]]
 ) -> dict[str, Any]:
     """Those of the settings that change what the networks compute or what they have room for."""
     changing = {}
     for name, value in others.items():
-        if name not in recipe.bound_to_weights:
+        if name not in recipe.must_match_weights:
             with torch.random.fork_rng(devices=[]), suppress(UserError):  # some values do not go without others
-                changed = type(recipe)(replace(config.recipe, **{name: value}), facts).networks
+                changed = type(recipe)(replace(config.recipe, **{name: value}), spec).networks
                 if not any(_misfits(changed[one], recipe.networks[one].state_dict()) for one in found):
                     continue
         changing[name] = value

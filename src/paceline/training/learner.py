@@ -24,7 +24,7 @@ class Learner:
         settings: LearnerSettings,
         learning_rate: Callable[[int], float],
         precision: Precision,
-        average_half_life: int,
+        ema_half_life: int,
     ) -> None:
         self.name, self.network, self.settings, self.learning_rate = name, network, settings, learning_rate
         # What the recipe's author froze stays as it is.
@@ -34,8 +34,8 @@ class Learner:
             raise UserError(f"network {name!r} has no parameter that requires grad: there is nothing to learn")
         self.optimizer = make_optimizer(self.parameters, settings, precision)
         self.scaler = torch.amp.GradScaler(precision.device_type, enabled=precision.scaled)
-        self.average_half_life = average_half_life
-        self.average = [p.detach().clone() for p in self.parameters] if average_half_life else []
+        self.ema_half_life = ema_half_life
+        self.ema = [p.detach().clone() for p in self.parameters] if ema_half_life else []
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss whose gradients `step` takes; larger than the given one in fp16."""
@@ -58,17 +58,17 @@ class Learner:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def begin_average(self) -> None:
+    def reset_ema(self) -> None:
         """Has the average begin at the weights as they are."""
-        for average, parameter in zip(self.average, self.parameters, strict=False):  # there may be none
-            average.copy_(parameter.detach())
+        for ema_tensor, parameter in zip(self.ema, self.parameters, strict=False):  # there may be none
+            ema_tensor.copy_(parameter.detach())
 
-    def take_average(self, images: int) -> None:
+    def update_ema(self, images: int) -> None:
         """Moves the average towards the weights by the images of one step."""
-        if not self.average:
+        if not self.ema:
             return
         with torch.no_grad():
-            torch._foreach_lerp_(self.average, self.parameters, 1 - 0.5 ** (images / self.average_half_life))
+            torch._foreach_lerp_(self.ema, self.parameters, 1 - 0.5 ** (images / self.ema_half_life))
 
     @torch.no_grad()
     def is_finite(self) -> bool:
@@ -76,7 +76,7 @@ class Learner:
         return bool(torch.stack(torch._foreach_norm(self.parameters, float("inf"))).isfinite().all())
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def ema_weights(self) -> Iterator[None]:
         """Inside, the network's parameters are their moving average; its buffers are the latest."""
         self._swap()
         try:
@@ -85,9 +85,9 @@ class Learner:
             self._swap()
 
     def _swap(self) -> None:
-        for position, average in enumerate(self.average):
+        for position, ema_tensor in enumerate(self.ema):
             parameter = self.parameters[position]
-            self.average[position], parameter.data = parameter.data, average
+            self.ema[position], parameter.data = parameter.data, ema_tensor
 
 
 def make_optimizer(parameters: list[Tensor], settings: LearnerSettings, precision: Precision) -> Optimizer:

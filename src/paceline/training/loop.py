@@ -14,7 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.heartbeat import beat
 from paceline.data.draws import number_from
 from paceline.data.feed import StepData
-from paceline.evaluation.contract import Judge
+from paceline.evaluation.contract import Evaluator
 from paceline.images.grids import grid
 from paceline.runs.checkpoint import Snapshot
 from paceline.runs.display import Display
@@ -23,7 +23,7 @@ from paceline.runs.gpu import GpuReadings
 from paceline.runs.metrics import MetricsWriter
 from paceline.runs.saver import Saver
 from paceline.training.build import Parts
-from paceline.training.evaluate import Examiner, judged_weights
+from paceline.training.evaluate import SplitEvaluator, evaluated_weights
 from paceline.training.loss_log import Ledger
 from paceline.training.replicas import check_replicas
 from paceline.training.sampling import fixed_draws, make_pictures
@@ -61,21 +61,23 @@ class Loop:
                 ("save_every", run.save_every),
             )
         }
-        self.examiner, self.judge = self._appoint_judge()
+        self.split_evaluator, self.evaluator = self._appoint_judge()
         self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
         self._images_before_log = 0
         self._saving_seconds = 0.0
         self.check_every = run.check_replicas if self.world.size > 1 else 0
 
-    def _appoint_judge(self) -> tuple[Examiner | None, Judge | None]:
+    def _appoint_judge(self) -> tuple[SplitEvaluator | None, Evaluator | None]:
         """Who judges while training; refuses at once what could not be judged later."""
-        parts, split = self.parts, self.recipe.judged_on
-        if not self.recipe.judge or split not in parts.loaders:
+        parts, split = self.parts, self.recipe.evaluated_on
+        if not self.recipe.evaluator or split not in parts.loaders:
             return None, None
-        examiner = Examiner(self.recipe, parts.loaders[split], split, self.world, parts.precision, parts.config.run)
-        judge = examiner.prepare()
-        parts.notes.extend(judge.notes)
-        return examiner, judge
+        split_evaluator = SplitEvaluator(
+            self.recipe, parts.loaders[split], split, self.world, parts.precision, parts.config.run
+        )
+        evaluator = split_evaluator.prepare()
+        parts.notes.extend(evaluator.notes)
+        return split_evaluator, evaluator
 
     def resume(self, snapshot: Snapshot | None) -> None:
         """Goes on from a snapshot, or from the start where there is none."""
@@ -89,12 +91,12 @@ class Loop:
     def attach(self, writer: MetricsWriter | None, display: Display) -> None:
         """Where the numbers go; only a process that writes a run's folder has a writer."""
         self.writer, self.display = writer, display
-        if writer and self.judge and self.judge.protocol():
-            split, label, protocol = self.recipe.judged_on, self.judge.label, self.judge.protocol()
+        if writer and self.evaluator and self.evaluator.protocol():
+            split, label, protocol = self.recipe.evaluated_on, self.evaluator.label, self.evaluator.protocol()
             self.folder.keep_protocol(split, label, protocol, afresh=self.images == 0)
         if writer and has_strips(self.recipe):
-            judged_on = self.parts.loaders.get(self.recipe.judged_on, self.parts.loaders["train"])
-            self.strip_samples = strip_samples(judged_on.source, self.world.device, self.parts.precision)
+            evaluated_on = self.parts.loaders.get(self.recipe.evaluated_on, self.parts.loaders["train"])
+            self.strip_samples = strip_samples(evaluated_on.source, self.world.device, self.parts.precision)
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
 
     def run(self) -> None:
@@ -190,15 +192,15 @@ class Loop:
         }
 
     def _evaluate(self) -> None:
-        if not self.examiner or self._evaluated_at == self.images:
+        if not self.split_evaluator or self._evaluated_at == self.images:
             return
         self._log()
         self._evaluated_at = self.images
         if self._saved_at == self.images:
             self._saved_at = -1  # what was found is kept in the checkpoint, also in one that was written before
-        with self.stopwatch("evaluate"), judged_weights(self.recipe, self.step.learners):
-            results = self.examiner.measure()
-        values = {f"{self.examiner.split}/{name}": value for name, value in results.items()}
+        with self.stopwatch("evaluate"), evaluated_weights(self.recipe, self.step.learners):
+            results = self.split_evaluator.measure()
+        values = {f"{self.split_evaluator.split}/{name}": value for name, value in results.items()}
         self._write(values | {"time/evaluation_seconds": self.stopwatch("evaluate").seconds})
         self.display.line(f"{self.images:>12,} images  " + describe(values))
         wanted, end = self.recipe.best
@@ -219,7 +221,7 @@ class Loop:
         if not self.writer or self._sampled_at == self.images:
             return
         if self.recipe.generates or self.strip_samples:
-            with self.stopwatch("sample"), judged_weights(self.recipe, self.step.learners):
+            with self.stopwatch("sample"), evaluated_weights(self.recipe, self.step.learners):
                 self.writer.picture("samples", self.images, self._picture())
         self._sampled_at = self.images
 

@@ -44,10 +44,10 @@ class Entry(NamedTuple):
     @classmethod
     def of(cls, phase: str, loss: Loss, samples: int) -> Entry:
         """The entry for a phase's loss."""
-        values = {**loss.terms, **loss.facts}
-        if len(values) < len(loss.terms) + len(loss.facts):
+        values = {**loss.terms, **loss.signals}
+        if len(values) < len(loss.terms) + len(loss.signals):
             raise UserError(
-                f"phase {phase!r} has a term and a fact of one name: {', '.join(loss.terms & loss.facts.keys())}"
+                f"phase {phase!r} has a term and a fact of one name: {', '.join(loss.terms & loss.signals.keys())}"
             )
         numbers = [value.detach() for value in values.values()]
         column = numbers[0].unsqueeze(0) if len(numbers) == 1 else torch.stack(numbers)

@@ -17,7 +17,7 @@ def schedule_of(
     to_images = partial(Span.to_images, epoch=epoch, step=step, total=total)
     warmup = to_images(Span.parse(settings.warmup, "warmup"))
     hold = to_images(Span.parse(settings.hold, "hold"))
-    drops = [to_images(Span.parse(text, "drop_at")) for text in settings.drop_at.split(",")]
+    milestones = [to_images(Span.parse(text, "milestones")) for text in settings.milestones.split(",")]
     highest = settings.lr * scale
 
     def after_warmup(images: int) -> float:
@@ -28,7 +28,7 @@ def schedule_of(
             case "linear":
                 return min(1.0, max(0, total - images) / max(1, total - max(hold, warmup)))
             case "step":
-                return settings.drop ** sum(images >= at for at in drops)
+                return settings.gamma ** sum(images >= at for at in milestones)
         return 1.0
 
     def learning_rate(images: int) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.runs.checkpoint import Snapshot
 from paceline.runs.tensors import copy_to_host
-from paceline.runs.weights import AVERAGED, load_weights
+from paceline.runs.weights import EMA, load_weights
 from paceline.training.learner import Learner
 from paceline.training.step import Step
 
@@ -20,11 +20,11 @@ def take_snapshot(images: int, step: Step, numbers: dict[str, Any]) -> Snapshot:
     state: dict[str, Tensor] = {}
     scalers: dict[str, Any] = {}
     for name, learner in step.learners.items():
-        averages = zip(learner.named, learner.average, strict=False)  # there may be none
-        weights |= {f"{AVERAGED}{name}.{key}": value for key, value in averages}
+        averages = zip(learner.named, learner.ema, strict=False)  # there may be none
+        weights |= {f"{EMA}{name}.{key}": value for key, value in averages}
         state |= _optimizer_tensors(learner)
         scalers[name] = learner.scaler.state_dict()
-    state |= {f"facts/{name}": value for name, value in step.facts.items()}
+    state |= {f"signals/{name}": value for name, value in step.signals.items()}
     return Snapshot(images, copy_to_host(weights), copy_to_host(state), {**numbers, "scalers": scalers})
 
 
@@ -32,12 +32,12 @@ def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
     """Puts a snapshot's tensors into the recipe, the learners and the facts."""
     load_weights(step.recipe, snapshot.weights)
     for name, learner in step.learners.items():
-        for key, average in zip(learner.named, learner.average, strict=False):
-            average.copy_(snapshot.weights[f"{AVERAGED}{name}.{key}"])
+        for key, ema_tensor in zip(learner.named, learner.ema, strict=False):
+            ema_tensor.copy_(snapshot.weights[f"{EMA}{name}.{key}"])
         _restore_optimizer(learner, snapshot.state)
         learner.scaler.load_state_dict(snapshot.numbers["scalers"][name] or learner.scaler.state_dict())
-    for name, value in step.facts.items():
-        value.copy_(snapshot.state[f"facts/{name}"])
+    for name, value in step.signals.items():
+        value.copy_(snapshot.state[f"signals/{name}"])
 
 
 def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:

@@ -32,9 +32,9 @@ class Step:
         self.recipe, self.learners, self.strategy = recipe, learners, strategy
         self.complete, self.batch_size, self.images_per_step = feed.complete, feed.cut.batch_size, feed.images_per_step
         self.world = strategy.world
-        self.facts: dict[str, Tensor] = {
+        self.signals: dict[str, Tensor] = {
             name: torch.tensor(value, device=self.world.device, dtype=strategy.precision.weights)
-            for name, value in recipe.facts.items()
+            for name, value in recipe.signals.items()
         }
         self.unchecked = {phase.name for phase in recipe.phases}
         self.selected: str | None = None
@@ -67,7 +67,7 @@ class Step:
             for made in run_side_by_side(tasks, self.world.device):
                 entries += made
         for learner in self.learners.values():
-            learner.take_average(self.images_per_step)
+            learner.update_ema(self.images_per_step)
         return entries
 
     def rehearse(self, fetched: Batch) -> None:
@@ -76,7 +76,7 @@ class Step:
         samples = len(next(iter(batch.values())))
         for phase in self.recipe.phases:
             self._select(phase.network)
-            loss = self.strategy.call(phase.name, self._with_facts(batch, samples))
+            loss = self.strategy.call(phase.name, self._with_signals(batch, samples))
             _total(loss, 1).backward()
             batch |= {name: value.detach() for name, value in loss.shared.items()}
             self.learners[phase.network].optimizer.zero_grad(set_to_none=True)
@@ -88,22 +88,22 @@ class Step:
     def _run(self, phase: Phase, batches: list[Batch], watch: Watch | None) -> list[Entry]:
         learner = self.learners[phase.network]
         entries: list[Entry] = []
-        facts: dict[str, Tensor] = {}
+        signals: dict[str, Tensor] = {}
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
             samples = len(next(iter(batch.values())))
             with self.strategy.accumulating(phase, last):
-                loss = self.strategy.forward(phase, self._with_facts(batch, samples))
+                loss = self.strategy.forward(phase, self._with_signals(batch, samples))
                 # Means over parts, weighted so that the ranks' average is the mean over the global batch.
                 weight = samples * self.world.size / self.batch_size
                 self.strategy.backward(learner.scale(_total(loss, weight)), last)
             entries.append(Entry.of(phase.name, loss, samples))
             batch |= {name: value.detach() for name, value in loss.shared.items()}
-            for name in (name for name in self.facts if name in loss.facts):  # in the same order on every rank
-                part = loss.facts[name].detach().to(self.facts[name].dtype) * (samples / self.batch_size)
-                facts[name] = facts[name] + part if name in facts else part
-        if facts:
-            self._learn_facts(facts)
+            for name in (name for name in self.signals if name in loss.signals):  # in the same order on every rank
+                part = loss.signals[name].detach().to(self.signals[name].dtype) * (samples / self.batch_size)
+                signals[name] = signals[name] + part if name in signals else part
+        if signals:
+            self._update_signals(signals)
         if phase.name in self.unchecked:
             self._check_gradients(phase, learner)
         if watch:
@@ -120,14 +120,14 @@ class Step:
             for parameter in learner.parameters:
                 parameter.requires_grad_(name == network)
 
-    def _with_facts(self, batch: Batch, samples: int) -> Batch:
+    def _with_signals(self, batch: Batch, samples: int) -> Batch:
         """Facts travel as columns, since DataParallel can only cut what has a dimension for samples."""
-        return batch | {name: fact.expand(samples) for name, fact in self.facts.items()} if self.facts else batch
+        return batch | {name: fact.expand(samples) for name, fact in self.signals.items()} if self.signals else batch
 
-    def _learn_facts(self, facts: dict[str, Tensor]) -> None:
-        totals = self.world.sum(torch.stack(list(facts.values())))
-        for name, total in zip(facts, totals.unbind(), strict=True):
-            self.facts[name].copy_(total)
+    def _update_signals(self, signals: dict[str, Tensor]) -> None:
+        totals = self.world.sum(torch.stack(list(signals.values())))
+        for name, total in zip(signals, totals.unbind(), strict=True):
+            self.signals[name].copy_(total)
 
     def _check_gradients(self, phase: Phase, learner: Learner) -> None:
         self.unchecked.discard(phase.name)
@@ -150,7 +150,7 @@ def groups(due: Iterable[Phase]) -> list[list[Phase]]:
     """The phases in order, together where they may run at the same time."""
     together: list[list[Phase]] = []
     for phase in due:
-        if phase.beside and together and all(phase.network != other.network for other in together[-1]):
+        if phase.concurrent and together and all(phase.network != other.network for other in together[-1]):
             together[-1].append(phase)
         else:
             together.append([phase])

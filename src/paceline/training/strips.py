@@ -23,7 +23,7 @@ MULTIPLE_PX = 8  # of a window's side, so that every enlargement divides it
 
 def has_strips(recipe: Recipe) -> bool:
     """Whether the recipe has pictures to show for samples."""
-    return type(recipe).strip is not Recipe.strip
+    return type(recipe).preview is not Recipe.preview
 
 
 def strip_samples(source: Source, device: torch.device, precision: Precision) -> list[Batch]:
@@ -56,7 +56,7 @@ def make_strips(recipe: Recipe, samples: list[Batch], precision: Precision) -> I
     strips = []
     for sample in samples:
         with eager(), precision.autocast():
-            shown = recipe.strip(sample)
+            shown = recipe.preview(sample)
         pictures = {name: to_eight_bits(made)[0].permute(1, 2, 0).cpu().numpy() for name, made in shown.items()}
         strips.append(side_by_side([captioned(to_image(one), name, room=True) for name, one in pictures.items()]))
     recipe.train()

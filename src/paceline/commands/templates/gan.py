@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Draw, Facts, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Recipe
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class MyGan(Recipe):
         "size": 16,
         "lr": 2e-4,
         "beta1": 0.5,
-        "average": "4000 images",
+        "ema_half_life": "4000 images",
         "validation": 0.0,
         "evaluate_every": "5 epochs",
         "sample_every": "5 epochs",
@@ -47,21 +47,21 @@ class MyGan(Recipe):
 
     # `predict` makes pictures of the draws alone: they are sampled, and judged against the training pictures.
     generates = True
-    judge = "generation"
-    judged_on = "train"
+    evaluator = "generation"
+    evaluated_on = "train"
     best = ("train/FID", "min")
 
     # A step runs these in order. A phase updates one network, by the loss of the method `<phase>_loss`.
     phases = (Phase("generator", network="generator"), Phase("discriminator", network="discriminator"))
 
     # Networks that are judged by the moving average of their weights, where one is kept: `average` above.
-    averaged = ("generator",)
+    ema = ("generator",)
 
-    def __init__(self, settings: MyGanSettings, facts: Facts) -> None:
+    def __init__(self, settings: MyGanSettings, spec: DataSpec) -> None:
         """Builds the networks; `facts` is what the data says about its samples."""
-        super().__init__(settings, facts)
-        shape = (facts.channels, facts.height, facts.width)
-        pixels, width = facts.channels * facts.height * facts.width, settings.width
+        super().__init__(settings, spec)
+        shape = (spec.channels, spec.height, spec.width)
+        pixels, width = spec.channels * spec.height * spec.width, settings.width
         # Random numbers come with the batch, a row for each sample: the same on one device and on many.
         self.draws = {"noise": Draw((settings.noise_size,), "normal")}
         self.generator = nn.Sequential(

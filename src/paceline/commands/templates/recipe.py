@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Facts, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 
 
@@ -35,33 +35,33 @@ class MyRecipe(Recipe):
     defaults: ClassVar[dict[str, Any]] = {"epochs": 10, "batch_size": "64", "lr": 5e-3, "schedule": "cosine"}
 
     # What measures `predict`, and the metric that chooses the best checkpoint.
-    judge = "accuracy"
+    evaluator = "accuracy"
     best = ("validation/top1", "max")
 
     # A step runs these in order. A phase updates one network, by the loss of the method `<phase>_loss`.
     phases = (Phase("classifier", network="classifier"),)
 
-    # Networks that are judged by the moving average of their weights, where one is kept: `--set average="5 epochs"`.
-    averaged = ("classifier",)
+    # Networks that are evaluated by the EMA of their weights, where one is kept: `--set ema_half_life="5 epochs"`.
+    ema = ("classifier",)
 
-    def __init__(self, settings: MyRecipeSettings, facts: Facts) -> None:
+    def __init__(self, settings: MyRecipeSettings, spec: DataSpec) -> None:
         """Builds the networks; `facts` is what the data says about its samples."""
-        super().__init__(settings, facts)
-        if facts.num_classes < 2:
+        super().__init__(settings, spec)
+        if spec.num_classes < 2:
             raise UserError("this recipe needs data with two classes or more: choose another --data")
         self.label_smoothing = settings.label_smoothing
         width = settings.width
-        places = math.ceil(facts.height / 8) * math.ceil(facts.width / 8)  # what three halvings leave of a picture
+        places = math.ceil(spec.height / 8) * math.ceil(spec.width / 8)  # what three halvings leave of a picture
         # Adaptive pooling would fit any size, but on GPUs its gradient is not the same twice.
         self.classifier = nn.Sequential(
-            nn.Conv2d(facts.channels, width, 3, stride=2, padding=1),
+            nn.Conv2d(spec.channels, width, 3, stride=2, padding=1),
             nn.ReLU(),
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
             nn.ReLU(),
             nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(4 * width * places, facts.num_classes),
+            nn.Linear(4 * width * places, spec.num_classes),
         )
 
     def classifier_loss(self, batch: Batch) -> Loss:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.config.settings import RunSettings, setting
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.data.source import ArraySource
 
 SIZE_PX = 16
@@ -44,12 +44,12 @@ class MySource(ArraySource):
                 "image": pictures.clip(0, 255).astype(np.uint8)[..., None],  # [sample, height, width, channel]
                 "label": label.astype(np.int64),
             },
-            facts=Facts(
+            spec=DataSpec(
                 channels=1,
                 height=SIZE_PX,
                 width=SIZE_PX,
                 num_classes=2,
                 class_names=("lies", "stands"),
-                mirror=True,  # a mirrored bar lies or stands as before
+                flip_allowed=True,  # a mirrored bar lies or stands as before
             ),
         )

@@ -85,7 +85,7 @@ class Dali(ReusingLoader):
         for index, places in zip(request.index, self._places(request), strict=True):
             for name, file in self.samples[int(index)].files.items():
                 feed.setdefault(name, []).append(_bytes_of(file))
-                place = places // self.source.facts.scale if name == "low" else places
+                place = places // self.source.spec.scale if name == "low" else places
                 feed.setdefault(f"{name} start", []).append(place[:2])
                 feed.setdefault(f"{name} shape", []).append(place[2:])
         return feed
@@ -94,7 +94,7 @@ class Dali(ReusingLoader):
         """Top, left, height and width of what is cut from each "image"."""
         sizes = self.sizes[request.index]
         if self.crop:
-            places = windows(request.uniforms, sizes, self.crop, self.source.facts.scale)
+            places = windows(request.uniforms, sizes, self.crop, self.source.spec.scale)
             return np.array(places, dtype=np.int32)
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
 

@@ -86,7 +86,7 @@ class _Reading(Dataset):
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def _windows(self, request: Tickets) -> Sample:
-        found = windows(request.uniforms, self.sizes[request.index], self.crop, self.source.facts.scale)
+        found = windows(request.uniforms, self.sizes[request.index], self.crop, self.source.spec.scale)
         samples = [
             self.source.read_window(int(index), window) for index, window in zip(request.index, found, strict=True)
         ]

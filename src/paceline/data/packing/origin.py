@@ -23,7 +23,7 @@ DIFFERENCES = {  # in the order in which they are looked for
     "pictures": "its samples consist of other pictures",
     "numbers": "its samples have other numbers",
     "mixed": "its sizes are mixed, or were",
-    "facts": "its facts (size, channels, classes) differ",
+    "spec": "its data spec (size, channels, classes) differ",
     "names_sha256": "its samples have other names",
     "numbers_sha256": "its numbers (labels) differ",
     "files_sha256": "its files have other names, sizes or times of change",
@@ -36,7 +36,7 @@ def describe(source: Source) -> dict[str, Any]:
     layout = Layout.of(source)
     found = {
         "count": len(source),
-        "facts": dataclasses.asdict(source.facts),
+        "spec": dataclasses.asdict(source.spec),
         "mixed": source.sizes is not None,
         "pictures": layout.pictures,
         "numbers": list(layout.numbers),

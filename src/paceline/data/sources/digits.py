@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.data.fixed_split import fixed_split
 from paceline.data.source import ArraySource
 from paceline.images.decode import arrange_pictures
@@ -29,5 +29,5 @@ class Digits(ArraySource):
         names = tuple(str(digit) for digit in range(10))
         super().__init__(
             {"image": pictures, "label": digits.target[chosen].astype(np.int64)},
-            Facts(channels, height, width, num_classes=10, class_names=names, mirror=False),
+            DataSpec(channels, height, width, num_classes=10, class_names=names, flip_allowed=False),
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import SUFFIXES, first_few, is_hidden, named_root, pictures_in, unreadable
 from paceline.data.fixed_split import fixed_split
@@ -42,7 +42,7 @@ class Folder(Source):
             self._leave_out_bad(root, max(1, settings.workers))
         channels = settings.channels or 3
         side = settings.size or self._side_of_first()
-        self.facts = Facts(channels, side, side, len(class_names), class_names)
+        self.spec = DataSpec(channels, side, side, len(class_names), class_names)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -50,7 +50,7 @@ class Folder(Source):
     def read(self, index: int) -> Sample:
         path = self.paths[index]
         try:
-            sample = {"image": arrange_picture(decode(path), self.facts.height, self.facts.channels)}
+            sample = {"image": arrange_picture(decode(path), self.spec.height, self.spec.channels)}
         except BadPicture as error:
             raise unreadable(path, error) from error
         if self.labels is not None:
@@ -59,9 +59,9 @@ class Folder(Source):
 
     def encoded(self, index: int) -> Encoded | None:
         """Only of pictures that are square and of the right size already; others are cut and scaled."""
-        side, path = self.facts.height, self.paths[index]
+        side, path = self.spec.height, self.paths[index]
         try:
-            fits = self.facts.channels == 3 and upright_size(path) == (side, side)
+            fits = self.spec.channels == 3 and upright_size(path) == (side, side)
         except BadPicture as error:
             raise unreadable(path, error) from error
         return self.made_of(index) if fits else None

@@ -9,4 +9,4 @@ class Mnist(TorchvisionSource):
     dataset = "MNIST"
     expected = "MNIST/raw/ with train- and t10k-images-idx3-ubyte, train- and t10k-labels-idx1-ubyte"
     class_names = tuple("0123456789")
-    mirror = False
+    flip_allowed = False

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import named_root
 from paceline.data.source import ArraySource
@@ -30,7 +30,7 @@ class Npz(ArraySource):
         pictures = arrange_pictures(pictures, settings)
         _, height, width, channels = pictures.shape
         num_classes = 1 + max(int(array.max(initial=0)) for array in labels.values())
-        super().__init__({"image": pictures, "label": own_labels}, Facts(channels, height, width, num_classes))
+        super().__init__({"image": pictures, "label": own_labels}, DataSpec(channels, height, width, num_classes))
 
 
 def _find(root: Path) -> Path:

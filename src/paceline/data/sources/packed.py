@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.crop import Window, cropped, cut
 from paceline.data.file_lists import named_root
@@ -27,12 +27,12 @@ class Packed(Source):
         root = named_root(settings)
         self.packed = PackedSplit(root, split)
         about = self.packed.about
-        facts = _facts(about["facts"])
-        if settings.channels not in (0, facts.channels):
-            raise _fixed(f"channels={settings.channels}", root, f"with {facts.channels}")
-        if settings.size and (settings.size, settings.size) != (facts.height, facts.width):
+        spec = _spec(about["spec"])
+        if settings.channels not in (0, spec.channels):
+            raise _fixed(f"channels={settings.channels}", root, f"with {spec.channels}")
+        if settings.size and (settings.size, settings.size) != (spec.height, spec.width):
             raise _fixed(f"size={settings.size}", root, "in another size")
-        self.facts = facts
+        self.spec = spec
         self.rows = np.arange(len(self.packed.index))  # of the samples that are used
         if about["mixed"]:
             first = self.packed.column["image.height"]
@@ -40,7 +40,7 @@ class Packed(Source):
             if settings.bad_images == "skip" and split == "train":
                 self._leave_out_small(sizes, settings.crop, root)
             self.sizes = np.ascontiguousarray(sizes[self.rows])
-            self.facts = cropped(facts, settings.crop)
+            self.spec = cropped(spec, settings.crop)
 
     @classmethod
     def splits_of(cls, settings: RunSettings) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ class Packed(Source):
         return {name: np.array(field) for name, field in self._fields(index).items()}
 
     def read_window(self, index: int, window: Window) -> Sample:
-        return cut(self._fields(index), window, self.facts.scale)
+        return cut(self._fields(index), window, self.spec.scale)
 
     def numbers_of(self, indices: np.ndarray) -> Sample | None:
         rows = self.packed.index[self.rows[indices]]
@@ -82,6 +82,6 @@ def _fixed(asked: str, root: Path, how: str) -> UserError:
     return UserError(f"{asked}: {root} was packed {how}; pack its source into another folder")
 
 
-def _facts(kept: dict[str, Any]) -> Facts:
+def _spec(kept: dict[str, Any]) -> DataSpec:
     lists: dict[str, Any] = {name: tuple(value) for name, value in kept.items() if isinstance(value, list)}
-    return Facts(**kept | lists)
+    return DataSpec(**kept | lists)

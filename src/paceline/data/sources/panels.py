@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from paceline.config.settings import RunSettings, setting
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import by_stem, pictures_in
 from paceline.data.fixed_split import fixed_split
@@ -49,7 +49,7 @@ class Panels(PictureFiles):
         self.tiles: ArraySource | None = None
         if _is_embedded(settings):
             self.tiles = _tiles(split, settings)
-            self.facts = self.tiles.facts
+            self.spec = self.tiles.spec
             if split == "train":
                 self.notes = ("no --data-root: tiles of the stained tissue that scikit-image holds",)
             return
@@ -62,7 +62,7 @@ class Panels(PictureFiles):
         super().__init__(base, samples, split, settings, problems)
         named = [name for name in self.names if name not in (INPUT, LEFT_OUT)]
         named.sort(key=lambda name: name == SEGMENTATION)  # it comes last
-        self.facts = dataclasses.replace(self.facts, panels=tuple(named))
+        self.spec = dataclasses.replace(self.spec, panels=tuple(named))
 
     def __len__(self) -> int:
         return len(self.tiles) if self.tiles else super().__len__()
@@ -138,7 +138,7 @@ def _tiles(split: str, settings: Panels.Settings) -> ArraySource:
     for name in sorted((name for name in wanted if name != LEFT_OUT), key=lambda name: name == SEGMENTATION):
         cut = (Image.fromarray(tissue[name][top : top + side, left : left + side]) for top, left in chosen)
         arrays[name] = np.stack([arrange_picture(tile, 0, channels) for tile in cut])
-    return ArraySource(arrays, Facts(channels, side, side, panels=tuple(name for name in arrays if name != INPUT)))
+    return ArraySource(arrays, DataSpec(channels, side, side, panels=tuple(name for name in arrays if name != INPUT)))
 
 
 def _find(root: Path, split: str) -> tuple[Path, list[Files], list[str], bool]:

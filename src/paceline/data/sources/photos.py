@@ -49,7 +49,7 @@ class Photos(PictureFiles):
             samples, problems = _with_low(root, paths, _low_files(low_roots), low_roots)
             self.scale = _find_scale(samples)
         super().__init__(root, samples, split, settings, problems)
-        self.facts = dataclasses.replace(self.facts, scale=self.scale)
+        self.spec = dataclasses.replace(self.spec, scale=self.scale)
         if _is_embedded(settings) and not (settings.test_root and split == "test"):
             self.notes += (f"{split}: {len(self)} photographs from scikit-image; --data-root names your own",)
 

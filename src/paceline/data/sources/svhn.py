@@ -11,4 +11,4 @@ class Svhn(TorchvisionSource):
     says_split = True
     channels_first = True
     class_names = tuple("0123456789")
-    mirror = False
+    flip_allowed = False

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Batch, Facts
-from paceline.evaluation.contract import Judge
+from paceline.contracts.recipe import Batch, DataSpec
+from paceline.evaluation.contract import Evaluator
 
 
-class Accuracy(Judge):
+class Accuracy(Evaluator):
     """Loss, top-1 and top-5 accuracy (top-k for the k classes of smaller data) and the number of samples."""
 
-    def __init__(self, facts: Facts, device: torch.device, settings: RunSettings) -> None:
-        super().__init__(facts, device, settings)
+    def __init__(self, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(spec, device, settings)
         self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, top-1, top-5, samples
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:

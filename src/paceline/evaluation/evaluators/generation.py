@@ -1,6 +1,6 @@
 """Generated pictures: FID, KID, precision and recall, and the Inception Score where the network has logits.
 
-The protocol: pictures in 8 bits; all samples of the split against `judged_images` generated ones, each from the
+The protocol: pictures in 8 bits; all samples of the split against `generated_images` generated ones, each from the
 random numbers of its position; the Fréchet distance with unbiased covariances; of the first 10,000 of each the
 kernel distance (mean over subsets of 1,000, in order) and precision and recall (third neighbours); the Inception
 Score as the mean over ten splits. Numbers by other features than the Inception of 2015 are named with the network.
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Batch, Facts
+from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
 from paceline.data.fingerprint import fingerprint
 from paceline.data.transforms import to_eight_bits
 from paceline.evaluation import kept_statistics
-from paceline.evaluation.contract import Case, Judge
+from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.features.choice import choose_features
 from paceline.evaluation.features.network import NAMES
 from paceline.evaluation.statistics import (
@@ -37,26 +37,26 @@ from paceline.evaluation.sums import NUM_SPLITS, FeatureSums, Layout, Statistics
 NUM_ROWS = 10_000  # pictures of each kind whose features are kept, for KID, precision and recall
 
 
-class Generation(Judge):
+class Generation(Evaluator):
     """Made pictures against real ones, by the features of a stated network."""
 
-    def __init__(self, facts: Facts, device: torch.device, settings: RunSettings) -> None:
-        super().__init__(facts, device, settings)
+    def __init__(self, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(spec, device, settings)
         self.real: Statistics | None = None
 
     def begin(self, case: Case) -> None:
         self.case, settings = case, self.settings
-        self.network = choose_features(settings, self.facts, self.device, case.open_run)
-        self.network.require(settings.judge_precision, self.device)
+        self.network = choose_features(settings, self.spec, self.device, case.open_run)
+        self.network.require(settings.feature_precision, self.device)
         self.label = self.network.label
         self.notes = _check_counts(case, self.network.num_features, self.network.warn_below, settings)
         self.real_protocol = {
             **self.network.protocol(),
             "pictures": "8 bits",
-            "arithmetic": NAMES[settings.judge_precision],
+            "arithmetic": NAMES[settings.feature_precision],
             "data": Path(settings.data).stem,
             "split": case.split,
-            "size": f"{self.facts.width}×{self.facts.height}×{self.facts.channels}",
+            "size": f"{self.spec.width}×{self.spec.height}×{self.spec.channels}",
             "fingerprint": fingerprint(case.source),
             "real": len(case.source),
             "rows": min(NUM_ROWS, len(case.source)),
@@ -123,7 +123,7 @@ class Generation(Judge):
         return FeatureSums(layout, self.device)
 
     def _add(self, sums: FeatureSums, pictures: Tensor, position: Tensor) -> None:
-        sums.add(self.network(to_eight_bits(pictures), self.settings.judge_precision), position)
+        sums.add(self.network(to_eight_bits(pictures), self.settings.feature_precision), position)
 
 
 def _check_counts(case: Case, num_features: int, warn_below: int, settings: RunSettings) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Batch, Facts
-from paceline.evaluation.contract import Case, Judge
+from paceline.contracts.recipe import Batch, DataSpec
+from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.image_metrics import SIGMA, WINDOW, in_levels, luma, psnr, refuse_small, ssim
 
 MEASURED = ("image", "bicubic", "input")  # fields of a prediction
@@ -28,16 +28,16 @@ METRICS = ("psnr", "ssim", "lpips")
 Distance = Callable[[Tensor, Tensor], Tensor]
 
 
-class Restoration(Judge):
+class Restoration(Evaluator):
     """Mean PSNR, SSIM and LPIPS of what was restored and of what it is held against."""
 
-    def __init__(self, facts: Facts, device: torch.device, settings: RunSettings) -> None:
-        super().__init__(facts, device, settings)
+    def __init__(self, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(spec, device, settings)
         self.label = settings.protocol
         self._sums = torch.zeros(len(MEASURED), len(METRICS) + 1, dtype=torch.float64, device=device)
 
     def begin(self, case: Case) -> None:
-        self.border = case.enlarges if case.enlarges > 1 else 0
+        self.border = case.output_scale if case.output_scale > 1 else 0
         refuse_small(case, self.border)
         self.distance, self.notes = _perceptual_distance(self.device)
 

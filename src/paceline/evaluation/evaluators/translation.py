@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Batch, Facts
-from paceline.evaluation.contract import Case, Judge
+from paceline.contracts.recipe import Batch, DataSpec
+from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.image_metrics import in_levels, psnr, refuse_small, ssim
 
 SEGMENTATION = "segmentation"
@@ -24,12 +24,12 @@ MIDDLE = 127.5  # of the levels 0…255
 ALIKE = 64  # levels between the brightest and the darkest channel of a pixel without a colour
 
 
-class Translation(Judge):
+class Translation(Evaluator):
     """Means over pictures for each panel; overlaps of the segmentation's classes."""
 
-    def __init__(self, facts: Facts, device: torch.device, settings: RunSettings) -> None:
-        super().__init__(facts, device, settings)
-        self._quality = torch.zeros(len(facts.panels), 3, dtype=torch.float64, device=device)  # PSNR, SSIM, pictures
+    def __init__(self, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(spec, device, settings)
+        self._quality = torch.zeros(len(spec.panels), 3, dtype=torch.float64, device=device)  # PSNR, SSIM, pictures
         self._overlap = torch.zeros(len(CLASSES), 3, dtype=torch.float64, device=device)  # pixels: both, made, real
 
     def begin(self, case: Case) -> None:
@@ -39,7 +39,7 @@ class Translation(Judge):
         return {"rounded": "to 8 bits", "channels": "all", "segmentation": f"brightest channel above {MIDDLE}"}
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
-        for number, name in enumerate(self.facts.panels):
+        for number, name in enumerate(self.spec.panels):
             if name not in prediction:
                 continue
             made, real = in_levels(prediction[name]), in_levels(batch[name])
@@ -57,7 +57,7 @@ class Translation(Judge):
         quality, overlap = sums.tensor_split([self._quality.numel()])
         measured = {
             name: (row[0] / row[2], row[1] / row[2], row[2])
-            for name, row in zip(self.facts.panels, quality.view(-1, 3).tolist(), strict=True)
+            for name, row in zip(self.spec.panels, quality.view(-1, 3).tolist(), strict=True)
             if row[2]
         }
         assert measured, "an empty split has no PSNR"

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.evaluation.contract import OpenedRun
 from paceline.evaluation.features.inception import load_inception
@@ -31,8 +31,8 @@ class Pixels(FeatureNetwork):
     label = f"pixels-{SIDE_PX}x{SIDE_PX}"
     resize = f"area to {SIDE_PX}"
 
-    def __init__(self, facts: Facts) -> None:
-        self.num_features = facts.channels * self.SIDE_PX**2
+    def __init__(self, spec: DataSpec) -> None:
+        self.num_features = spec.channels * self.SIDE_PX**2
 
     def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
         return Seen(F.adaptive_avg_pool2d(pictures.float() / 255, self.SIDE_PX).flatten(1))
@@ -41,13 +41,13 @@ class Pixels(FeatureNetwork):
 class Classifier(FeatureNetwork):
     """A classification run of ours: what goes into its last linear layer, and its logits."""
 
-    def __init__(self, name: str, run: OpenedRun, facts: Facts, device: torch.device) -> None:
+    def __init__(self, name: str, run: OpenedRun, spec: DataSpec, device: torch.device) -> None:
         layers = [module for module in run.recipe.modules() if isinstance(module, nn.Linear)]
-        if run.recipe.judge != "accuracy" or not layers:
+        if run.recipe.evaluator != "accuracy" or not layers:
             raise UserError(f"features={name}: not a classification run with a last linear layer")
-        if _shape(run.facts) != _shape(facts):
+        if _shape(run.spec) != _shape(spec):
             raise UserError(
-                f"features={name}: it knows pictures of {_shape(run.facts)}, and these are of {_shape(facts)}; "
+                f"features={name}: it knows pictures of {_shape(run.spec)}, and these are of {_shape(spec)}; "
                 "train a classifier on such pictures (--set size=… sets their side)"
             )
         self.recipe, self.last = run.recipe.float().to(device).eval().requires_grad_(False), layers[-1]
@@ -67,19 +67,19 @@ class Classifier(FeatureNetwork):
         return Seen(caught[-1].flatten(1), logits)
 
 
-def choose_features(settings: RunSettings, facts: Facts, device: torch.device, open_run: OpenRun) -> FeatureNetwork:
+def choose_features(settings: RunSettings, spec: DataSpec, device: torch.device, open_run: OpenRun) -> FeatureNetwork:
     """The network that the settings name: Inception, a classification run, or none but pixels."""
     if settings.inception:
         return load_inception(settings.inception, settings.inception_sha256, device)
     if settings.features:
-        return _load_classifier(settings.features, facts, device, open_run)
-    return Pixels(facts)
+        return _load_classifier(settings.features, spec, device, open_run)
+    return Pixels(spec)
 
 
 @lru_cache(maxsize=1)  # a run asks again at every evaluation
-def _load_classifier(run: str, facts: Facts, device: torch.device, open_run: OpenRun) -> Classifier:
-    return Classifier(run, open_run(run), facts, device)
+def _load_classifier(run: str, spec: DataSpec, device: torch.device, open_run: OpenRun) -> Classifier:
+    return Classifier(run, open_run(run), spec, device)
 
 
-def _shape(facts: Facts) -> str:
-    return f"{facts.width}×{facts.height}×{facts.channels}"
+def _shape(spec: DataSpec) -> str:
+    return f"{spec.width}×{spec.height}×{spec.channels}"

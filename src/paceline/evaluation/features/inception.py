@@ -68,7 +68,9 @@ class FoldedInception(FeatureNetwork):
     def _in_fp16(self, device: torch.device) -> Callable[[Tensor], Tensor]:
         """Refused where its kernels cannot be made, or see something else than float32 does."""
         if find_spec("triton") is None:
-            raise UserError("judge_precision=fp16 needs the package triton; install it or take judge_precision=tf32")
+            raise UserError(
+                "feature_precision=fp16 needs the package triton; install it or take feature_precision=tf32"
+            )
         from paceline.evaluation.features.inception_half import Half
 
         trial = enlarged(trial_picture(device))
@@ -80,10 +82,12 @@ class FoldedInception(FeatureNetwork):
         except Exception as error:  # of no common class: no compiler, an old GPU, too little shared memory
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"judge_precision=fp16: Triton cannot compute in it here ({reason}); take judge_precision=tf32"
+                f"feature_precision=fp16: Triton cannot compute in it here ({reason}); take feature_precision=tf32"
             ) from error
         if not torch.allclose(found, self.network(trial), rtol=0.02, atol=0.01):
-            raise UserError("judge_precision=fp16: this GPU computes other features in it; take judge_precision=tf32")
+            raise UserError(
+                "feature_precision=fp16: this GPU computes other features in it; take feature_precision=tf32"
+            )
         return network
 
 

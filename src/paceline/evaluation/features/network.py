@@ -43,12 +43,12 @@ class FeatureNetwork:
         """Refuses an arithmetic that this network does not have, or that makes no sense on a device."""
         if arithmetic == "fp16" and device.type == "cpu":
             raise UserError(
-                "judge_precision=fp16 is for GPUs, since most CPUs are slow in it; take judge_precision=fp32"
+                "feature_precision=fp16 is for GPUs, since most CPUs are slow in it; take feature_precision=fp32"
             )
         if arithmetic not in self.arithmetics:
             offered = " or ".join(self.arithmetics)
             raise UserError(
-                f"judge_precision={arithmetic}: only the Inception of a known file has it; "
+                f"feature_precision={arithmetic}: only the Inception of a known file has it; "
                 f"for {self.label or 'this network'} take {offered}"
             )
 

@@ -23,7 +23,7 @@ class _ReplicaCall(PhaseCall):
         first = next(iter(batch.values()))
         rows = lambda scalars: {name: value.reshape(1) for name, value in scalars.items()}  # noqa: E731
         count = first.new_full((1,), len(first), dtype=torch.float64)  # filled there: a copy would wait for the device
-        return Loss(rows(loss.terms), loss.shared, rows(loss.facts)), count
+        return Loss(rows(loss.terms), loss.shared, rows(loss.signals)), count
 
 
 class ReplicaThreads:
@@ -88,4 +88,4 @@ class DataParallel(Strategy):
         loss, counts = self.replicas(phase.name, batch)
         share = counts / counts.sum()
         mean = lambda rows: {name: (row * share.to(row.dtype)).sum() for name, row in rows.items()}  # noqa: E731
-        return Loss(mean(loss.terms), loss.shared, mean(loss.facts))
+        return Loss(mean(loss.terms), loss.shared, mean(loss.signals))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Draw, Facts, Loss
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss
 from paceline.core.errors import UserError, unknown
 from paceline.models import diffaugment
 from paceline.models.dcgan import SIZES_PX, Discriminator, Generator
@@ -77,33 +77,33 @@ QUICK: dict[str, Any] = {
     "batch_size": "32",
     "reference_batch": 32,
     "lr": 5e-4,
-    "average": "2000 images",
+    "ema_half_life": "2000 images",
     "epochs": 50,
     "save_every": "10 epochs",
     "evaluate_every": "10 epochs",
 }
 
 
-def check_pictures(facts: Facts) -> None:
+def check_pictures(spec: DataSpec) -> None:
     """Refuses pictures that the networks cannot take."""
-    if facts.height != facts.width or facts.height not in SIZES_PX:
+    if spec.height != spec.width or spec.height not in SIZES_PX:
         raise UserError(
-            f"the pictures have {facts.width}×{facts.height} pixels and the networks are for squares of 32 or 64: "
+            f"the pictures have {spec.width}×{spec.height} pixels and the networks are for squares of 32 or 64: "
             "use --set size=32 or --set size=64"
         )
 
 
-def make_generator(settings: AdversarialSettings, facts: Facts) -> Generator:
+def make_generator(settings: AdversarialSettings, spec: DataSpec) -> Generator:
     """A generator of pictures like the data's."""
     smallest = int(settings.smallest)
-    return Generator(facts.height, facts.channels, settings.nz, settings.ngf, smallest, settings.activation)
+    return Generator(spec.height, spec.channels, settings.nz, settings.ngf, smallest, settings.activation)
 
 
-def make_discriminator(settings: AdversarialSettings, facts: Facts) -> Discriminator:
+def make_discriminator(settings: AdversarialSettings, spec: DataSpec) -> Discriminator:
     """A discriminator of pictures like the data's."""
     smallest = int(settings.smallest)
     return Discriminator(
-        facts.height, facts.channels, settings.ndf, smallest, settings.d_norm, spectral=settings.spectral_norm
+        spec.height, spec.channels, settings.ndf, smallest, settings.d_norm, spectral=settings.spectral_norm
     )
 
 
@@ -136,7 +136,7 @@ def discriminator_loss(discriminator: Discriminator, objective: Objective, views
     real = discriminator(views(batch["image"], batch, "real"))
     fake = discriminator(views(batch["fake"], batch, "fake"))
     terms = {"real": objective.real(real).mean(), "fake": objective.fake(fake).mean()}
-    return Loss(terms, facts={"real_score": score(real), "fake_score": score(fake)})
+    return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
 
 
 def penalty_loss(discriminator: Discriminator, weight: float, views: Views, batch: Batch) -> Loss:

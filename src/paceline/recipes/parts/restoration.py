@@ -109,4 +109,4 @@ class Terms:
         """Real pictures told from restored ones; each pass has BatchNorm statistics of its own."""
         on_real, on_fake = discriminator(real), discriminator(fake)
         terms = {"real": self.objective.real(on_real).mean(), "fake": self.objective.fake(on_fake).mean()}
-        return Loss(terms, facts={"real_score": score(on_real), "fake_score": score(on_fake)})
+        return Loss(terms, signals={"real_score": score(on_real), "fake_score": score(on_fake)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from paceline.contracts.recipe import Facts
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError, unknown
 
 SEGMENTATION = "segmentation"
@@ -31,26 +31,26 @@ class Plan:
         return [number for number, weight in enumerate(self.fusion) if weight]
 
 
-def plan_pix2pix(facts: Facts, target: str) -> Plan:
+def plan_pix2pix(spec: DataSpec, target: str) -> Plan:
     """One panel, made of the input."""
-    if not facts.panels:
+    if not spec.panels:
         raise _no_panels()
-    if target and target not in facts.panels:
-        raise UserError(f"target={target}: {unknown('panel', target, facts.panels)}")
-    if not target and len(facts.panels) > 1:
+    if target and target not in spec.panels:
+        raise UserError(f"target={target}: {unknown('panel', target, spec.panels)}")
+    if not target and len(spec.panels) > 1:
         raise UserError(
-            f"model=pix2pix learns one panel and the data has {', '.join(facts.panels)}: "
-            f"choose one with --set target={facts.panels[0]}, or --set model=deepliif"
+            f"model=pix2pix learns one panel and the data has {', '.join(spec.panels)}: "
+            f"choose one with --set target={spec.panels[0]}, or --set model=deepliif"
         )
-    one = {target or facts.panels[0]: 1.0}
+    one = {target or spec.panels[0]: 1.0}
     return Plan(tuple(one), (), one, one)
 
 
-def plan_deepliif(facts: Facts, modalities: int, fusion: str, generators: str, discriminators: str) -> Plan:
+def plan_deepliif(spec: DataSpec, modalities: int, fusion: str, generators: str, discriminators: str) -> Plan:
     """Every panel, the segmentation from the input and from each of the others."""
-    if not facts.panels:
+    if not spec.panels:
         raise _no_panels()
-    names = tuple(panel for panel in facts.panels if panel != SEGMENTATION)
+    names = tuple(panel for panel in spec.panels if panel != SEGMENTATION)
     if modalities and modalities != len(names):
         raise UserError(
             f"modalities={modalities}: the data has {len(names)} besides the input and the segmentation "
@@ -58,7 +58,7 @@ def plan_deepliif(facts: Facts, modalities: int, fusion: str, generators: str, d
         )
     if not names:
         raise UserError("model=deepliif needs a modality besides the segmentation: use --set model=pix2pix")
-    segmented = SEGMENTATION in facts.panels
+    segmented = SEGMENTATION in spec.panels
     weights: tuple[float, ...] = ()
     if segmented:
         weights = _weights("segmentation_weights", fusion, ("the input", *names)) or _usual_fusion(len(names))

@@ -51,7 +51,7 @@ class Mirror:
         self._staging = Staging(folder)
         self._began_at = max(self._staging.checkpoints(), default=0)
         self._up: dict[str, str] = {}  # the SHA-256 of what lies there
-        self._facts: dict[str, tuple[int, int]] = {}  # time and size of a file when it was sent
+        self._spec: dict[str, tuple[int, int]] = {}  # time and size of a file when it was sent
         self._manifests: dict[str, Manifest] = {}  # published, by name, newest first
         self._connected = False
         self._refused = ""
@@ -257,12 +257,12 @@ class Mirror:
         """Sends a file under its own name if it has changed."""
         name = file.relative_to(self.folder).as_posix()
         facts = file.stat()
-        if self._facts.get(name) == (facts.st_mtime_ns, facts.st_size):
+        if self._spec.get(name) == (facts.st_mtime_ns, facts.st_size):
             return
         copy = self._staging.copy(name)
         if copy:
             self._send(copy, Piece(name, checksum_of_file(copy), copy.stat().st_size))
-            self._facts[name] = (facts.st_mtime_ns, facts.st_size)
+            self._spec[name] = (facts.st_mtime_ns, facts.st_size)
 
 
 def _checkpoints_in(manifest: Manifest | None) -> list[int]:
