@@ -56,7 +56,7 @@ def test_what_is_missing_comes_with_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(doctor.NEEDS, "dali", "a_package_that_is_not_there")
     assert run(["doctor"]) == 0
-    assert "pip install -e '.[dali]' in Paceline's folder" in capsys.readouterr().out
+    assert "pip install 'paceline[dali]'" in capsys.readouterr().out
 
 
 def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(kept: Callable[[Any], None]) -> None:

@@ -73,12 +73,12 @@ def _variants(config: Config, target: Parts) -> Iterator[Variant]:
     yield synthetic("one", assemble(single, own), alone=True)
     small = assemble(part, own)
     yield synthetic("part", small, alone=True, times=devices)
-    if strategy_class(config).distributed:
+    if strategy_class(config).needs_processes:
         yield synthetic("together", small, alone=False, times=devices)
     if isinstance(small.run_step, GraphedStep) and not isinstance(target.run_step, GraphedStep):
         eager = assemble(part.with_run(graph="off"), own)
         yield synthetic("eager", eager, alone=False, times=devices)
-    synchronised = config.run.sync_batchnorm != "off" and strategy_class(config).distributed
+    synchronised = config.run.sync_batchnorm != "off" and strategy_class(config).needs_processes
     if synchronised and any(has_batchnorm(network) for network in target.recipe.networks.values()):
         apart = assemble(config.with_run(sync_batchnorm="off"), world)
         yield synthetic("gradients", apart, alone=False)

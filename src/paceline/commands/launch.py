@@ -35,7 +35,7 @@ def prepare(
     if gpus and config.run.devices not in (1, gpus):
         raise UserError(f"--devices {config.run.devices}: --gpus-per-node says {gpus}")
     several = config.with_run(devices=nodes * devices)
-    if nodes * devices > 1 and not strategy_class(several).distributed:
+    if nodes * devices > 1 and not strategy_class(several).needs_processes:
         raise UserError(f"--strategy {config.run.strategy}: runs in one process; use ddp or lightning")
     split_batch(config.run.batch_size, nodes * devices, config.run.accumulate)  # refuses a batch that is too small
     command = TrainCommand(recipe, flags, config_file, tuple(assignments), nodes, devices, config.run.join_timeout)

@@ -51,7 +51,7 @@ class Result:
 def train(config: Config) -> int:
     """Trains a recipe, in as many processes as the settings ask for; gives the exit code."""
     config = config.with_run(out=config.run.out or default_folder(config))
-    several = strategy_class(config).distributed and config.run.devices > 1
+    several = strategy_class(config).needs_processes and config.run.devices > 1
     watched = config.run.max_restarts or config.run.nnodes != "1" or config.run.rdzv
     if (several or watched) and place_of(config.run) is None:
         rendezvous = Rendezvous.of(config.run)
@@ -78,9 +78,9 @@ def default_folder(config: Config) -> str:
 def train_here(config: Config) -> int:
     """This process's part of a run, stage by stage where it has stages: the processes meet once for all of them."""
     place = place_from(os.environ)
-    if place and (config.run.strategy == "auto" or strategy_class(config).distributed):
+    if place and (config.run.strategy == "auto" or strategy_class(config).needs_processes):
         config = config.with_run(devices=place.size)  # of all hosts
-    world = join(config.run, distributed=strategy_class(config).distributed)
+    world = join(config.run, distributed=strategy_class(config).needs_processes)
     try:
         stages = stages_of(config, world)
         for stage in stages:

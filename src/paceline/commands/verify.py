@@ -85,7 +85,7 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
 
 
 def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
-    if strategy_class(config).distributed and config.run.devices > 1:
+    if strategy_class(config).needs_processes and config.run.devices > 1:
         code = run_in_processes(Task.of(trace_strategy, str(path), control, steps), config)
         if code == INTERRUPTED:
             raise KeyboardInterrupt

@@ -12,8 +12,8 @@ class UserError(ValueError):
 
 
 def install_extra(name: str) -> str:
-    """How to install what an optional part needs; Paceline is installed from its own folder."""
-    return f"pip install -e '.[{name}]' in Paceline's folder"
+    """Return the command that installs what an optional part needs."""
+    return f"pip install 'paceline[{name}]'"
 
 
 def unknown(kind: str, name: str, names: Iterable[str], *, meant: str | None = None, listed_by: str = "") -> UserError:

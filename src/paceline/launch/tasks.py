@@ -50,5 +50,5 @@ def run_in_processes(task: Task, config: Config, rendezvous: Rendezvous | None =
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         path = Path(folder) / "config.toml"
         path.write_text(to_toml(config.values(), {}))
-        processes = config.run.devices if strategy_class(config).distributed else 1
+        processes = config.run.devices if strategy_class(config).needs_processes else 1
         return run_processes(WORKER, [*task, config.recipe_name, str(path)], processes, rendezvous)

@@ -41,7 +41,16 @@ class PhaseCall(nn.Module):
 class Strategy:
     """Runs a recipe as it is, in this process; the other strategies change what they must."""
 
-    distributed: ClassVar[bool] = False  # whether there is one process per device
+    # What others need to know of a strategy. Nobody compares with its name.
+    needs_processes: ClassVar[bool] = False  # one process per device
+    max_devices: ClassVar[int | None] = None
+    complexity: ClassVar[int] = 0  # of equally good strategies a report recommends the simplest
+    package: ClassVar[str] = ""  # that must be installed besides torch; the extra has the same name
+    cannot_capture: ClassVar[str] = ""  # why its step cannot be a CUDA graph; empty where it can
+    cannot_compile: ClassVar[str] = ""  # why its networks cannot be compiled
+    parity_obstacle: ClassVar[str] = ""  # why its weights may differ from those of one device
+    ladder_obstacle: ClassVar[str] = ""  # why the costs of its step cannot be measured apart
+    cpu_obstacle: ClassVar[str] = ""  # why it is of no use on a CPU, where it runs like one device
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision) -> None:
         self.settings, self.world, self.precision = settings, world, precision
@@ -58,7 +67,7 @@ class Strategy:
         recipe.to(device=self.world.device, dtype=self.precision.weights)
         if self.world.device.type == "cuda":
             recipe.to(memory_format=torch.channels_last)
-        if self.distributed and self.world.size > 1:
+        if self.needs_processes and self.world.size > 1:
             self._synchronize_batchnorm(recipe)
         self.recipe = recipe
         self.call = PhaseCall(recipe, self.precision)
@@ -104,9 +113,19 @@ class Strategy:
             advance(data)
 
 
-def strategy_class(config: Config) -> type[Strategy]:
-    """The class behind `--strategy`."""
-    name = config.run.strategy
+AUTO = {"one device": "single", "several": "ddp"}  # what `--strategy auto` means
+
+
+def strategy_name(name: str, devices: int, accelerator: str = "") -> tuple[str, int]:
+    """Return the strategy that settings come to, and its devices, on an accelerator where that is known."""
     if name == "auto":
-        name = "ddp" if config.run.devices > 1 else "single"
+        name = AUTO["several" if devices > 1 else "one device"]
+    if accelerator == "cpu" and load_class("strategy", name, Strategy).cpu_obstacle:
+        return AUTO["one device"], 1
+    return name, devices
+
+
+def strategy_class(config: Config) -> type[Strategy]:
+    """Return the class behind `--strategy`."""
+    name, _ = strategy_name(config.run.strategy, config.run.devices)
     return load_class("strategy", name, Strategy)

@@ -63,7 +63,7 @@ def crop_of(config: Config, split: str) -> int:
 def assemble(config: Config, world: World | None = None) -> Parts:
     """Meets the other processes, where no world of them is given, and builds the run's parts."""
     strategy_type = strategy_class(config)
-    world = world or join(config.run, distributed=strategy_type.distributed)
+    world = world or join(config.run, distributed=strategy_type.needs_processes)
     try:
         return _build(config, strategy_type, world)
     except BaseException:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
+from paceline.parallel.ddp_options import STILL_BUFFERS
 from paceline.parallel.strategy import NOTHING, Strategy
-
-# Buffers are broadcast once, when a wrapper is built: per forward it breaks two forwards before one backward.
-_PARAMETERS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
-STILL_BUFFERS: dict[str, Any] = {
-    ("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False
-}
 
 # Said of 1×1 convolutions, whose strides have two names for one layout.
 warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -28,7 +21,8 @@ warnings.filterwarnings("ignore", message="Grad strides do not match bucket view
 class DistributedDataParallel(Strategy):
     """One wrapper per phase around the recipe, built while only that phase's network requires grad."""
 
-    distributed = True
+    needs_processes = True
+    complexity = 1
 
     def place(self, recipe: Recipe) -> None:
         super().place(recipe)

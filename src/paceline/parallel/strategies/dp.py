@@ -66,6 +66,13 @@ class _Replicas(nn.DataParallel):
 class DataParallel(Strategy):
     """Splits each batch over the GPUs of this process; on CPU there is nothing to split over."""
 
+    complexity = 3
+    cannot_capture = "DataParallel's threads cannot be captured"
+    cannot_compile = "DataParallel copies the networks in every step"
+    parity_obstacle = "its BatchNorm is separate in each replica"
+    ladder_obstacle = "one process drives all its devices"
+    cpu_obstacle = "DataParallel needs GPUs; on a CPU it is the same as single"
+
     @property
     def num_devices(self) -> int:
         return 1 if self.world.device.type == "cpu" else len(gpu_ids(self.settings))

@@ -1,0 +1,74 @@
+"""The recipe as Lightning's Trainer sees it; imported only where that strategy runs, since Lightning is an extra."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import lightning
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from paceline.parallel.ddp_options import STILL_BUFFERS
+from paceline.parallel.world import World
+
+
+def make_trainer(world: World, *, find_unused_parameters: bool) -> lightning.Trainer:
+    """Return a Trainer that only runs the loop: one pass over the steps, no logger, no checkpoints."""
+    strategy: Any = SingleDeviceStrategy(world.device)
+    if world.size > 1:
+        strategy = DDPStrategy(
+            parallel_devices=[world.device] * world.place.local_size,
+            cluster_environment=TorchElasticEnvironment(),
+            process_group_backend=world.backend,
+            find_unused_parameters=find_unused_parameters,
+            **STILL_BUFFERS,
+        )
+    return lightning.Trainer(
+        accelerator=world.device.type,
+        strategy=strategy,
+        devices=world.place.local_size if world.device.type == "cpu" else "auto",
+        num_nodes=world.place.num_nodes,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+
+
+class Steps:
+    """An iterable without a length, which is all that the Trainer may know of the data."""
+
+    def __init__(self, steps: Iterable) -> None:
+        self.steps = steps
+
+    def __iter__(self) -> Iterator:
+        return iter(self.steps)
+
+
+class Module(lightning.LightningModule):
+    """The recipe as Lightning sees it: no optimizers of Lightning's, one step of ours per batch."""
+
+    def __init__(self, recipe: Any, advance: Callable) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.recipe, self.advance = recipe, advance
+        self.on_sigterm = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self) -> None:
+        # The Trainer's own handler starts a collective from inside the signal, between those of the step.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.on_sigterm)
+
+    def training_step(self, batch: Any, batch_index: int) -> None:
+        self.advance(batch)
+
+    def configure_optimizers(self) -> None:
+        return None
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        return batch  # the loader put it there
