@@ -42,7 +42,7 @@ class Duet(Recipe):
         Phase("penalty", "critic", every=3),
     )
     draws: ClassVar[dict[str, Draw]] = {"noise": Draw((5,)), "mix": Draw((1,), "uniform")}
-    spec: ClassVar[dict[str, float]] = {"gap": 0.5, "level": 0.25, "spare": 0.75, "real": 0.125}
+    signals: ClassVar[dict[str, float]] = {"gap": 0.5, "level": 0.25, "spare": 0.75, "real": 0.125}
     ema = ("generator",)
     double_backward = ("critic",)
 

@@ -52,7 +52,7 @@ def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> 
     parts.recipe.watched = True
     run_steps(parts, steps)
     notes: Mailbox = {f"weights/{name}": value.numpy() for name, value in weights(parts).items()}
-    notes |= {f"signals/{name}": value.numpy() for name, value in parts.step.spec.items()}
+    notes |= {f"signals/{name}": value.numpy() for name, value in parts.step.signals.items()}
     for number, (phase, batch) in enumerate(parts.recipe.seen):
         for name in ("index", "noise", "mix", "gap", "level", "real"):
             if name in batch:

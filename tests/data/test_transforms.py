@@ -119,7 +119,7 @@ def test_pictures_that_belong_together_move_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flip", "mirror", "expected"),
+    ("flip", "flip_allowed", "expected"),
     [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
 )
 def test_the_source_says_whether_mirroring_is_allowed_unless_a_person_does(

@@ -69,7 +69,9 @@ def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:
         sum(loss.terms.values()).backward()
         yield phase, loss
         batch |= {name: tensor.detach() for name, tensor in loss.shared.items()}
-        batch |= {name: fact.detach().expand(NUM_SAMPLES) for name, fact in loss.signals.items() if name in recipe.spec}
+        batch |= {
+            name: fact.detach().expand(NUM_SAMPLES) for name, fact in loss.signals.items() if name in recipe.signals
+        }
 
 
 every_recipe = pytest.mark.parametrize("name", registry.names("recipe") + written_by_new())

@@ -122,10 +122,10 @@ def test_small_pictures_of_the_source_are_used_where_there_are_some():
 
 
 def test_a_strip_shows_all_in_one_size():
-    shown = build(scale="4").strip(make_batch())
+    shown = build(scale="4").preview(make_batch())
     assert list(shown) == ["low", "bicubic", "restored", "target"]
     assert {picture.shape for picture in shown.values()} == {(3, 3, 32, 32)}
-    assert list(restoration().strip(make_batch())) == ["input", "restored", "target"]
+    assert list(restoration().preview(make_batch())) == ["input", "restored", "target"]
 
 
 @pytest.mark.parametrize("network", ["unet", "residual"])

@@ -183,8 +183,8 @@ def test_the_moving_average_has_its_half_life_in_images() -> None:
     nn.init.ones_(network.weight)
     for images, expected in ((250, 1 - 0.5**0.25), (750, 0.5), (1000, 0.75)):
         learner.update_ema(images)
-        assert learner.average[0].item() == pytest.approx(expected, abs=1e-12)
-    with learner.ema():
+        assert learner.ema[0].item() == pytest.approx(expected, abs=1e-12)
+    with learner.ema_weights():
         assert network.weight.item() == pytest.approx(0.75)
     assert network.weight.item() == 1.0
 
@@ -197,7 +197,7 @@ def test_the_moving_average_does_not_depend_on_how_images_are_cut_into_steps(tin
             for parameter in parts.recipe.parameters():
                 parameter.add_(1.0)
         run_steps(parts, steps)
-    for a, b in zip(small.step.learners["classifier"].average, large.step.learners["classifier"].average, strict=True):
+    for a, b in zip(small.step.learners["classifier"].ema, large.step.learners["classifier"].ema, strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-12)
 
 
@@ -247,7 +247,9 @@ def test_a_phase_that_names_other_losses_later_is_refused(duet: str) -> None:
     first, second = parts.feed.steps(0, 2 * parts.feed.images_per_step)
     ledger.enter(first.images, parts.step(first))
     parts.recipe.critic_loss = lambda batch: plain(batch)._replace(terms={"renamed": plain(batch).terms["both"]})
-    with pytest.raises(UserError, match="phase 'critic' gave the losses and facts both, gap, real, and later renamed"):
+    with pytest.raises(
+        UserError, match="phase 'critic' gave the losses and signals both, gap, real, and later renamed"
+    ):
         ledger.enter(second.images, parts.step(second))
 
 

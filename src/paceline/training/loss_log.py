@@ -47,7 +47,7 @@ class Entry(NamedTuple):
         values = {**loss.terms, **loss.signals}
         if len(values) < len(loss.terms) + len(loss.signals):
             raise UserError(
-                f"phase {phase!r} has a term and a fact of one name: {', '.join(loss.terms & loss.signals.keys())}"
+                f"phase {phase!r} has a term and a signal of one name: {', '.join(loss.terms & loss.signals.keys())}"
             )
         numbers = [value.detach() for value in values.values()]
         column = numbers[0].unsqueeze(0) if len(numbers) == 1 else torch.stack(numbers)
@@ -93,7 +93,7 @@ class Ledger:
                 page = self.pages[phase] = _Page(names, values.device)
             if page.names != names:
                 raise UserError(
-                    f"phase {phase!r} gave the losses and facts {', '.join(page.names)}, and later {', '.join(names)}; "
+                    f"phase {phase!r} gave the losses and signals {', '.join(page.names)}, and later {', '.join(names)}; "
                     "it must always give the same"
                 )
             if len(page.at) == CAPACITY:
