@@ -52,8 +52,8 @@ def test_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(
     assert job, running.stdout
     subprocess.run(["scancel", "--batch", "--signal=USR1", job[1]], check=True, timeout=30)
     assert running.wait(300) == 0, running.stdout + running.stderr
-    assert "saved; the same command goes on from here" in running.stdout
-    assert "going on from" in running.stdout
+    assert "saved; the same command resumes from here" in running.stdout
+    assert "resuming from" in running.stdout
     assert tensors(tmp_path / "run") == whole
 
 

@@ -69,9 +69,9 @@ def test_ctrl_c_ends_the_running_cell_in_order(tmp_path: Path) -> None:
     wait_until(lambda: has_begun(tmp_path, 0), running)
     running.interrupt_group()
     assert running.wait() == 130
-    assert "the same command goes on from here" in running.stderr
+    assert "the same command resumes from here" in running.stderr
     log = (tmp_path / "table/logs/classification-single-1-batch64-seed0.txt").read_text()
-    assert "images and saved; the same command goes on from here" in log
+    assert "images and saved; the same command resumes from here" in log
     assert not seen(tmp_path, 1).exists()
 
 

@@ -77,7 +77,7 @@ def test_both_stages_are_runs_of_their_own_the_second_from_the_best_of_the_first
 
 def test_a_run_of_stages_goes_on_under_another_name_of_its_folder(place):
     again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", str(place / "both"))
-    assert again.wait() == 0 and "finished already, at 32 images" in again.stdout, again.stderr
+    assert again.wait() == 0 and "finished, at 32 images" in again.stdout, again.stderr
 
 
 def test_what_a_later_stage_lacks_is_named_before_the_first(place):
@@ -96,7 +96,7 @@ def test_a_test_picture_that_cannot_be_judged_is_named_before_training(place):
 def test_a_second_start_goes_on_with_the_stage_that_had_begun(place):
     before = {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
     again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", "both")
-    assert again.wait() == 0 and "finished already, at 32 images" in again.stdout
+    assert again.wait() == 0 and "finished, at 32 images" in again.stdout
     assert before == {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
 
 
@@ -134,7 +134,7 @@ def test_a_host_that_was_replaced_goes_on_with_the_stage_that_the_other_had_begu
     folders[replaced].mkdir()
     shutil.copytree("both/adversarial", folders[1 - replaced] / "both/adversarial")
     hosts = run_two_hosts(*folders, "--images", "40")
-    assert "going on from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
+    assert "resuming from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
     first, second = (weights(str(folder / "both/adversarial")) for folder in folders)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not any((folder / "both/pretrain").exists() for folder in folders)  # it has begun, and needs that no more

@@ -176,5 +176,5 @@ def test_a_deterministic_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: P
     running.wait()
     assert max((killed / "checkpoints").glob("0*")).name < max((whole / "checkpoints").glob("0*")).name
     again = subprocess.run(command(str(killed)), check=True, capture_output=True, text=True)
-    assert "going on from" in again.stdout
+    assert "resuming from" in again.stdout
     assert final(killed) == final(whole)

@@ -48,7 +48,7 @@ def test_a_killed_process_is_started_again_and_the_bits_are_the_same(tmp_path: P
     os.kill(ranks[1], signal.SIGKILL)
     assert running.wait() == 0, running.stderr
     assert "rank 1 was killed by signal 9; beginning again from the last checkpoint (0 restarts left)" in running.stderr
-    assert "going on from" in running.stdout
+    assert "resuming from" in running.stdout
     assert run_ranks(tmp_path, 2, *command, "--out", str(tmp_path / "whole")) == [0, 0]
     assert weights_of(run) == weights_of(tmp_path / "whole")
 

@@ -252,7 +252,7 @@ def test_a_run_names_its_damaged_checkpoint_goes_on_before_it_and_ends_the_same(
     assert again.wait() == 0 and again.stderr == ""
     said = [line for line in again.stdout.splitlines() if "damaged" in line]
     assert ["000000000480" in line or "000000000400" in line for line in said] == [True, True]
-    assert "going on from 320 images" in again.stdout
+    assert "resuming from 320 images" in again.stdout
     assert weights_of(tmp_path / "run") == whole
 
 

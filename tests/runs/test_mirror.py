@@ -297,7 +297,7 @@ def test_a_run_that_lost_its_disk_goes_on_from_its_mirror_and_ends_with_the_same
     alone = run_fork(tmp_path, *command, "--out", "run", "--mirror", url)
     assert alone.wait() == 2 and f"--resume-from {url} goes on from there" in alone.stderr
     again = run_fork(tmp_path, *both)
-    assert again.wait() == 0 and "brought back the run at" in again.stdout and "going on from" in again.stdout
+    assert again.wait() == 0 and "brought back the run at" in again.stdout and "resuming from" in again.stdout
     assert "mirror: all is at" in again.stdout
     assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
     assert metrics_without_times(tmp_path / "run") == metrics_without_times(tmp_path / "whole")

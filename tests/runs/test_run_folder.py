@@ -103,7 +103,7 @@ def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, t
     assert run_ranks(tmp_path, 2, *command, *two) == [0, 0]
     three = ("--loader", "workers", "--workers", "1", "--epochs", "0.2", "--images", "0", "--set", "save_every=1 epoch")
     last = run_fork(tmp_path, *command, *three)
-    assert last.wait() == 0 and "going on from 192 images" in last.stdout
+    assert last.wait() == 0 and "resuming from 192 images" in last.stdout
     kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert kept["images"] == 0
     ways = [(way["until_images"], way["strategy"], way["devices"]) for way in kept["made_with"]["earlier"]]
@@ -132,7 +132,7 @@ def test_a_command_that_trains_nothing_changes_nothing_of_a_finished_run(tmp_pat
         return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files if "logs" not in file.parts}
 
     before = record()
-    for images, told in (("96", "finished already, at 96 images\n"), ("48", "past the 48 that are asked for: nothing")):
+    for images, told in (("96", "finished, at 96 images\n"), ("48", "past the 48 that are asked for: nothing")):
         again = run_fork(tmp_path, *command, "--images", images)
         assert again.wait() == 0 and told in again.stdout, again.stderr
         assert "test, of the checkpoint at 96 images" in again.stdout, "what it learned is judged all the same"
@@ -197,7 +197,7 @@ def test_other_labels_of_the_same_pictures_are_refused_and_runs_that_kept_none_g
     config = tmp_path / "run" / "config.toml"
     config.write_text(re.sub(" with labels [0-9a-f]{16}", "", config.read_text()))  # as earlier versions wrote it
     goes_on = run_fork(tmp_path, *command, "--data-root", "a.npz", "--images", "64")
-    assert goes_on.wait() == 0 and "going on from 32 images" in goes_on.stdout, goes_on.stderr
+    assert goes_on.wait() == 0 and "resuming from 32 images" in goes_on.stdout, goes_on.stderr
     assert " with labels " in config.read_text(), "from now on they are compared"
 
 

@@ -67,7 +67,7 @@ def test_a_single_process_killed_twice_ends_with_the_same_bits_and_metrics(tmp_p
         assert running.wait() == -signal.SIGKILL
     assert checkpoints(run)[-1] < 480
     last = run_fork(tmp_path, *command, "--out", "killed")
-    assert last.wait() == 0 and "going on from" in last.stdout
+    assert last.wait() == 0 and "resuming from" in last.stdout
     assert_same_end(run, tmp_path / "whole")
     assert not list((run / "checkpoints").glob(".*")), "the interrupted save was not swept"
 

@@ -143,7 +143,7 @@ def _compare_cells(
         if options.ceilings is not False:
             measured.ceilings(console, wanted)
     except Stopped as stop:
-        print("stopped; the same command goes on from here and repeats no finished run", file=sys.stderr)
+        print("stopped; the same command resumes from here and repeats no finished run", file=sys.stderr)
         return 128 + stop.number
     if all(cell.run is None for cell in cells) and kept(folder / "report.json").get("counts", {}).get("done"):
         print(f"no run came to its end; {folder}/report.html stays as it was", file=sys.stderr)

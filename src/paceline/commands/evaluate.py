@@ -106,7 +106,6 @@ def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
     recipe.to(device=world.device, dtype=precision.weights)
     loader = make_loader(sources[split], world, config, config.run.crop if recipe.generates else 0)
     split_evaluator = SplitEvaluator(recipe, loader, split, world, precision, config.run)
-    evaluator = split_evaluator.prepare()
     results = split_evaluator.measure()
     loader.close()
     if world.is_first:
@@ -114,8 +113,8 @@ def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
         width = max(map(len, results))
         for name, value in results.items():
             print(f"  {name:<{width}}  {value:.8g}")
-        if evaluator.protocol():
-            print("measured with " + ", ".join(f"{name} {value}" for name, value in evaluator.protocol().items()))
-        for note in evaluator.notes:
+        if split_evaluator.protocol:
+            print("measured with " + ", ".join(f"{name} {value}" for name, value in split_evaluator.protocol.items()))
+        for note in split_evaluator.notes:
             print(note)
     world.leave()

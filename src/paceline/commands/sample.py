@@ -24,8 +24,7 @@ from paceline.runs.metrics import SAMPLES
 from paceline.runs.recipe import make_recipe
 from paceline.runs.stages import last_finished
 from paceline.runs.weights import load_weights
-from paceline.training.sampling import fixed_draws, make_pictures
-from paceline.training.strips import has_strips, make_strips, strip_samples
+from paceline.training.previews import fixed_draws, has_strips, make_images, make_strips, strip_samples
 
 USUAL_GRID = "8x8"
 LARGEST_GRID = 4096  # pictures
@@ -107,7 +106,7 @@ def _show(run: str, options: Options) -> tuple[Image.Image, str]:
     draws = fixed_draws(recipe, drawer, 2 * rows if options.interpolate else rows * columns)
     if options.interpolate:
         draws = _between(recipe, draws, columns)
-    pictures = make_pictures(recipe, draws, precision)
+    pictures = make_images(recipe, draws, precision)
     return to_image(grid(pictures, columns)), text
 
 

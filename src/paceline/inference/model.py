@@ -24,7 +24,7 @@ from paceline.inference.trained import Stored, Trained, check_use, networks_in, 
 from paceline.parallel.precision import choose_precision
 from paceline.runs.stages import last_finished
 from paceline.training.compile import eager
-from paceline.training.sampling import fixed_draws, make_pictures
+from paceline.training.previews import fixed_draws, make_images
 
 Pictures = Tensor | np.ndarray | Image.Image | Iterable[Image.Image]
 
@@ -111,7 +111,7 @@ class Model:
             raise UserError(f"sample({count}): expected a number of pictures")
         drawer = self._drawer(self._run.seed if seed is None else seed)
         with self._as_in_the_run():
-            pictures = make_pictures(self.recipe, fixed_draws(self.recipe, drawer, count), self._precision)
+            pictures = make_images(self.recipe, fixed_draws(self.recipe, drawer, count), self._precision)
         return torch.from_numpy(pictures).permute(0, 3, 1, 2)
 
     def apply(self, picture: Image.Image) -> dict[str, Image.Image]:

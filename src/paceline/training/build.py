@@ -85,9 +85,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
         for split, source in sources.items()
     }
     recipe = make_recipe(config, sources)
-    strategy = strategy_type(config.run, world, precision)
-    strategy.place(recipe)
-
+    strategy = strategy_type(config.run, world, precision, recipe)
     batch_size = split_batch(config.run.batch_size, strategy.num_devices, config.run.accumulate)
     config = config.with_run(batch_size=str(batch_size), precision=precision.name)
     feed = TrainingFeed(

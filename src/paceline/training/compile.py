@@ -13,7 +13,6 @@ from torch import nn
 
 from paceline.contracts.recipe import Recipe
 from paceline.data.feed import StepData
-from paceline.parallel.strategies.dp import DataParallel
 from paceline.training.step import Step
 
 
@@ -28,8 +27,8 @@ def compile_networks(recipe: Recipe) -> list[nn.Module]:
 
 def try_compiled(step: Step, data: StepData) -> str:
     """Compiles the networks and tries every phase on one step's data; says what came of it. Nothing is learned."""
-    if isinstance(step.strategy, DataParallel):
-        return "compile: off, since DataParallel copies the networks in every step"
+    if step.strategy.cannot_compile:
+        return f"compile: off, since {step.strategy.cannot_compile}"
     networks = compile_networks(step.recipe)
     if not networks:
         return "compile: off, since every network's gradient is differentiated again (R1)"

@@ -19,7 +19,6 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Phase
 from paceline.core.errors import UserError
 from paceline.data.feed import StepData
-from paceline.parallel.strategies.dp import DataParallel
 from paceline.runs.machine_record import doubt_about_graphs
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
@@ -49,8 +48,8 @@ def _obstacle(step: Step) -> str:
     """Why this step cannot be captured here; empty where it can."""
     if step.world.device.type != "cuda":
         return "there is no GPU"
-    if isinstance(step.strategy, DataParallel):
-        return "DataParallel's threads cannot be captured"
+    if step.strategy.cannot_capture:
+        return step.strategy.cannot_capture
     if step.world.backend == "gloo":
         return "gloo works on the host"
     return doubt_about_graphs(step.world.size, step.world.place.num_nodes) if step.world.size > 1 else ""

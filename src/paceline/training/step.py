@@ -37,11 +37,6 @@ class Step:
             for name, value in recipe.signals.items()
         }
         self.unchecked = {phase.name for phase in recipe.phases}
-        self.selected: str | None = None
-        for phase in recipe.phases:
-            self._select(phase.network)
-            strategy.prepare(phase)
-        self.selected = None  # a strategy may wrap the recipe between here and the first step
 
     def __call__(self, data: StepData, watch: Watch | None = None) -> list[Entry]:
         """Learns from one step's data; gives what the phases' losses were, still on the device."""
@@ -75,14 +70,14 @@ class Step:
         batch = self.complete(fetched)
         samples = len(next(iter(batch.values())))
         for phase in self.recipe.phases:
-            self._select(phase.network)
+            self.strategy.trainable.select(phase.network)
             loss = self.strategy.call(phase.name, self._with_signals(batch, samples))
             _total(loss, 1).backward()
             batch |= {name: value.detach() for name, value in loss.shared.items()}
             self.learners[phase.network].optimizer.zero_grad(set_to_none=True)
 
     def _learn_phase(self, phase: Phase, repetitions: list[list[Batch]], watch: Watch | None) -> list[Entry]:
-        self._select(phase.network)
+        self.strategy.trainable.select(phase.network)
         return [entry for batches in repetitions[: phase.repeat] for entry in self._run(phase, batches, watch)]
 
     def _run(self, phase: Phase, batches: list[Batch], watch: Watch | None) -> list[Entry]:
@@ -110,15 +105,6 @@ class Step:
             watch(phase, learner)
         learner.step()
         return entries
-
-    def _select(self, network: str) -> None:
-        """While a phase runs, only its network requires grad."""
-        if network == self.selected:
-            return
-        self.selected = network
-        for name, learner in self.learners.items():
-            for parameter in learner.parameters:
-                parameter.requires_grad_(name == network)
 
     def _with_signals(self, batch: Batch, samples: int) -> Batch:
         """Facts travel as columns, since DataParallel can only cut what has a dimension for samples."""
