@@ -132,7 +132,7 @@ def test_a_command_that_trains_nothing_changes_nothing_of_a_finished_run(tmp_pat
         return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files if "logs" not in file.parts}
 
     before = record()
-    for images, told in (("96", "finished, at 96 images\n"), ("48", "past the 48 that are asked for: nothing")):
+    for images, told in (("96", "finished, at 96 images\n"), ("48", "past the requested 48: nothing")):
         again = run_fork(tmp_path, *command, "--images", images)
         assert again.wait() == 0 and told in again.stdout, again.stderr
         assert "test, of the checkpoint at 96 images" in again.stdout, "what it learned is judged all the same"

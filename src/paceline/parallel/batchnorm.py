@@ -20,12 +20,17 @@ class _SumOverProcesses(torch.autograd.Function):
     """A sum over processes whose gradient is such a sum, and so on for higher derivatives."""
 
     @staticmethod
-    def forward(ctx, tensor: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
         return sum_over_processes(tensor.clone())
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return _SumOverProcesses.apply(gradient.contiguous())
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _sum_over_processes(gradient)
+
+
+def _sum_over_processes(tensor: Tensor) -> Tensor:
+    summed: Tensor = _SumOverProcesses.apply(tensor.contiguous())
+    return summed
 
 
 class SynchronizedBatchNorm(_BatchNorm):
@@ -154,7 +159,8 @@ def has_batchnorm(module: nn.Module) -> bool:
 def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
     """The module with each BatchNorm taken over all processes: by our own class, or by torch's."""
     if not ours:
-        return nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        return converted
     if isinstance(module, _BatchNorm):
         return _synchronized_twin(module)
     for name, child in module.named_children():

@@ -36,7 +36,8 @@ class PhaseCall(nn.Module):
         if phase == NOTHING:
             return Loss({NOTHING: sum(p.sum() * 0 for p in self.recipe.parameters() if p.requires_grad)})  # type: ignore[dict-item]
         with self.precision.autocast():
-            return self.recipe(phase, batch)
+            loss: Loss = self.recipe(phase, batch)
+            return loss
 
 
 class Strategy:
@@ -92,9 +93,10 @@ class Strategy:
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
         """The loss of a phase on this process's part of a micro-batch."""
-        return self.call(phase.name, batch)
+        loss: Loss = self.call(phase.name, batch)
+        return loss
 
-    def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager:
+    def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager[object]:
         """Around a micro-batch's forward and backward; only the last one's gradients are shared."""
         return nullcontext()
 

@@ -47,6 +47,7 @@ def try_compiled(step: Step, data: StepData) -> str:
     return outcome
 
 
-def eager() -> AbstractContextManager:
-    """Inside, compiled networks run as they are written: evaluation has pictures of many sizes."""
-    return torch.compiler.set_stance("force_eager")
+def eager() -> AbstractContextManager[object]:
+    """Run compiled networks as they are written inside: evaluation has images of many sizes."""
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance

@@ -199,7 +199,7 @@ class Loop:
 
     def _is_best(self, name: str, value: float, mode: str) -> bool:
         """Return whether a value beats the best so far; one measured by another network is not comparable."""
-        before = self.best.get("value") if self.best.get("name") == name else None
+        before: float | None = self.best.get("value") if self.best.get("name") == name else None
         if before is None:
             return not math.isnan(value)
         return value > before if mode == "max" else value < before

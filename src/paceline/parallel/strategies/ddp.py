@@ -71,7 +71,8 @@ class DistributedDataParallel(Strategy):
         wrapper.zero_grad(set_to_none=True)
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
-        return self.wrappers[phase.name](phase.name, batch)
+        loss: Loss = self.wrappers[phase.name](phase.name, batch)
+        return loss
 
-    def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager:
+    def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self.wrappers[phase.name].no_sync()

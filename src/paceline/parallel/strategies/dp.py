@@ -44,10 +44,10 @@ class ReplicaThreads:
         return [one.result() for one in running]
 
 
-class _Replicas(nn.DataParallel):
+class _Replicas(nn.DataParallel[_ReplicaCall]):
     """DataParallel whose threads stay alive."""
 
-    def __init__(self, module: nn.Module, device_ids: list[int]) -> None:
+    def __init__(self, module: _ReplicaCall, device_ids: list[int]) -> None:
         super().__init__(module, device_ids=device_ids)
         self.threads = ReplicaThreads(len(device_ids))
 
