@@ -177,8 +177,8 @@ def test_what_was_read_before_the_clock_starts_is_used_up_by_then() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--loaders", "--self-test"], "--self-test: cannot go with --loaders; give one, then the other"),
-        (["--data", "digits"], "--data: says what --loaders is to measure"),
+        (["--loaders", "--self-test"], "--self-test: cannot be combined with --loaders; run one, then the other"),
+        (["--data", "digits"], "--data: only used with --loaders; add that flag"),
         (["--loaders", "--data", "photos", "--crop", "9999"], "--crop 9999: smaller than 9999×9999 pixels"),
         (["--loaders", "--data", "nothing"], "unknown source 'nothing'"),
         (["--loaders", "--workers", "-1"], "--workers -1: must be at least 0"),

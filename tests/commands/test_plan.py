@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from running import start_fork
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.benchmarking.link_override import SaidLink, parse_bandwidth, parse_seconds
 from paceline.benchmarking.scaling_forecast import Link, Measurement, predict, stops_paying_at
@@ -18,6 +17,7 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.core.errors import UserError
 from paceline.parallel.batchnorm import SynchronizedBatchNorm
+from paceline.parallel.torch_internals import AnyBatchNorm
 from paceline.parallel.world import Place, World
 
 SEEN = Measurement(
@@ -81,7 +81,7 @@ def test_one_device_has_the_batchnorm_of_a_run_on_one_device() -> None:
     config = configure("classification", {"preset": "quick", "accelerator": "cpu"}, assignments=["width=2"])
     here = World(Place(), torch.device("cpu"))
     kinds = [
-        {type(module) for module in parts.recipe.modules() if isinstance(module, _BatchNorm)}
+        {type(module) for module in parts.recipe.modules() if isinstance(module, AnyBatchNorm)}
         for parts in (one_device(config, 4, here), one_of_several(config, 4, here))
     ]
     assert kinds == [{torch.nn.BatchNorm2d}, {SynchronizedBatchNorm}]

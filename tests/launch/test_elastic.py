@@ -47,7 +47,7 @@ def test_a_killed_process_is_started_again_and_the_bits_are_the_same(tmp_path: P
     assert set(addresses) == {"0100007F"}, "127.0.0.1 as the kernel writes it"
     os.kill(ranks[1], signal.SIGKILL)
     assert running.wait() == 0, running.stderr
-    assert "rank 1 was killed by signal 9; beginning again from the last checkpoint (0 restarts left)" in running.stderr
+    assert "rank 1 was killed by signal 9; restarting from the last checkpoint (0 restarts left)" in running.stderr
     assert "going on from" in running.stdout
     assert run_ranks(tmp_path, 2, *command, "--out", str(tmp_path / "whole")) == [0, 0]
     assert weights_of(run) == weights_of(tmp_path / "whole")
@@ -67,7 +67,7 @@ def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
     command = ("train", TINY, "--devices", "2", "--max-restarts", "3", "--out", str(tmp_path / "run"))
     running = start_command(tmp_path, *command, "--set", "not_finite_at=4")
     assert running.wait() == 2
-    assert "is not finite" in running.stderr and "beginning again" not in running.stderr
+    assert "is not finite" in running.stderr and "restarting" not in running.stderr
 
 
 def test_under_real_torchrun_the_ranks_meet_too(tmp_path: Path) -> None:
