@@ -87,7 +87,7 @@ def test_without_requeue_a_job_is_not_queued_again(here: Path) -> None:
         (("--submit",), "sinfo: SLURM is not installed on this machine"),
     ],
 )
-def test_a_wish_that_cannot_be_is_refused_in_one_line(
+def test_options_that_cannot_be_are_rejected_in_one_line(
     here: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -112,7 +112,7 @@ def test_plain_machines_get_the_command_to_type(here: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("hosts", ["a,,b", "a,a", "a b,c", "$(touch pwned),b"])
-def test_hosts_that_are_none_are_refused(here: Path, capsys: pytest.CaptureFixture[str], hosts: str) -> None:
+def test_hosts_that_are_none_are_rejected(here: Path, capsys: pytest.CaptureFixture[str], hosts: str) -> None:
     assert run(["launch", "torchrun", "classification", "--hosts", hosts]) == 2
     assert "--hosts" in capsys.readouterr().err
 

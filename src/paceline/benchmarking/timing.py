@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
@@ -45,7 +46,8 @@ def _seconds_by_events(function: Callable[[], object], device: torch.device, rep
     """Wait for the device once, at the end, so that calls follow each other as they do in training."""
     with torch.cuda.device(device):
         torch.cuda.synchronize()
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        event = partial(torch.cuda.Event, enable_timing=True)
+        marks = [event() for _ in range(repeats + 1)]
         marks[0].record()
         for mark in marks[1:]:
             function()

@@ -111,7 +111,7 @@ def verify(
     from paceline.commands.verify import verify as job
 
     settings = with_vgg(set_, vgg)
-    resolved = configure(recipe, {"devices": "2"} | flags, config_file=config, assignments=settings, small=True)
+    resolved = configure(recipe, {"devices": "2", **flags}, config_file=config, assignments=settings, small=True)
     raise typer.Exit(job(resolved, strategies.split(","), steps, tolerance, control, result))
 
 

@@ -88,12 +88,14 @@ class Rendezvous:
         patience = timedelta(seconds=STORE_SECONDS)
         if is_here(self.host):
             try:
-                return serve_store(self.host, self.port, patience, on_all=self._knows_itself_only())
+                served: TCPStore = serve_store(self.host, self.port, patience, on_all=self._knows_itself_only())
+                return served
             except OSError:  # another process of this host serves it
                 if self.max_hosts == 1:
                     raise
         self._wait_for_host()
-        return join_store(self.host, self.port, patience)
+        joined: TCPStore = join_store(self.host, self.port, patience)
+        return joined
 
     def _wait_for_host(self) -> None:
         """Wait in Python rather than in torch, so that a signal can end the wait."""

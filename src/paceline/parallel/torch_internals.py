@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -138,4 +137,4 @@ def norms_of(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
 
 def is_view(tensor: Tensor) -> bool:
     """Return whether a tensor shares another one's memory; torch has no public question for it."""
-    return cast(bool, tensor._is_view())
+    return tensor._is_view()
