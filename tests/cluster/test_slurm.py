@@ -61,8 +61,8 @@ def test_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(
     ("flags", "complaint"),
     [
         (("--partition", "mian"), "unknown partition 'mian'; did you mean 'main'?"),
-        (("--nodes", "3"), "--nodes 3: there are 2 in this cluster"),
-        (("--gpus-per-node", "4"), "--gpus-per-node 4: the hosts have 0 that SLURM knows of"),
+        (("--nodes", "3"), "--nodes 3: this cluster has 2"),
+        (("--gpus-per-node", "4"), "--gpus-per-node 4: SLURM lists 0 GPUs on each host"),
     ],
 )
 def test_what_the_cluster_does_not_have_is_refused_before_submitting(

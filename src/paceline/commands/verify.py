@@ -15,7 +15,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
@@ -26,6 +25,7 @@ from paceline.core.screen import open_screen
 from paceline.data.feed import StepData
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import Strategy, strategy_class
+from paceline.parallel.torch_internals import AnyDropout
 from paceline.parallel.world import uses_cuda
 from paceline.training.build import Parts, assemble
 from paceline.training.initial_weights import start_from
@@ -106,7 +106,7 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
     if control == "repeated-part":
         parts.feed.cut = parts.feed.cut._replace(rank=0)
     for module in parts.recipe.modules():
-        if isinstance(module, _DropoutNd):
+        if isinstance(module, AnyDropout):
             module.p = 0.0
     trace: Trace = {}
     parts.recipe.train()

@@ -8,6 +8,7 @@ So every loader gives the same batches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +21,10 @@ from paceline.data.tickets import Tickets
 
 class Loader:
     """Subclass it in a file of its own in `loaders/`: the file's name is the loader's name."""
+
+    # What others need to know of a loader. Nobody compares with its name.
+    description: ClassVar[str] = ""  # how it loads, in a few words
+    package: ClassVar[str] = ""  # the module that must be installed besides torch
 
     def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
         """With a crop every picture gives the window that its ticket names; without, batches must be of one size."""

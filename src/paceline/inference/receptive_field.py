@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.parallel.torch_internals import FakeTensorMode, TorchDispatchMode, is_view
 
 TRACED_SIDE_PX = 512  # a multiple of what networks halve; only shapes are computed, so it costs nothing
 
@@ -121,7 +121,7 @@ class _Follower(TorchDispatchMode):
 
     def _remember(self, tensor: Tensor, axes: Axes) -> None:
         if id(tensor) not in self._axes:
-            size = 0 if tensor._is_view() else tensor.numel() * tensor.element_size()
+            size = 0 if is_view(tensor) else tensor.numel() * tensor.element_size()
             self._bytes += size
             self.most_bytes = max(self.most_bytes, self._bytes)
             weakref.finalize(tensor, self._forget, id(tensor), size)

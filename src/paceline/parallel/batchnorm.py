@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.parallel.exchange import sum_over_processes
+from paceline.parallel.torch_internals import AnyBatchNorm
 
 
 class _SumOverProcesses(torch.autograd.Function):
@@ -33,7 +33,7 @@ def _sum_over_processes(tensor: Tensor) -> Tensor:
     return summed
 
 
-class SynchronizedBatchNorm(_BatchNorm):
+class SynchronizedBatchNorm(AnyBatchNorm):
     """A BatchNorm whose statistics are those of the global batch."""
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -153,7 +153,7 @@ def _layout(x: Tensor) -> torch.memory_format:
 
 def has_batchnorm(module: nn.Module) -> bool:
     """Whether a BatchNorm is anywhere in a module."""
-    return any(isinstance(inner, _BatchNorm) for inner in module.modules())
+    return any(isinstance(inner, AnyBatchNorm) for inner in module.modules())
 
 
 def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
@@ -161,14 +161,14 @@ def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
     if not ours:
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         return converted
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, AnyBatchNorm):
         return _synchronized_twin(module)
     for name, child in module.named_children():
         setattr(module, name, synchronize(child, ours=True))
     return module
 
 
-def _synchronized_twin(norm: _BatchNorm) -> SynchronizedBatchNorm:
+def _synchronized_twin(norm: AnyBatchNorm) -> SynchronizedBatchNorm:
     twin = SynchronizedBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     twin.weight, twin.bias = norm.weight, norm.bias  # which may be None, one or both
     for name, buffer in norm.named_buffers(recurse=False):

@@ -13,6 +13,7 @@ from torch import nn
 
 from paceline.contracts.recipe import Recipe
 from paceline.data.feed import StepData
+from paceline.parallel.torch_internals import undo_compile
 from paceline.training.step import Step
 
 
@@ -38,7 +39,7 @@ def try_compiled(step: Step, data: StepData) -> str:
         outcome = f"compile: {len(networks)} of {len(step.recipe.single_networks)} networks"
     except Exception as error:  # whatever a compiler may raise: it is never a reason not to train
         for network in networks:
-            network._compiled_call_impl = None
+            undo_compile(network)
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         outcome = f"compile: off, since {type(error).__name__}: {reason}"
     with torch.no_grad():

@@ -39,6 +39,9 @@ class Dali(ReusingLoader):
     Idle are pipelines, each with its largest batch.
     """
 
+    description = "threads of DALI's own"
+    package = "nvidia.dali"
+
     def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
         super().__init__(source, device, settings, crop)
         _import_dali()

@@ -28,6 +28,8 @@ class Resident(Loader):
     Data that the device cannot hold stays in the host's memory: batches are picked there, ahead of the step.
     """
 
+    description = "uint8 on the device"
+
     def __init__(
         self,
         source: Source,

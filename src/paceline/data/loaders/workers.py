@@ -29,6 +29,8 @@ BATCHES_PER_WORKER = 2  # that are read ahead
 class Workers(ReusingLoader):
     """Reads ahead in `workers` processes; with 0 of them it reads in this one."""
 
+    description = "processes that decode"
+
     def _batches(self, requests: Iterator[Tickets]) -> Iterator[Batch]:
         on_cuda = self.device.type == "cuda"
         pool = self._idle.pop() if self._idle else _Pool(_Reading(self.source, self.crop), self.settings, on_cuda)
