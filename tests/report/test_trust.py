@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from paceline.report.build import make_report, write_report
-from paceline.report.losses import communication_share, explain
-from paceline.report.numbers import Cell
-from paceline.report.phrases import fill
-from paceline.report.runs import Run
-from paceline.report.stretches import seconds_per_epoch, speed_of, stretches_of
+from paceline.report.document import document_of
+from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
+from paceline.report.model import Cell, Parity, Report
+from paceline.report.run import ChosenBy, Run, Speed
+from paceline.report.step_ladder import Explanation, MeasuredRung, StepLadder, communication_share, explain
 
 HARDWARE = {"accelerator": "cpu", "cpu": "a CPU", "cores": "8", "gpus": "none", "torch": "2.15"}
 
@@ -30,6 +30,7 @@ def cell(
     top1: float | None = 90.0,
     test: float = 90.0,
     evaluated_on: int = 144,
+    with_warm_up: bool = False,
     seed: int = 0,
     metric: str = "validation/top1",
     asked: str = "",
@@ -39,8 +40,7 @@ def cell(
 ) -> Cell:
     """A run that ended, as its folder would be read."""
     place = HARDWARE | (hardware or {})
-    chosen = {"name": metric, "value": top1, "images": 640, "judged_on": evaluated_on}
-    told = {"images_per_second": speed, "images_per_second_without_loading": speed, "std_of_stretches": spread}
+    speeds = Speed(speed, speed, num_log_intervals=3, std_over_log_intervals=spread, with_warm_up=with_warm_up)
     name = f"{strategy}-{devices}-{batch}-{seed}-{'-'.join([*settings.values(), *(hardware or {}).values()])}"
     run = Run(
         folder=name,
@@ -61,8 +61,8 @@ def cell(
         finished=True,
         best=(metric, "max"),
         quality={"test/top1": test},
-        chosen_by=chosen if top1 is not None else {},
-        speed=told | {"stretches": 3, "with_warm_up": False},
+        chosen_by=ChosenBy(metric, top1, 640, evaluated_on) if top1 is not None else None,
+        speed=speeds,
         seconds_per_epoch={"data": 0.1, "step": 1.0},
         gpu=gpu or {},
         losses={},
@@ -72,10 +72,17 @@ def cell(
     return Cell(name, "classification", strategy, devices, asked or str(batch), seed, "done", "", run)
 
 
-def made(*cells: Cell, **more: Any) -> tuple[dict[str, Any], str]:
+def made(*cells: Cell, **more: Any) -> tuple[Report, str]:
     """A report and its summary as it is read."""
     report = make_report("a title", cells, **more)
-    return report, " ".join(fill(phrase, report) for phrase in report["summary"])
+    return report, " ".join(document_of(report).summary)
+
+
+def recommended(*cells: Cell) -> str:
+    """The group that a report on these cells recommends."""
+    advice = made(*cells)[0].recommendation
+    assert advice is not None
+    return advice.group
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -89,37 +96,37 @@ def test_speed_is_compared_with_one_device_of_the_same_settings_in_any_order(tur
     ]
     report, _ = made(*(cells[::-1] if turned else cells))
     speedups = {
-        group["extras"]["precision"]: group["scaling"] and group["scaling"]["speedup"]
-        for group in report["groups"].values()
-        if group["strategy"] == "ddp"
+        group.extras["precision"]: group.scaling and group.scaling.speedup
+        for group in report.groups.values()
+        if group.strategy == "ddp"
     }
     assert speedups == {"fp64": 2.0, "fp32": 1.5, "bf16": None}
 
 
 def test_what_is_only_between_devices_does_not_part_a_run_from_its_single_one() -> None:
     report, _ = made(cell(speed=1000), cell("ddp", 4, speed=2000, nnodes="2", compress="fp16"))
-    scaling = [group["scaling"] for group in report["groups"].values()]
-    assert scaling[0] is None and scaling[1]["speedup"] == 2.0
+    alone, ddp = [group.scaling for group in report.groups.values()]
+    assert alone is None and ddp is not None and ddp.speedup == 2.0
 
 
 def test_a_batch_asked_for_per_device_is_compared_with_that_batch_on_one_device() -> None:
     cells = [cell(batch=b, speed=s, asked=f"{b}/device") for b, s in ((32, 1000), (64, 1100))]
     cells += [cell("ddp", 2, b * 2, speed=s, asked=f"{b}/device") for b, s in ((32, 1800), (64, 2090))]
     report, _ = made(*cells)
-    found = [group["scaling"] for group in report["groups"].values() if group["strategy"] == "ddp"]
-    assert [(one["kind"], one["speedup"]) for one in found] == [("weak", 1.8), ("weak", 1.9)]
+    found = [group.scaling for group in report.groups.values() if group.strategy == "ddp"]
+    assert [(one.kind, one.speedup) for one in found if one] == [("weak", 1.8), ("weak", 1.9)]
 
 
 def test_runs_of_other_hardware_or_another_torch_are_not_averaged() -> None:
     cells = [cell(seed=0, speed=100, hardware={"torch": "2.11"}), cell(seed=1, speed=300)]
     cells += [cell("ddp", 2, speed=400), cell("ddp", 2, seed=1, hardware={"accelerator": "cuda", "gpus": "2 × GPU"})]
     report, _ = made(*cells)
-    assert [group["n"] for group in report["groups"].values()] == [1, 1, 1, 1]
-    labels = [group["label"] for group in report["groups"].values()]
+    assert [group.n for group in report.groups.values()] == [1, 1, 1, 1]
+    labels = [group.label for group in report.groups.values()]
     assert labels[0] == "single, accelerator=cpu, gpus=none, torch=2.11"
     assert labels[3] == "ddp × 2, accelerator=cuda, gpus=2 × GPU, torch=2.15"
-    assert [bool(group["scaling"]) for group in report["groups"].values()] == [False, False, True, False]
-    assert "different hardware or torch, see the rows" in report["subtitle"]
+    assert [bool(group.scaling) for group in report.groups.values()] == [False, False, True, False]
+    assert "different hardware or torch versions, see the rows" in report.subtitle
 
 
 def test_one_image_of_one_seed_does_not_make_a_slower_row_the_one_to_use() -> None:
