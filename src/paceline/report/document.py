@@ -14,9 +14,11 @@ from paceline.report.plots import plot_names
 from paceline.report.run import Run
 from paceline.report.summary import summarise
 
-KEPT_OF_RUN = ("recipe", "strategy", "devices", "batch", "seed", "precision", "images", "seconds", "quality")
-KEPT_OF_RUN += ("chosen_by", "speed", "seconds_per_epoch", "gpu", "losses", "course", "protocols", "made_with")
-KEPT_OF_RUN += ("broken_lines", "went_on")
+# What report.json has of a run.
+KEPT_OF_RUN = (
+    *("recipe", "strategy", "devices", "batch", "seed", "precision", "images", "seconds", "quality", "chosen_by"),
+    *("speed", "seconds_per_epoch", "gpu", "losses", "course", "protocols", "made_with", "broken_lines", "went_on"),
+)
 
 
 @dataclass(frozen=True)
