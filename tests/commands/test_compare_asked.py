@@ -1,4 +1,4 @@
-"""A comparison reports the runs that were asked for: none that was made otherwise, is not over or counts twice."""
+"""A comparison reports the runs that were asked for: none that differs, is unfinished or counts twice."""
 
 from __future__ import annotations
 

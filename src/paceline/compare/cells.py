@@ -143,7 +143,7 @@ def _samples_of(folder: Path) -> str:
 
 
 def _read_as_planned(config: Config) -> Run:
-    """Return the run of a cell, or its last stage; raise UserError for one of another length or one that goes on."""
+    """Return the run of a cell, or its last stage; raise UserError for another length or an unfinished one."""
     last = stages_of(config)[-1].run
     run, status = read_finished(last.out), Status.of(Path(last.out))
     images = max(RunFolder(Path(last.out)).checkpoints.all(), default=0)
