@@ -73,7 +73,7 @@ def test_the_curve_of_a_run_grows_without_a_reload_and_the_slider_shows_the_righ
         browser.wait_for(f"Number({slider}.max) > {last}")  # new pictures come by themselves,
         assert browser.evaluate(f"{slider}.value") == "2"  # and the slider stays where it was put
         training.kill()
-        browser.wait_for("document.querySelector('#list').innerText.includes('without a word')")
+        browser.wait_for("document.querySelector('#list').innerText.includes('without a message')")
     assert not browser.errors
 
 

@@ -132,9 +132,9 @@ def compare(
     verify: Annotated[
         bool | None, typer.Option("--verify/--no-verify", help="also check that the strategies give the same weights")
     ] = None,
-    ceilings: Annotated[
+    step_ladder: Annotated[
         bool | None,
-        typer.Option("--ceilings/--no-ceilings", help="also measure what limits the speed on several devices"),
+        typer.Option("--step-ladder/--no-step-ladder", help="also measure what limits the speed on several devices"),
     ] = None,
     across_recipes: Annotated[
         bool, typer.Option("--across-recipes", help="allow finished runs of different recipes with the same protocol")
@@ -147,10 +147,12 @@ def compare(
 
     --devices and --batch-size accept lists separated by commas. The same command again resumes.
     """
-    from paceline.commands.compare import Options, compare_recipes, compare_runs, runs_among
+    from paceline.commands.compare import compare_recipes, compare_runs
+    from paceline.compare.finished import are_runs
+    from paceline.compare.options import Options
 
-    options = Options(strategies, seeds, scaling, verify, ceilings, config, tuple(with_vgg(set_, vgg)))
-    if runs_among(what):
+    options = Options(strategies, seeds, scaling, verify, step_ladder, config, tuple(with_vgg(set_, vgg)))
+    if are_runs(what):
         raise typer.Exit(compare_runs(what, flags, options, across_recipes))
     raise typer.Exit(compare_recipes([name for word in what for name in word.split(",")], flags, options))
 
