@@ -68,5 +68,5 @@ def test_the_reference_preset_holds_the_settings_of_the_published_comparison():
         weight_decay=1e-4,
         schedule="step",
         milestones="25 epochs",
-        drop=0.1,
+        gamma=0.1,
     )

@@ -55,7 +55,7 @@ def test_the_discriminator_with_the_larger_claim_trains_the_generator(against, c
 )
 def test_a_claim_is_made_of_the_discriminators_own_losses(against, sign_of_real, sign_of_fake):
     recipe = build(against=against)
-    assert recipe.spec == {"claim_1": 0.0, "claim_2": 0.0}
+    assert recipe.signals == {"claim_1": 0.0, "claim_2": 0.0}
     batch = make_batch(recipe, claim_1=0.0, claim_2=0.0)
     batch["fake"] = recipe.predict(batch)["image"].detach()
     for number in (1, 2):
@@ -79,7 +79,7 @@ def test_the_choice_reaches_the_gradient():
 
 def test_a_coin_chooses_for_the_whole_step():
     recipe = build(against="random")
-    assert recipe.spec == {} and recipe.draws["coin"] == Draw((), "uniform", common=True)
+    assert recipe.signals == {} and recipe.draws["coin"] == Draw((), "uniform", common=True)
     for coin, chosen in ((0.2, 0), (0.7, 1)):
         batch = make_batch(recipe, coin=coin)
         assert generator_loss(recipe, batch) == generator_losses(recipe, batch)[chosen]
@@ -96,7 +96,7 @@ def test_a_common_draw_is_one_number_for_all_samples_and_another_at_each_step():
 def test_against_both_adds_their_losses():
     recipe = build(against="both")
     batch = make_batch(recipe)
-    assert recipe.spec == {}
+    assert recipe.signals == {}
     assert generator_loss(recipe, batch) == pytest.approx(sum(generator_losses(recipe, batch)), rel=1e-12)
 
 
@@ -159,4 +159,4 @@ def test_a_step_leaves_the_claims_of_its_discriminators_for_the_next_one():
     parts.step(next(iter(parts.feed.steps(0, parts.total_images))))
     for number in (1, 2):
         loss = sum(losses[f"discriminator_{number}"].terms.values()).item()
-        assert parts.step.spec[f"claim_{number}"].item() == pytest.approx(loss, rel=1e-6)
+        assert parts.step.signals[f"claim_{number}"].item() == pytest.approx(loss, rel=1e-6)
