@@ -349,7 +349,7 @@ def test_export_says_what_is_missing_or_wrong(capsys, monkeypatch):
     assert "--out model.pt: expected a name that ends in .onnx" in capsys.readouterr().err
     monkeypatch.setattr("paceline.commands.export.PACKAGES", ("onnx", "no_such_package"))
     assert run(["export", "nowhere", "--out", "model.onnx"]) == 2
-    assert "export needs " in (said := capsys.readouterr().err) and "pip install -e '.[export]'" in said
+    assert "export needs " in (said := capsys.readouterr().err) and "pip install 'paceline[export]'" in said
 
 
 def test_our_own_network_is_what_a_generator_from_elsewhere_becomes():

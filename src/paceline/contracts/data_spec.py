@@ -23,7 +23,7 @@ class DataSpec:
     panels: tuple[str, ...] = ()  # fields aligned with "image", by name, in order, the segmentation last
 
 
-def target_panels(names: Iterable[str]) -> tuple[str, ...]:
+def output_panels(names: Iterable[str]) -> tuple[str, ...]:
     """Return the panels to be made from the input: without it, the segmentation last."""
     targets = [name for name in names if name not in (INPUT, LEFT_OUT)]
     return tuple(sorted(targets, key=lambda name: name == SEGMENTATION))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from paceline.contracts.data_spec import DataSpec, target_panels
+from paceline.contracts.data_spec import DataSpec, output_panels
 from paceline.contracts.importer import Importer
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
@@ -36,7 +36,7 @@ class DeepliifFiles(Importer):
 
     def data_spec(self, settings: Mapping[str, SettingValue]) -> DataSpec:
         row = [name.strip() for name in str(settings.get("panels", "")).split(",")]
-        panels = target_panels(filter(None, row))
+        panels = output_panels(filter(None, row))
         if not panels:
             raise UserError("--set panels: name what the networks make, e.g. --set panels=image,dapi,segmentation")
         side = int(settings["crop"]) or CROP_PX
