@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.commands.configure import configure
 from paceline.config.resolve import own_fields
-from paceline.core.registry import about, names
+from paceline.core.registry import PluginKind, about, faults, names
 
 Row = tuple[str, str, str]  # a name, a value and a meaning
 
@@ -16,7 +16,9 @@ Row = tuple[str, str, str]  # a name, a value and a meaning
 def settings(recipe: str, data: str, preset: str) -> int:
     """Prints the settings of a recipe's runs; without a recipe, which recipes and sources there are."""
     if not recipe:
-        _print({f"{kind}s": [(name, "", about(kind, name)) for name in names(kind)] for kind in ("recipe", "source")})
+        _print({"recipes": _plugins("recipe"), "sources": _plugins("source")})
+        for line in faults():
+            print(line)
         print("paceline settings RECIPE [--data SOURCE] [--preset NAME] lists what can be set")
         return 0
     said = {"data": data, "preset": preset}
@@ -35,6 +37,11 @@ def settings(recipe: str, data: str, preset: str) -> int:
     presets = config.recipe_class.presets
     print("what has no --flag is given with --set NAME=VALUE" + (f"; presets: {', '.join(presets)}" if presets else ""))
     return 0
+
+
+def _plugins(kind: PluginKind) -> list[Row]:
+    """Return the names of a kind, with the first line of what each says about itself."""
+    return [(name, "", about(kind, name)) for name in names(kind)]
 
 
 def _rows(group: Any, only: Iterable[str] | None = None, but: Iterable[str] = ()) -> list[Row]:

@@ -21,11 +21,11 @@ from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.errors import UserError, unknown
-from paceline.core.registry import names
+from paceline.core.registry import load_class
 from paceline.core.screen import open_screen
 from paceline.data.feed import StepData
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.strategy import strategy_class
+from paceline.parallel.strategy import Strategy, strategy_class
 from paceline.parallel.world import uses_cuda
 from paceline.runs.segments import DP_NEEDS_GPUS
 from paceline.training.build import Parts, assemble
@@ -60,8 +60,7 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     if len(strategies) < 2:
         raise UserError("--strategies: name at least two, e.g. single,ddp")
     for name in strategies:
-        if name not in names("strategy"):
-            raise unknown("strategy", name, names("strategy"))
+        load_class("strategy", name, Strategy)
     if "dp" in strategies and not uses_cuda(config.run):
         raise UserError(f"--strategies {','.join(strategies)}: {DP_NEEDS_GPUS}; leave dp out")
     batch = split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
@@ -69,12 +68,12 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     console = open_screen()
     traces: dict[str, Trace] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
-        for name in strategies:
+        for number, name in enumerate(strategies):
             broken = control if traces else ""
             chosen = config.with_run(strategy=name)
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")
-            traces[name] = _trace(chosen, Path(folder) / f"{name}.safetensors", broken, steps)
+            traces[name] = _trace(chosen, Path(folder) / f"{number}.safetensors", broken, steps)
     differences = compare(traces, tolerance)
     title = _title(config, steps, control)
     _print_table(console, differences, title)

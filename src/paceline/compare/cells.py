@@ -40,7 +40,8 @@ LAST_BYTES = 4096  # of metrics, which hold the last line
 def made_from(config: Config) -> dict[str, str]:
     """What makes a run the one it is: its settings, and what a person's own files among them hold."""
     facts = {name: str(value) for name, value in config.values().items() if name not in NO_DIFFERENCE}
-    files = [Path(name) for name in (config.recipe_name, config.run.data) if is_path(name)]
+    plugins = (config.recipe_name, config.run.data, config.run.strategy, config.run.loader)
+    files = [Path(name) for name in plugins if is_path(name)]
     return facts | {f"code in {file}": sha256(file.read_bytes()).hexdigest()[:12] for file in files}
 
 
