@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, reduce
 from importlib.machinery import ModuleSpec
-from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
 
 from paceline.core.errors import UserError
 
-GROUPS = "paceline."  # what the names of our groups start with
+GROUPS = "paceline."  # the names of our groups start with it
 
 
 @dataclass(frozen=True)
@@ -66,35 +66,44 @@ class InstalledPlugin:
         return UserError(f"{self}: cannot be imported: {type(error).__name__}: {error}; uninstall or repair it")
 
 
+@dataclass
+class _Found:
+    plugins: dict[str, dict[str, list[InstalledPlugin]]]  # by group and name
+    damaged: list[str]  # a line on each package whose entry points cannot be read
+
+
 def installed_plugins(group: str) -> dict[str, list[InstalledPlugin]]:
     """Return the plugins of an entry point group by name; several where packages use the same name."""
-    return _scan(tuple(sys.path)).get(group, {})
+    return _scan(tuple(sys.path)).plugins.get(group, {})
+
+
+def damaged_packages() -> list[str]:
+    """Return a line on each package that has entry points for us which cannot be read."""
+    return _scan(tuple(sys.path)).damaged
 
 
 @cache
-def _scan(path: tuple[str, ...]) -> dict[str, dict[str, list[InstalledPlugin]]]:
-    """Return all our plugins by group and name; the first package of a name on the path counts, as for imports."""
-    found: dict[str, dict[str, list[InstalledPlugin]]] = {}
-    packages = set()
+def _scan(path: tuple[str, ...]) -> _Found:
+    """Find all our plugins; of a package that is on the path twice the first counts, as for imports."""
+    found, packages = _Found({}, []), set()
     for distribution in distributions(path=list(path)):
-        package, entries = _entries(distribution)
-        key = package.lower().replace("-", "_")
-        if not entries or key in packages:
+        text = distribution.read_text("entry_points.txt") or ""
+        if f"[{GROUPS}" not in text or (package := distribution.metadata["Name"]) in packages:
             continue
-        packages.add(key)
-        for entry in entries:
-            plugin = InstalledPlugin(entry.name, f"{package} {distribution.version}", entry.module, entry.attr or "")
-            found.setdefault(entry.group, {}).setdefault(entry.name, []).append(plugin)
+        packages.add(package)
+        labelled = f"{package} {distribution.version}"
+        try:
+            plugins = [
+                (entry.group, InstalledPlugin(entry.name, labelled, entry.module, entry.attr or ""))
+                for entry in distribution.entry_points
+            ]
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            found.damaged.append(f"package {labelled}: its entry points cannot be read: {reason}; uninstall or repair it")
+            continue
+        for group, plugin in plugins:
+            found.plugins.setdefault(group, {}).setdefault(plugin.name, []).append(plugin)
     return found
-
-
-def _entries(distribution: Distribution) -> tuple[str, list[EntryPoint]]:
-    """Return a package's name and its entry points for us; none where its metadata is damaged."""
-    try:
-        entries = [entry for entry in distribution.entry_points if entry.group.startswith(GROUPS)]
-        return (distribution.metadata["Name"], entries) if entries else ("", [])
-    except Exception:  # most packages have nothing to do with us, and pip reports what is wrong with them
-        return "", []
 
 
 def _find_spec(module: str) -> ModuleSpec | None:

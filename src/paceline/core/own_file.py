@@ -32,5 +32,5 @@ def load_own_file(kind: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[module_name]
-        raise UserError(f"{kind} {str(path)!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UserError(f"{kind} {str(path)!r}: cannot be imported: {type(error).__name__}: {error}") from error
     return module

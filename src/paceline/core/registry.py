@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 
 from paceline.core.announce import announce
 from paceline.core.errors import UserError, unknown
-from paceline.core.installed import InstalledPlugin, installed_plugins
+from paceline.core.installed import InstalledPlugin, damaged_packages, installed_plugins
 from paceline.core.own_file import is_path, load_own_file
 
 __all__ = ["KINDS", "Kind", "PluginKind", "about", "faults", "is_path", "load", "load_class", "load_classes", "names"]
@@ -108,7 +108,7 @@ def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
         classes = [value for value in defined if value.__module__ == module.__name__]
     found = [value for value in classes if issubclass(value, base)]
     if not found:
-        raise UserError(f"{named or f'{kind} {name!r}'} defines no subclass of {base.__name__}")
+        raise UserError(f"{named or f'{kind} {name!r}'}: defines no subclass of {base.__name__}; add one")
     return found[-1]
 
 
@@ -126,7 +126,7 @@ def load_classes(kind: PluginKind, base: type[Base]) -> dict[str, type[Base]]:
 
 def faults() -> list[str]:
     """Return a line on each installed plugin that is hidden, ambiguous or cannot be imported; imports all of them."""
-    found = []
+    found = list(damaged_packages())
     for kind in KINDS.values():
         for name in kind.installed():
             if clash := kind.clash(name):
