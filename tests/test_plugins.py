@@ -188,7 +188,7 @@ def test_a_broken_plugin_is_reported_with_its_package_where_it_is_used(
 
 def test_an_entry_point_that_names_another_class_is_reported(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(broken)
-    with pytest.raises(UserError, match="'wrong' of package paceline-broken 0.1: defines no subclass of Strategy"):
+    with pytest.raises(UserError, match=r"'wrong' of package paceline-broken 0.1: defines no subclass of Strategy"):
         registry.load_class("strategy", "wrong", Strategy)
 
 

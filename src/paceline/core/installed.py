@@ -99,7 +99,9 @@ def _scan(path: tuple[str, ...]) -> _Found:
             ]
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            found.damaged.append(f"package {labelled}: its entry points cannot be read: {reason}; uninstall or repair it")
+            found.damaged.append(
+                f"package {labelled}: its entry points cannot be read: {reason}; uninstall or repair it"
+            )
             continue
         for group, plugin in plugins:
             found.plugins.setdefault(group, {}).setdefault(plugin.name, []).append(plugin)

@@ -39,9 +39,7 @@ class Shapes(ArraySource):
                 "image": images.clip(0, 255).astype(np.uint8)[..., None],  # [sample, height, width, channel]
                 "label": label.astype(np.int64),
             },
-            spec=DataSpec(
-                channels=1, height=SIZE_PX, width=SIZE_PX, num_classes=len(CLASSES), class_names=CLASSES
-            ),
+            spec=DataSpec(channels=1, height=SIZE_PX, width=SIZE_PX, num_classes=len(CLASSES), class_names=CLASSES),
         )
 
 
