@@ -64,8 +64,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# DALI's own requirements include a CUDA toolkit that torch brings already, so it is installed without them. Where there
-# is no wheel for this processor, the tests that need it are skipped.
+# DALI without what decoding on a CPU does not use (nvCOMP, nvJPEG, libcst, nvtx). Where there is no wheel for this
+# processor, the tests that need it are skipped.
 $(EXTRAS): constraints.txt | $(INSTALLED)
 	-@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt nvidia-dali-cuda130 \
 		nvidia-nvimgcodec-cu13 optree gast astunparse six packaging makefun && touch $@

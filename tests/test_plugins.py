@@ -21,7 +21,7 @@ from paceline.data.source_settings import RegisteredSources
 from paceline.parallel.strategy import Strategy
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "paceline-example"
-SHORT = ("--images", "96", "--set", "width=2", "--accelerator", "cpu")
+SHORT = ("--images", "48", "--set", "width=2", "--accelerator", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,11 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {
             "recipes": {"rotnet": "broken_rotnet", "gone": "not_there", "nameless": "broken_fine:Absent"},
             "sources": {"halves": "broken_halves", "unset": "broken_unset"},
+            "loaders": {"stuck": "broken_rotnet"},
             "strategies": {"leaving": "broken_leaving", "wrong": "broken_fine:Fine"},
+            "evaluators": {"guess": "broken_rotnet"},
+            "loggers": {"smoke": "broken_rotnet"},
+            "importers": {"theirs": "broken_rotnet"},
         },
         broken_rotnet="'''Learns from rotations.'''\nimport a_module_that_is_not_there\n",
         broken_halves="class Halves(:\n",
@@ -159,6 +163,7 @@ FAULTS = {
     "rotnet": f"{MODULE} 'a_module_that_is_not_there'; uninstall or repair it",
     "gone": f"{MODULE} 'not_there'; uninstall or repair it",
     "nameless": "cannot be imported: AttributeError: module 'broken_fine' has no attribute 'Absent'; uninstall or",
+    **dict.fromkeys(("stuck", "guess", "smoke", "theirs"), f"{MODULE} 'a_module_that_is_not_there'; uninstall or"),
     "halves": "cannot be imported: SyntaxError: invalid syntax (broken_halves.py, line 1); uninstall or repair it",
     "leaving": "cannot be imported: SystemExit: 5; uninstall or repair it",
 }
@@ -192,12 +197,14 @@ def test_an_entry_point_that_names_another_class_is_reported(broken: Path, monke
         registry.load_class("strategy", "wrong", Strategy)
 
 
-def test_a_broken_package_harms_no_command_that_does_not_use_it(broken: Path, tiny: str, tmp_path: Path) -> None:
+def test_a_broken_package_harms_no_command_that_uses_others(broken: Path, tiny: str, tmp_path: Path) -> None:
     trained = start_with((broken,), tmp_path, "train", tiny, *SHORT, "--out", "run")
     mistaken = start_with((broken,), tmp_path, "train", tiny, "--set", "low_root=x")  # asks all sources
+    doctor = start_with((broken,), tmp_path, "doctor")
     used = start_with((broken,), tmp_path, "train", tiny, "--strategy", "leaving")
     assert trained.wait() == 0 and not trained.stderr, trained.stderr
     assert mistaken.wait() == 2 and "low_root belongs to source" in mistaken.stderr
+    assert doctor.wait() == 0, doctor.stderr
     assert used.wait() == 2
     assert used.stderr == f"paceline: plugin 'leaving' of package paceline-broken 0.1: {FAULTS['leaving']}\n"
 
@@ -262,9 +269,9 @@ OWN_STRATEGY = """
 from paceline.parallel.strategies.ddp import DistributedDataParallel
 
 class Mine(DistributedDataParallel):
-    def place(self, recipe):
-        super().place(recipe)
-        self.notes.append(f"my strategy places the networks on {self.world.size} devices")
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.notes.append(f"my strategy has {self.world.size} devices")
 """
 OWN_LOADER = """
 import torch
@@ -296,7 +303,7 @@ def test_a_strategy_of_ones_own_trains_in_its_processes_and_is_verified(tiny: st
     trained = start_command(tmp_path, "train", tiny, *SHORT, *own, "--out", "run")
     assert trained.wait() == 0, trained.stderr
     assert trained.stdout.count("runs the code in my_strategy.py") == 1
-    assert "my strategy places the networks on 2 devices" in trained.stdout
+    assert "my strategy has 2 devices" in trained.stdout
     words = ("verify", tiny, "--accelerator", "cpu", "--strategies", "single,./my_strategy.py", "--steps", "3")
     verified = start_command(tmp_path, *words)
     assert verified.wait() == 0, verified.stdout + verified.stderr
