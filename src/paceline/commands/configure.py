@@ -1,4 +1,4 @@
-"""From what a person said to a checked config."""
+"""From what the user said to a checked config."""
 
 from __future__ import annotations
 

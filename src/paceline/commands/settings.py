@@ -14,7 +14,7 @@ Row = tuple[str, str, str]  # a name, a value and a meaning
 
 
 def settings(recipe: str, data: str, preset: str) -> int:
-    """Prints the settings of a recipe's runs; without a recipe, which recipes and sources there are."""
+    """Print the settings of a recipe's runs; without a recipe, all recipes, sources and broken plugins."""
     if not recipe:
         _print({"recipes": _plugins("recipe"), "sources": _plugins("source")})
         for line in faults():
