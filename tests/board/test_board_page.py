@@ -14,7 +14,10 @@ from made_runs import ODD_NAMES, line, make_run
 from running import Running, start_fork, wait_until
 from serving import Served, serve
 
-pytestmark = pytest.mark.skipif(not find_chromium(), reason="no Chromium on this machine")
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.skipif(not find_chromium(), reason="no Chromium here (Debian: chromium)"),
+]
 RECIPE = Path(__file__).parents[1] / "tiny_gan.py"
 VALUES = "Number(document.querySelector('[data-name=\"generator/adversarial\"]')?.dataset.values ?? 0)"
 SHA256 = """fetch(%s).then((answer) => answer.arrayBuffer()).then((content) => crypto.subtle.digest('SHA-256', content))

@@ -300,10 +300,10 @@ def test_an_importer_of_ones_own_is_one_file_that_the_recipe_names(capsys):
         assert torch.equal(made, theirs["first"](images))
 
 
-can_export = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
-    reason="needs the extra `export`",
-)
+def can_export(test):
+    """Mark a test that needs the packages of the extra `export`: `make test-extras` runs these."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    return pytest.mark.extras(pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")(test))
 
 
 @can_export

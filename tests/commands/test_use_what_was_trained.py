@@ -260,10 +260,10 @@ def test_a_recipe_that_nothing_can_use_is_refused_by_name(tmp_path, capsys):
     assert list(paceline.load("mute").networks) == ["net"]
 
 
-can_export = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
-    reason="needs the extra `export`",
-)
+def can_export(test):
+    """Mark a test that needs the packages of the extra `export`: `make test-extras` runs these."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    return pytest.mark.extras(pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")(test))
 
 
 @can_export

@@ -8,9 +8,12 @@ from paceline.config.files import parse_assignments, read_file
 from paceline.config.resolve import Config, Inherited
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError, unknown
-from paceline.core.registry import load
+from paceline.core.registry import load_class
 from paceline.core.secrets import refuse_credentials
 from paceline.core.types import SettingValue, SettingValues
+from paceline.data.loader import Loader
+from paceline.data.source import Source
+from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import check_devices, gpu_ids, place_of
 from paceline.runs.config import load_recipe, resolve_config
 
@@ -55,9 +58,11 @@ def _renamed(settings: SettingValues, aliases: Mapping[str, str]) -> SettingValu
 def checked(config: Config, *, elsewhere: bool = False) -> Config:
     """Return the config with its names checked and, unless it runs elsewhere, its devices checked and counted."""
     run = config.run
-    for kind, name in (("source", run.data), ("strategy", run.strategy), ("loader", run.loader)):
-        if name != "auto":
-            load(kind, name)
+    load_class("source", run.data, Source)
+    if run.strategy != "auto":
+        load_class("strategy", run.strategy, Strategy)
+    if run.loader != "auto":
+        load_class("loader", run.loader, Loader)
     refuse_credentials(config.values())
     if elsewhere:
         return config

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin, get
 
 from paceline.commands.configure import configure
 from paceline.config.resolve import own_fields
-from paceline.core.registry import about, names
+from paceline.core.registry import PluginKind, about, faults, names
 from paceline.core.types import SettingValue
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ class Row(NamedTuple):
 
 
 def settings(recipe: str, data: str, preset: str) -> int:
-    """Print the settings of a recipe's runs; without a recipe, the recipes and sources."""
+    """Print the settings of a recipe's runs; without a recipe, all recipes, sources and broken plugins."""
     if not recipe:
-        recipes, sources = ([Row(name, "", about(kind, name)) for name in names(kind)] for kind in ("recipe", "source"))
-        _print({"recipes": recipes, "sources": sources})
+        _print({"recipes": _plugins("recipe"), "sources": _plugins("source")})
+        for line in faults():
+            print(line)
         print("paceline settings RECIPE [--data SOURCE] [--preset NAME] lists what can be set")
         return 0
     flags = {"data": data, "preset": preset}
@@ -48,6 +49,11 @@ def settings(recipe: str, data: str, preset: str) -> int:
     hint = f"; presets: {', '.join(presets)}" if presets else ""
     print(f"settings without a --flag are given with --set NAME=VALUE{hint}")
     return 0
+
+
+def _plugins(kind: PluginKind) -> list[Row]:
+    """Return the names of a kind, with the first line of each plugin's docstring."""
+    return [Row(name, "", about(kind, name)) for name in names(kind)]
 
 
 def _rows(group: DataclassInstance) -> dict[str, Row]:

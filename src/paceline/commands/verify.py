@@ -67,12 +67,12 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     console = open_screen()
     traces: dict[str, Trace] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
-        for name in strategies:
+        for number, name in enumerate(strategies):
             broken = control if traces else ""
             chosen = config.with_run(strategy=name)
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")
-            traces[name] = _trace(chosen, Path(folder) / f"{name}.safetensors", broken, steps)
+            traces[name] = _trace(chosen, Path(folder) / f"{number}.safetensors", broken, steps)
     differences = compare(traces, tolerance)
     title = _title(config, steps, control)
     _print_table(console, differences, title)

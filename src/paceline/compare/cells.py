@@ -65,7 +65,8 @@ class CellRecord:
 def made_from(config: Config) -> dict[str, str]:
     """Return what determines a run: its settings, and the content of the user's own files among them."""
     settings = {name: str(value) for name, value in config.values().items() if name not in NO_DIFFERENCE}
-    files = [Path(name) for name in (config.recipe_name, config.run.data) if is_path(name)]
+    plugins = (config.recipe_name, config.run.data, config.run.strategy, config.run.loader)
+    files = [Path(name) for name in plugins if is_path(name)]
     return settings | {f"code in {file}": sha256(file.read_bytes()).hexdigest()[:12] for file in files}
 
 

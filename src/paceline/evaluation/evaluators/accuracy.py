@@ -23,7 +23,8 @@ class Accuracy(Evaluator):
         self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, top-1, top-5, samples
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
-        logits, label = prediction["logits"].detach().double(), batch["label"]
+        logits = prediction["logits"].detach().double()
+        label = prediction["label"] if "label" in prediction else batch["label"]  # of self-supervised recipes
         loss = F.cross_entropy(logits, label, reduction="sum")
         rank = _rank_of(label, logits)
         top1, top5 = (rank < 1).sum(), (rank < min(5, logits.shape[1])).sum()
