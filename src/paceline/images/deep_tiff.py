@@ -35,7 +35,7 @@ def has_deep_colours(image: Image.Image) -> bool:
 
 
 def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
-    """The RGB picture on a file's first page, which `image` has opened too; None where that is of another kind."""
+    """The RGB image on a file's first page, which `image` has opened too; None where that is of another kind."""
     try:
         with tifffile.TiffFile(path) as file:
             page = file.pages.first
@@ -84,7 +84,7 @@ def write_deep_colours(path: Path, pixels: np.ndarray, alpha: Image.Image | None
 
 
 def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int, Image.Image]]:
-    """The rows of transparency in a picture's size, some at a time, each time with the number of the first."""
+    """The rows of transparency in a image's size, some at a time, each time with the number of the first."""
     scale = height // alpha.height
     for first in range(0, alpha.height, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, alpha.height)

@@ -1,4 +1,4 @@
-"""What a camera and a person wrote into a picture's file besides its pixels: EXIF, for what is made of the picture."""
+"""What a camera and a person wrote into a image's file besides its pixels: EXIF, for what is made of the image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = (
     ExifTags.Base.Copyright,
 )
 PARTS = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
-# Of the camera's own part: sizes of the old picture, and notes that point to places in the old file.
+# Of the camera's own part: sizes of the old image, and notes that point to places in the old file.
 NO_LONGER_TRUE = {
     ExifTags.Base.ExifImageWidth,
     ExifTags.Base.ExifImageHeight,
@@ -24,7 +24,7 @@ NO_LONGER_TRUE = {
 
 
 def camera_words(image: Image.Image) -> bytes:
-    """When, where, with what and by whom a picture was taken, without what is true of its own file alone."""
+    """When, where, with what and by whom a image was taken, without what is true of its own file alone."""
     try:
         found, kept = image.getexif(), Image.Exif()
         for tag in WORDS:
@@ -36,7 +36,7 @@ def camera_words(image: Image.Image) -> bytes:
             if inner:
                 kept[part] = inner
         return kept.tobytes() if len(kept) else b""
-    except Exception:  # words that are damaged are no reason not to use the picture
+    except Exception:  # words that are damaged are no reason not to use the image
         return b""
 
 

@@ -1,4 +1,4 @@
-"""Pictures of any mode from files, and results back into files, with what the pixels have besides colours.
+"""Images of any mode from files, and results back into files, with what the pixels have besides colours.
 
 Grey stays grey. Transparency, colour profiles and EXIF (not of 16-bit colours) are kept, and so are 16 bits where
 Pillow (grey) or tifffile (colour) can read and write them. What has more than eight bits elsewhere (PNG in colour or
@@ -18,7 +18,7 @@ from PIL import Image
 from paceline.images.decode import (
     SIXTEEN_BIT_MODES,
     UNBOUNDED_MODES,
-    BadPicture,
+    BadImage,
     opened,
     turn_upright,
     upright_size,
@@ -34,7 +34,7 @@ PNG_COMPRESSION = 3  # of 9: photographs gain little from more, and take long
 
 
 @dataclass(frozen=True)
-class Picture:
+class ImageData:
     """What a file holds, upright."""
 
     pixels: np.ndarray  # [h, w, 1 or 3], uint8 or uint16
@@ -50,8 +50,8 @@ class Picture:
         return self.pixels.dtype == np.uint16
 
 
-def read_picture(path: Path) -> Picture:
-    """The picture in a file of any mode; BadPicture where there is none."""
+def read_image(path: Path) -> ImageData:
+    """The image in a file of any mode; BadImage where there is none."""
     upright_size(path)  # refuses what is animated or too large by its header
     suffix = result_suffix(path)
     with opened(path) as image:
@@ -63,7 +63,7 @@ def read_picture(path: Path) -> Picture:
         if has_deep_colours(image):
             deep = read_deep_colours(path, image)
             if deep is not None:
-                return Picture(deep.pixels, deep.alpha, profile, suffix, "; ".join(filter(None, (*notes, deep.note))))
+                return ImageData(deep.pixels, deep.alpha, profile, suffix, "; ".join(filter(None, (*notes, deep.note))))
             notes.append("its 16-bit colours were read with 8 bits: this kind of TIFF is not known")
         elif image.format == "PNG":
             kind, lost = _png_pixels(path)
@@ -72,19 +72,19 @@ def read_picture(path: Path) -> Picture:
         image = turn_upright(image)
         if image.mode in SIXTEEN_BIT_MODES:
             pixels = np.asarray(image).astype(np.uint16)[..., np.newaxis]
-            return Picture(pixels, None, profile, suffix, "; ".join(notes), exif)
+            return ImageData(pixels, None, profile, suffix, "; ".join(notes), exif)
         if image.mode in UNBOUNDED_MODES:
-            raise BadPicture(f"32-bit pixels (mode {image.mode}) have no fixed white; store it with 8 or 16 bits")
+            raise BadImage(f"32-bit pixels (mode {image.mode}) have no fixed white; store it with 8 or 16 bits")
         alpha = None
         if image.has_transparency_data:
             image = image.convert("LA" if grey else "RGBA")
             alpha = image.getchannel("A")
         pixels = np.asarray(image.convert("L" if grey else "RGB"))
-        return Picture(pixels[..., np.newaxis] if grey else pixels, alpha, profile, suffix, "; ".join(notes), exif)
+        return ImageData(pixels[..., np.newaxis] if grey else pixels, alpha, profile, suffix, "; ".join(notes), exif)
 
 
 def result_suffix(path: Path) -> str:
-    """What files end in that are made of a picture: TIFF of TIFF, PNG of all others, which loses nothing."""
+    """What files end in that are made of a image: TIFF of TIFF, PNG of all others, which loses nothing."""
     return ".tif" if path.suffix.lower() in TIFF_SUFFIXES else ".png"
 
 
@@ -139,7 +139,7 @@ class Canvas:
 
 
 def save_image(image: Image.Image, path: Path, profile: bytes = b"", exif: bytes = b"") -> None:
-    """Writes a picture, with nothing lost."""
+    """Writes a image, with nothing lost."""
     exif = without_parts(exif) if exif and path.suffix == ".tif" else exif
     options = {name: value for name, value in (("icc_profile", profile), ("exif", exif)) if value}
     with _written_beside(path) as beside:
