@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from made_data import raw_batches
 
 from paceline.commands.configure import configure
 from paceline.config.settings import RunSettings
@@ -125,6 +126,6 @@ def test_a_choice_builds_the_loader_with_its_data_at_home(room: SetRoom) -> None
     room(cpu=4)
     loader = choose_loader(RunSettings(), samples(4), CPU).build(samples(4), CPU, RunSettings())
     assert isinstance(loader, Resident) and loader.home == CPU
-    (batch,) = loader.load([in_order(0, 4)])
+    (batch,) = raw_batches(loader, [in_order(0, 4)])
     assert batch["image"].shape == (4, 3, 8, 8)
     loader.close()

@@ -127,10 +127,10 @@ def test_colour_profiles_are_kept_where_the_colours_are(tmp_path: Path) -> None:
     assert np.array_equal(tifffile.imread(tmp_path / "made.tif"), DEEP[..., :3])
 
 
-def copied(picture: ImageData) -> Canvas:
-    height, width = picture.pixels.shape[:2]
-    canvas = Canvas(height, width, deep=picture.deep)
-    canvas.paste(0, 0, picture.pixels / (np.iinfo(picture.pixels.dtype).max / 2) - 1)
+def copied(image: ImageData) -> Canvas:
+    height, width = image.pixels.shape[:2]
+    canvas = Canvas(height, width, deep=image.deep)
+    canvas.paste(0, 0, image.pixels / (np.iinfo(image.pixels.dtype).max / 2) - 1)
     return canvas
 
 
@@ -155,7 +155,7 @@ def test_transparency_beside_colours_of_16_bits_is_written_without_a_second_copy
 
 @pytest.mark.parametrize("suffix", [".jpg", ".tif", ".png"])
 @pytest.mark.parametrize("mode", ["RGB", "L", "I;16"])
-def test_when_where_and_by_whom_a_picture_was_taken_is_kept_and_what_is_no_longer_true_is_not(
+def test_when_where_and_by_whom_a_image_was_taken_is_kept_and_what_is_no_longer_true_is_not(
     mode: str, suffix: str, tmp_path: Path
 ) -> None:
     if (mode, suffix) == ("I;16", ".jpg"):
@@ -172,12 +172,12 @@ def test_when_where_and_by_whom_a_picture_was_taken_is_kept_and_what_is_no_longe
     exif[ExifTags.IFD.GPSInfo] = {ExifTags.GPS.GPSLatitudeRef: "N"}
     taken = tmp_path / f"taken{suffix}"
     Image.new(mode, (30, 20)).save(taken, exif=exif.tobytes())
-    picture = read_image(taken)
-    assert picture.pixels.shape[:2] == (30, 20)
-    canvas = Canvas(60, 40, deep=picture.deep)
-    canvas.paste(0, 0, np.zeros((60, 40, picture.pixels.shape[-1]), np.float32))
-    made = tmp_path / f"made{picture.suffix}"
-    canvas.save(made, exif=picture.exif)
+    image = read_image(taken)
+    assert image.pixels.shape[:2] == (30, 20)
+    canvas = Canvas(60, 40, deep=image.deep)
+    canvas.paste(0, 0, np.zeros((60, 40, image.pixels.shape[-1]), np.float32))
+    made = tmp_path / f"made{image.suffix}"
+    canvas.save(made, exif=image.exif)
     with Image.open(made) as found:
         assert found.size == (40, 60)
         words = found.getexif()
@@ -190,6 +190,6 @@ def test_when_where_and_by_whom_a_picture_was_taken_is_kept_and_what_is_no_longe
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_damaged_words_of_a_camera_are_no_reason_not_to_use_a_picture(tmp_path: Path) -> None:
+def test_damaged_words_of_a_camera_are_no_reason_not_to_use_a_image(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert read_image(tmp_path / "a.png").exif == b""

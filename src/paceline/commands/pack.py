@@ -98,9 +98,8 @@ def _can_resume(folder: Path) -> Iterator[None]:
         raise KeyboardInterrupt("run the same command again to resume") from None
     except OSError as error:
         if error.errno in NO_ROOM:
-            raise UserError(
-                f"{folder}: {(error.strerror or 'no space left').lower()}; make room, then run the same command again to resume"
-            ) from error
+            what = (error.strerror or "no space left").lower()
+            raise UserError(f"{folder}: {what}; make room, then run the same command again to resume") from error
         raise
 
 
@@ -112,9 +111,7 @@ def _only_writer(folder: Path) -> Iterator[None]:
         raise UserError(f"{folder}: another process ({owner}) is packing into it") from None
     try:
         if not (folder / UNFINISHED).is_file():
-            raise UserError(
-                f"{folder}: another process has just finished packing it; run the same command again to check it"
-            )
+            raise UserError(f"{folder}: another process has just packed it; run the same command again to check it")
         yield
     finally:
         lock.release(remove=True)

@@ -23,18 +23,21 @@ class StainedTissue(NamedTuple):
 
 def stained_tissue() -> StainedTissue:
     """Return the image with what is computed from it."""
-    from skimage import color, filters  # takes a moment to import
+    from skimage.color import hed2rgb, rgb2hed  # takes a moment to import
+    from skimage.filters import gaussian, threshold_otsu
 
     with files("skimage").joinpath("data/ihc.png").open("rb") as file, Image.open(file) as opened:
         image = np.array(opened.convert("RGB"))
-    stains: NDArray[Any] = color.rgb2hed(image)  # Ruifrok and Johnston 2001
+    stains: NDArray[Any] = rgb2hed(image)  # Ruifrok and Johnston 2001
 
     def alone(stain: int) -> NDArray[np.uint8]:
         kept = np.zeros_like(stains)
         kept[..., stain] = stains[..., stain]
-        colours: NDArray[Any] = np.round(color.hed2rgb(kept) * 255)
+        colours: NDArray[Any] = np.round(hed2rgb(kept) * 255)
         return colours.astype(np.uint8)
 
-    density: NDArray[Any] = filters.gaussian(-np.log10((image + 1.0) / 256).sum(axis=-1), SMOOTHING_PX)
-    mask = np.where(density > filters.threshold_otsu(density), 255, 0).astype(np.uint8)
+    absorbed = -np.log10((image + 1.0) / 256).sum(axis=-1)
+    density: NDArray[Any] = gaussian(absorbed, SMOOTHING_PX)  # type: ignore[no-untyped-call, unused-ignore]
+    threshold: float = threshold_otsu(density)  # type: ignore[no-untyped-call, unused-ignore]
+    mask = np.where(density > threshold, 255, 0).astype(np.uint8)
     return StainedTissue(image, alone(0), alone(2), np.repeat(mask[..., np.newaxis], 3, axis=-1))

@@ -1,4 +1,4 @@
-"""Images of images: grids, two side by side, captions, animations."""
+"""Images put together: grids, rows, columns, captions, animations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 GAP_PX = 2
-SMALLEST_SIDE_PX = 32  # smaller images are enlarged: eyes need a few pixels
+SMALLEST_SIDE_PX = 32  # smaller images are enlarged, so that something can be seen
 CAPTION_PX = 18
 CAPTION_TEXT_PX = 12
 FRAME_MS = 250
@@ -18,8 +19,8 @@ LAST_FRAME_MS = 2000
 MOVING = (".gif", ".webp")
 
 
-def grid(images: np.ndarray, columns: int = 0) -> np.ndarray:
-    """Images uint8 [n, h, w, c] in rows of `columns` (0 makes a square), with a gap between them."""
+def grid(images: NDArray[np.uint8], columns: int = 0) -> NDArray[np.uint8]:
+    """Return images uint8 [n, h, w, c] in rows of `columns` (0 makes a square), with a gap between them."""
     num, height, width, channels = images.shape
     columns = columns or math.ceil(math.sqrt(num))
     factor = max(1, SMALLEST_SIDE_PX // min(height, width))
@@ -34,13 +35,13 @@ def grid(images: np.ndarray, columns: int = 0) -> np.ndarray:
     return whole
 
 
-def to_image(image: np.ndarray) -> Image.Image:
-    """A image uint8 [h, w, c] for Pillow, in colour."""
+def to_image(image: NDArray[np.uint8]) -> Image.Image:
+    """Return an image uint8 [h, w, c] as Pillow's RGB."""
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).convert("RGB")
 
 
 def captioned(image: Image.Image, text: str, *, room: bool = False) -> Image.Image:
-    """A image with a line of text above it: shortened to fit or, with `room`, on white as wide as it needs."""
+    """Return an image under a line of text, which is shortened to fit or, with `room`, makes the image wider."""
     font = ImageFont.load_default(CAPTION_TEXT_PX)
     width = max(image.width, math.ceil(font.getlength(text)) + 2 * GAP_PX) if room else image.width
     while len(text) > 1 and font.getlength(text) > width - 2 * GAP_PX:
@@ -52,7 +53,7 @@ def captioned(image: Image.Image, text: str, *, room: bool = False) -> Image.Ima
 
 
 def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
-    """Images in one row, on white."""
+    """Return images in one row, on white."""
     width = sum(image.width for image in images) + 4 * GAP_PX * (len(images) - 1)
     whole = Image.new("RGB", (width, max(image.height for image in images)), "white")
     left = 0
@@ -63,7 +64,7 @@ def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
 
 
 def one_above_the_other(images: Sequence[Image.Image]) -> Image.Image:
-    """Images in one column, on white."""
+    """Return images in one column, on white."""
     height = sum(image.height for image in images) + 2 * GAP_PX * (len(images) - 1)
     whole = Image.new("RGB", (max(image.width for image in images), height), "white")
     top = 0
@@ -74,10 +75,10 @@ def one_above_the_other(images: Sequence[Image.Image]) -> Image.Image:
 
 
 def save_animation(frames: Sequence[Image.Image], path: Path) -> None:
-    """Frames in RGB one after the other, for ever, the last one longer, as .gif or, without any loss, .webp."""
+    """Write RGB frames as an endless animation, the last one longer: .gif or, without loss, .webp."""
     suffix = path.suffix.lower()
     assert suffix in MOVING, path
-    if suffix == ".gif":  # each frame has 256 colours of its own; a median cut would lose those of few pixels
+    if suffix == ".gif":  # each frame has 256 colours of its own; a median cut would lose rare ones
         frames = [frame.quantize(method=Image.Quantize.FASTOCTREE, kmeans=1) for frame in frames]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     frames[0].save(path, save_all=True, append_images=list(frames[1:]), duration=times, loop=0, lossless=True)

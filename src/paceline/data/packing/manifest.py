@@ -70,7 +70,9 @@ class SplitRecord:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SplitRecord:
         """Return the record that JSON holds; raise KeyError, TypeError or AttributeError where it does not."""
-        spec = {name: tuple(value) if isinstance(value, list) else value for name, value in content["spec"].items()}
+        spec: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in content["spec"].items()
+        }
         files = {name: FileRecord(**listed) for name, listed in content["files"].items()}
         read = {"spec": DataSpec(**spec), "numbers": tuple(content["numbers"]), "files": files}
         return cls(**{**content, **read})

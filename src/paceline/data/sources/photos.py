@@ -53,7 +53,7 @@ class Photos(ImageFiles):
         if low_roots:
             if settings.size:
                 raise UserError(
-                    f"size={settings.size}: images with files in low resolution keep their size; use --set size=0"
+                    f"size={settings.size}: not supported together with low-resolution files; use --set size=0"
                 )
             samples, problems = _with_low(root, paths, _low_files(low_roots), low_roots)
             self.scale = _find_scale(samples)
