@@ -104,14 +104,9 @@ def test_windows_and_labels_are_those_of_workers(kind: str, data: Path) -> None:
 def test_evaluation_gives_every_whole_image_once_and_the_last_batch_short(kind: str, data: Path) -> None:
     source = open_source(data, kind, "test")
     for rank in range(2):
-        ours, theirs = (
-            list(
-                evaluation_batches(
-                    BatchPipeline(loader(source, CPU, RunSettings(workers=0)), None, torch.float32), rank, 2
-                )
-            )
-            for loader in (Dali, Workers)
-        )
+        loaders = (loader(source, CPU, RunSettings(workers=0)) for loader in (Dali, Workers))
+        pipelines = (BatchPipeline(loader, None, torch.float32) for loader in loaders)
+        ours, theirs = (list(evaluation_batches(pipeline, rank, 2)) for pipeline in pipelines)
         assert ours
         for one, other in zip(ours, theirs, strict=True):
             assert all(torch.equal(one[name], other[name]) for name in other)
@@ -175,5 +170,5 @@ def test_sources_that_change_their_files_images_are_refused(data: Path, tmp_path
 
 def test_without_dali_one_line_names_the_extra(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    with pytest.raises(UserError, match=r"not installed; pip install -e '\.\[dali\]'"):
+    with pytest.raises(UserError, match=r"not installed; pip install 'paceline\[dali\]'"):
         Dali(open_source(data, "png"), CPU, RunSettings(), CROP)

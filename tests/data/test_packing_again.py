@@ -239,7 +239,7 @@ def test_a_full_disk_is_said_in_one_line_and_the_same_command_goes_on(photos: Pa
 
 def test_a_folder_that_cannot_be_made_is_said_in_one_line(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/packed: Not a directory; name a folder that can be made and written"):
+    with pytest.raises(UserError, match=r"file/packed: Not a directory; name a folder that can be created and written"):
         pack(str(photos), str(tmp_path / "file" / "packed"), NO_FLAGS, {})
 
 

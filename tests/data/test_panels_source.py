@@ -109,7 +109,7 @@ def test_a_row_that_is_not_made_of_the_named_panels_is_refused_by_name(tmp_path)
         ("image,a,b,c,segmentation", r"are not 5 panels of one width"),
         ("", r"a row of 96×16 pixels; say what its panels are.*--set panels="),
         ("a,b,c,d,e,f", r"panels=a,b,c,d,e,f: give every panel a name.*call the input 'image'"),
-        ("image,a,a,b,c,d", r"each in its own way"),
+        ("image,a,a,b,c,d", r"a name of its own"),
         ("image,a b,c,d,e,f", r"'a b' is not a valid name"),
         ("image,-,-,-,-,-", r"give every panel a name"),
     ],

@@ -174,7 +174,7 @@ def test_unusable_files_are_refused_by_name_or_left_out(tmp_path: Path) -> None:
     frames[0].save(root / "train" / "moving.gif", save_all=True, append_images=frames[1:])
     save(root / "train" / "small.png", 4, 4)
     expected = (
-        r"bomb\.png: .*900 megapixels.* limit of 89 megapixels.*empty\.jpg: unreadable image \(no image.*"
+        r"bomb\.png: .*900 megapixels.* limit of 89 megapixels.*empty\.jpg: unreadable image \(not an image.*"
         r"large\.png: unreadable image \(9500 × 9500 pixels.* and 1 more; --bad-images skip leaves"
     )
     with pytest.raises(UserError, match=expected):
@@ -310,5 +310,5 @@ def test_degradations_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "train" / "a.png", 10, 10)
     with pytest.raises(UserError, match="degrade_blur, degrade_noise or degrade_jpeg"):
         Degraded("train", settings(tmp_path, degrade_noise=0.0))
-    with pytest.raises(UserError, match="--low-root is for --data photos"):
+    with pytest.raises(UserError, match="--low-root: source degraded makes its own images"):
         Degraded("train", settings(tmp_path, low_root=str(tmp_path)))

@@ -55,7 +55,7 @@ def test_colours_of_16_bits_are_rgb_alone_and_a_fourth_channel_only_what_the_fil
     tifffile.imwrite(file, DEEP, photometric="rgb", extrasamples=["unspecified"])
     found = read_image(file)
     assert np.array_equal(found.pixels, DEEP[..., :3]) and found.alpha is None
-    assert "which is no transparency, was left out" in found.note
+    assert "not transparency was left out" in found.note
 
     half = np.full_like(DEEP, 32768)
     half[..., :3] //= 2  # as they are where they were multiplied by it
@@ -79,7 +79,7 @@ def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
         decode(file)
     tifffile.imwrite(file, np.stack([DEEP[..., :3], DEEP[::-1, :, :3]]), photometric="rgb")
     found = read_image(file)
-    assert np.array_equal(found.pixels, DEEP[..., :3]) and found.note == "only the first of its pages was taken"
+    assert np.array_equal(found.pixels, DEEP[..., :3]) and found.note == "only the first of its pages was read"
 
 
 def test_greys_of_16_bits_run_from_black_to_white_whatever_the_file_counts_from(tmp_path: Path) -> None:
