@@ -47,9 +47,8 @@ def test_a_folder_without_a_test_split_is_measured_whole(name: str, tmp_path: Pa
     settings = settings_of(name, tmp_path)
     assert len(source_class(name)("test", settings)) == COUNT // 5
     whole = source_class(name)("test", source_class(name).measure_whole(settings))
-    assert [whole.name_of(index).rpartition("/")[2] for index in range(len(whole))] == [
-        f"{i}.png" for i in range(COUNT)
-    ]
+    names = [Path(whole.name_of(index)).name for index in range(len(whole))]
+    assert names == [f"{number}.png" for number in range(COUNT)]
 
 
 @pytest.mark.parametrize("name", FOLDERS)

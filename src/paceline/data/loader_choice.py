@@ -40,7 +40,7 @@ def choose_loader(settings: RunSettings, source: Source, device: torch.device, b
             continue
         advice = ["`paceline pack` would save the decoding"] if obstacles and not fit.home and decodes(source) else []
         reasons = [*obstacles, *([fit.why] if fit.why else []), *advice]
-        return Choice(name, "; ".join(reasons) or "asked for", fit.home)
+        return Choice(name, "; ".join(reasons) or ("asked for" if name == settings.loader else "it fits"), fit.home)
     raise UserError(f"--loader {settings.loader}: no loader can serve this data: {'; '.join(obstacles)}")
 
 
