@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, get_args, get_o
 
 import typer
 
-from paceline.config.photos_settings import PhotosSettings
 from paceline.config.settings import ALSO_CALLED, LearnerSettings
+from paceline.config.source_flags import SourceFlags
 from paceline.core.types import SettingValue
 
 Command = Callable[..., None]
@@ -28,7 +28,7 @@ Assignments = Annotated[list[str], typer.Option("--set", help="any setting; repe
 
 
 def _meaning(name: str) -> str:
-    return str(PhotosSettings.__dataclass_fields__[name].metadata["meaning"])
+    return str(SourceFlags.__dataclass_fields__[name].metadata["meaning"])
 
 
 LowRoot = Annotated[str, typer.Option("--low-root", help=_meaning("low_root"))]
@@ -61,8 +61,8 @@ def with_settings(
 
 
 def _fields_with_flags() -> Iterator[tuple[Field[Any], Any]]:
-    """Yield each setting that has a flag, with its type: of runs, of the one source with flags, of learners."""
-    for group in (PhotosSettings, LearnerSettings):
+    """Yield each setting that has a flag, with its type: of runs, of sources, of learners."""
+    for group in (SourceFlags, LearnerSettings):
         hints = get_type_hints(group)
         yield from ((f, hints[f.name]) for f in fields(group) if f.metadata["flag"])
 
@@ -138,6 +138,6 @@ def _instead_of(option: str, command: ParserCommand) -> str:
         return f"{command.name} does not use it"
     if "--set" not in has:
         return "--help lists all options"
-    if name in {f.name for group in (PhotosSettings, LearnerSettings) for f in fields(group)}:
+    if name in {f.name for group in (SourceFlags, LearnerSettings) for f in fields(group)}:
         return f"use --set {name}=VALUE"
     return f"--help lists all options; give a setting of the recipe or of the source as --set {name}=VALUE"

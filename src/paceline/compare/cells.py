@@ -20,7 +20,7 @@ from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.files import read_json, write_json
 from paceline.core.registry import is_path
-from paceline.data.fingerprint import are_same, describe_samples
+from paceline.data.fingerprint import describe_samples
 from paceline.data.open_sources import open_sources
 from paceline.launch.child import last_words, run_paceline, words_of
 from paceline.report.model import Cell
@@ -96,7 +96,7 @@ def _check_data(folder: Path, cell: Cell, config: Config, known: dict[str, str])
         except (UserError, OSError):  # finished runs are compared without their data; training reports what is missing
             known[config.recipe_name] = ""
     now = known[config.recipe_name]
-    if now and not are_same(was, now):
+    if now and was != now:
         problem = f"its run {cell.name} was trained on other data ({was} → {now})"
         raise UserError(f"--out {folder}: {problem}; use the same data to resume, or choose another --out")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.errors import UserError
-from paceline.data.fingerprint import are_same
 from paceline.evaluation.protocol import require_same
 from paceline.report.run import Run
 
@@ -21,7 +20,7 @@ def check_comparable(runs: Sequence[Run], across_recipes: bool) -> None:
             )
         if other.best != first.best:
             raise UserError(f"{pair} are evaluated by different metrics ({first.best[0]}, {other.best[0]})")
-        if other.data != first.data or not are_same(other.fingerprint, first.fingerprint):
+        if (other.data, other.fingerprint) != (first.data, first.fingerprint):
             was, is_ = (f"{run.data}: {run.fingerprint}" for run in (first, other))
             raise UserError(f"{pair} used different data ({was} ≠ {is_}) and cannot be compared")
     for metric in dict.fromkeys(name for run in runs for name in run.protocols):

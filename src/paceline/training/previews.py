@@ -13,7 +13,7 @@ from paceline.core.errors import UserError
 from paceline.data.crop import Window
 from paceline.data.draws import Drawer
 from paceline.data.source import Source, sizes_of
-from paceline.data.transforms import prepare, to_eight_bits
+from paceline.data.transforms import to_eight_bits, transform
 from paceline.images.grids import captioned, grid, one_above_the_other, side_by_side, to_image
 from paceline.parallel.precision import Precision
 from paceline.training.compile import eager
@@ -86,7 +86,7 @@ def _centres(source: Source, device: torch.device, precision: Precision) -> Iter
         raw = {name: torch.from_numpy(np.ascontiguousarray(field))[None].to(device) for name, field in sample.items()}
         images = {name: field.permute(0, 3, 1, 2) if field.ndim == 4 else field for name, field in raw.items()}
         images["uniforms"] = torch.empty(1, 0)  # nothing is augmented
-        yield prepare(images, None, precision.weights)
+        yield transform(images, None, precision.weights)
 
 
 def _side(side: int) -> int:

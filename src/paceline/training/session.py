@@ -142,7 +142,7 @@ class Record:
         else:
             provenance = versions_and_hardware() | _what_auto_means(parts)
             folder.keep_settings(parts.config, self.session.describe_data(), provenance, images)
-        write_data_spec(folder.path, cropped(parts.feed.loader.source.spec, parts.config.run.crop))
+        write_data_spec(folder.path, cropped(parts.loaders["train"].source.spec, parts.config.run.crop))
 
     def on_saved(self) -> None:
         """Keep the record with a new checkpoint, and let the mirror know of it."""
@@ -158,7 +158,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
     try:
         evaluator, final = training_evaluator(parts), final_evaluator(parts)
         parts.notes.extend(evaluator.notes if evaluator else ())
-        data = cache(lambda: describe_samples(parts.feed.loader.source))
+        data = cache(lambda: describe_samples(parts.loaders["train"].source))
         claim_folder(folder, parts.world, lambda: mirroring.prepare(data()))
         output = keep_output(folder.path, parts.world.rank)
         yield Session(parts, folder, mirroring, output, evaluator, final, data)
