@@ -15,6 +15,7 @@ from paceline.data.crop import cropped
 from paceline.data.image_files import split_folder
 from paceline.data.open_sources import open_sources
 from paceline.data.sources.photos import SPLIT_NAMES
+from paceline.evaluation.contract import is_classifier
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join, place_from
@@ -75,7 +76,7 @@ def _other_kind(run: str, here: DataSpec) -> str:
 def _check_class_names(config: Config, run: str, split: str, here: DataSpec) -> None:
     """Refuses as many classes with other names: each would be counted as the one that has its number."""
     learned = read_data_spec(Path(run))
-    if learned is None or config.recipe_class.evaluator != "accuracy":
+    if learned is None or not is_classifier(config.recipe_class):
         return
     if not learned.class_names or len(learned.class_names) != len(here.class_names):
         return

@@ -14,6 +14,7 @@ from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.crop import cropped
 from paceline.data.open_sources import open_sources
+from paceline.evaluation.contract import is_classifier
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.data_spec_file import read_data_spec
 from paceline.runs.finished_run import config_of
@@ -73,7 +74,7 @@ def uses_of(recipe_class: type[Recipe]) -> dict[str, str]:
         found["apply"] = "makes pictures of pictures"
     if recipe_class.generates:
         found["sample"] = "makes pictures of noise"
-    if recipe_class.evaluator == "accuracy":  # which takes "logits", one for each class
+    if is_classifier(recipe_class):
         found["predict"] = "tells the classes of pictures"
     return found
 

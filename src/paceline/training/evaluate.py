@@ -34,12 +34,10 @@ class SplitEvaluator:
         self.count = (recipe.generates and settings.generated_images) or len(loader.source)
 
     def prepare(self) -> Evaluator:
-        """A judge that is ready to begin: it has its protocol and notes, and has refused what it cannot judge."""
-        evaluator: Evaluator = load_class("evaluator", self.recipe.evaluator, Evaluator)(
-            self.loader.source.spec, self.world.device, self.settings
-        )
-        evaluator.begin(Case(self.loader.source, self.split, self.count, open_run, self.recipe.output_scale))
-        return evaluator
+        """Return a new evaluator of the split; raise UserError where the split cannot be evaluated."""
+        case = Case(self.loader.source, self.split, self.count, open_run, self.recipe.output_scale)
+        evaluator_class = load_class("evaluator", self.recipe.evaluator, Evaluator)
+        return evaluator_class(case, self.loader.source.spec, self.world.device, self.settings)
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
