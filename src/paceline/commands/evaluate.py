@@ -19,8 +19,9 @@ from paceline.evaluation.contract import is_classifier
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join, place_from
+from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.data_spec_file import read_data_spec
-from paceline.runs.finished_run import choose_checkpoint, config_of
+from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import make_recipe
 from paceline.runs.stages import last_finished

@@ -14,7 +14,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.sources.panels import INPUT, LEFT_OUT, SEGMENTATION, Panels
 from paceline.inference.image_model import make_image_model
-from paceline.inference.trained import Stored, build
+from paceline.inference.trained import StoredModel, build
 from paceline.models.torch_file import read_torch_file
 from paceline.recipes.importers.deepliif import networks_of, renamed
 from paceline.recipes.importers.srgan import read_generator
@@ -44,7 +44,7 @@ def import_weights(words: list[str], recipe: str, out: str, preset: str, assignm
     flags = {"preset": preset} if preset else {}
     read = _super_resolution if recipe == "super_resolution" else _translation
     config, spec, tensors, recognised = read(words, flags, assignments)
-    make_image_model(Stored(config, spec, tensors, out), words[0])  # refuses what does not fit
+    make_image_model(StoredModel(config, spec, tensors, out), words[0])  # refuses what does not fit
     write_weights(target, config, spec, tensors)
     count = sum(tensor.numel() for tensor in tensors.values())
     networks = sorted({_network(key) for key in tensors})

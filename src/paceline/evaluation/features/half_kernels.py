@@ -4,7 +4,8 @@ Results are written into slices of a wider tensor, so that branches need not be 
 convolutions too; on an H200 one of them (1×7 of 160 channels, 500 images) gave different, wrong values at every call.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def"  # of kernels, whose arguments Triton types itself
+# Triton types the arguments of its kernels itself.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 from __future__ import annotations
 
