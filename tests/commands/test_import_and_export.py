@@ -74,7 +74,7 @@ def import_file(*words: str) -> int:
 @pytest.mark.parametrize(
     "wrapped", ["plain", "under 'generator'", "with module.", "without biases", "not shared", "by Lightning"]
 )
-def test_a_generator_from_elsewhere_gives_the_same_pictures_here(wrapped, capsys):
+def test_a_generator_from_elsewhere_gives_the_same_images_here(wrapped, capsys):
     theirs = TheirGenerator(shared=wrapped != "not shared", bias=wrapped != "without biases").eval()
     state: dict = theirs.state_dict()
     if wrapped in ("with module.", "under 'generator'"):
@@ -333,12 +333,12 @@ def test_an_exported_network_gives_the_same_at_other_sizes(recipe, settings, cap
     pictures = torch.rand(3, 3, 32, 96) * 2 - 1
     with torch.no_grad():
         wanted = image_model.recipe.image_to_image(pictures)
-    for made, name in zip(session.run(None, {"pictures": pictures.numpy()}), wanted, strict=True):
+    for made, name in zip(session.run(None, {"images": pictures.numpy()}), wanted, strict=True):
         assert np.abs(made - wanted[name].numpy()).max() < 1e-4
     assert ("any size" in said) == (recipe == "super_resolution")
     if recipe == "super_resolution":
         assert (
-            session.run(None, {"pictures": np.zeros((1, 3, 5, 7), np.float32)})[0].shape[-1]
+            session.run(None, {"images": np.zeros((1, 3, 5, 7), np.float32)})[0].shape[-1]
             == 7 * image_model.output_scale
         )
     assert [path.name for path in Path.cwd().glob("model*")] == ["model.onnx"]

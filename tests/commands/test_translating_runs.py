@@ -1,4 +1,4 @@
-"""Image translation as a person runs it: rows in a folder, training, strips, numbers."""
+"""Image translation as a user runs it: rows in a folder, training, strips, numbers."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def test_training_judges_every_panel_and_keeps_strips():
+def test_training_evaluates_every_panel_and_keeps_strips():
     rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    judged = [row for row in rows if "validation/psnr" in row]
-    assert [row["images"] for row in judged] == [2, 4]
-    assert {"validation/stain_psnr", "validation/segmentation_ssim", "validation/iou"} <= judged[-1].keys()
+    evaluated = [row for row in rows if "validation/psnr" in row]
+    assert [row["images"] for row in evaluated] == [2, 4]
+    assert {"validation/stain_psnr", "validation/segmentation_ssim", "validation/iou"} <= evaluated[-1].keys()
     names = sorted(path.name for path in Path("run/samples").iterdir())
     assert names == [f"samples-{images:012}.png" for images in (0, 2, 4)]
     with Image.open(Path("run/samples", names[-1])) as strip:

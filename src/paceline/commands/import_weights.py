@@ -10,7 +10,7 @@ from paceline.contracts.importer import Importer
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class, names
 from paceline.inference.image_model import make_image_model
-from paceline.inference.trained import Stored, build
+from paceline.inference.trained import StoredModel, build
 from paceline.runs.config import load_recipe
 from paceline.runs.weights_file import SUFFIX, write_weights
 
@@ -33,7 +33,9 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     spec = importer.data_spec(config.values())
     built = build(config, spec)
     tensors = importer.tensors(built.state_dict())
-    make_image_model(Stored(config, spec, tensors, out), files[0])  # raises where a tensor is missing or does not fit
+    make_image_model(
+        StoredModel(config, spec, tensors, out), files[0]
+    )  # raises where a tensor is missing or does not fit
     write_weights(target, config, spec, tensors)
     networks = [name for name in built.single_networks if any(key.startswith(f"{name}.") for key in tensors)]
     count = sum(tensor.numel() for tensor in tensors.values())

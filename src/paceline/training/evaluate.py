@@ -46,11 +46,9 @@ class SplitEvaluator:
             folder.keep_protocol(self.split, self.label, self.protocol, afresh=afresh)
 
     def _new_evaluator(self) -> Evaluator:
-        evaluator: Evaluator = load_class("evaluator", self.recipe.evaluator, Evaluator)(
-            self.loader.source.spec, self.world.device, self.settings
-        )
-        evaluator.begin(Case(self.loader.source, self.split, self.count, open_run, self.recipe.output_scale))
-        return evaluator
+        case = Case(self.loader.source, self.split, self.count, open_run, self.recipe.output_scale)
+        evaluator_class = load_class("evaluator", self.recipe.evaluator, Evaluator)
+        return evaluator_class(case, self.loader.source.spec, self.world.device, self.settings)
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
