@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.screen import open_screen
+from paceline.core.types import SettingValue
 from paceline.images.decode import BadPicture, upright_size
 from paceline.inference.applier import Applier, How, Outcome, Task
 from paceline.inference.applier_processes import share_out
@@ -93,7 +94,11 @@ def _results(image_model: ImageModel) -> tuple[str, ...]:
 
 def _settings(options: Options) -> RunSettings:
     """The devices that are meant, checked against what is here."""
-    flags = {"accelerator": options.accelerator or "auto", "devices": options.devices, "gpus": options.gpus}
+    flags: dict[str, SettingValue] = {
+        "accelerator": options.accelerator or "auto",
+        "devices": options.devices,
+        "gpus": options.gpus,
+    }
     settings = resolve_settings("apply", [("flag", flags)])
     if options.tile < 0:
         raise UserError(f"--tile {options.tile}: expected the side of a tile in pixels, or 0 for what fits in memory")

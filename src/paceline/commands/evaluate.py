@@ -18,8 +18,9 @@ from paceline.data.sources.photos import SPLIT_NAMES
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join, place_from
+from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.data_spec_file import read_data_spec
-from paceline.runs.finished_run import choose_checkpoint, config_of
+from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import make_recipe
 from paceline.runs.stages import last_finished
@@ -59,8 +60,6 @@ def _judged_whole(config: Config) -> Config:
 def _other_kind(run: str, here: DataSpec) -> str:
     """In which way the data is not what a run's networks are for, if that is known."""
     learned = read_data_spec(Path(run))
-    if learned is None:
-        return ""
     if learned.channels != here.channels:
         told = f"its pictures have {here.channels} channel{'s' * (here.channels > 1)}, {run} is for {learned.channels}"
         return f"{told}; use --set channels={learned.channels}"
@@ -74,9 +73,9 @@ def _other_kind(run: str, here: DataSpec) -> str:
 
 def _check_class_names(config: Config, run: str, split: str, here: DataSpec) -> None:
     """Refuses as many classes with other names: each would be counted as the one that has its number."""
-    learned = read_data_spec(Path(run))
-    if learned is None or config.recipe_class.evaluator != "accuracy":
+    if config.recipe_class.evaluator != "accuracy":
         return
+    learned = read_data_spec(Path(run))
     if not learned.class_names or len(learned.class_names) != len(here.class_names):
         return
     for number, (there, name) in enumerate(zip(learned.class_names, here.class_names, strict=True)):

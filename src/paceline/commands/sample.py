@@ -13,12 +13,14 @@ from torch import Tensor
 from paceline.commands.configure import checked
 from paceline.contracts.recipe import Batch, Recipe
 from paceline.core.errors import UserError
+from paceline.core.types import SettingValue
 from paceline.data.draws import Drawer
 from paceline.data.open_sources import open_sources
 from paceline.images.grids import MOVING, captioned, grid, save_animation, side_by_side, to_image
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join
-from paceline.runs.finished_run import choose_checkpoint, config_of
+from paceline.runs.checkpoint import choose_checkpoint
+from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import SAMPLES
 from paceline.runs.recipe import make_recipe
@@ -84,10 +86,9 @@ def _files(run: Path, out: str, kind: str) -> list[Path]:
 def _show(run: str, options: Options) -> tuple[Image.Image, str]:
     """A run's grid, and which run and checkpoint it is of."""
     rows, columns = _parse_grid(options.grid or USUAL_GRID)
-    layers = [
-        ("flag", {"gpus": "", "devices": 1} | ({"accelerator": options.accelerator} if options.accelerator else {}))
-    ]
-    config = checked(config_of(run, layers))
+    flags: dict[str, SettingValue] = {"gpus": "", "devices": 1}
+    flags |= {"accelerator": options.accelerator} if options.accelerator else {}
+    config = checked(config_of(run, [("flag", flags)]))
     world = join(config.run, distributed=False)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)

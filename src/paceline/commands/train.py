@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,16 +17,19 @@ from paceline.data.crop import cropped
 from paceline.data.fingerprint import describe_samples
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.strategy import strategy_class
+from paceline.parallel.strategy import strategy_class, strategy_name
 from paceline.parallel.world import World, join, place_from, place_of
-from paceline.runs.checkpoint import Snapshot
 from paceline.runs.console import keep_output
 from paceline.runs.data_spec_file import write_data_spec
 from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
+from paceline.runs.logger import check_loggers
 from paceline.runs.metrics import MetricsWriter, read_metrics
 from paceline.runs.mirror.session import Mirroring
 from paceline.runs.provenance import versions_and_hardware
+from paceline.runs.record import Provenance
+from paceline.runs.segments import Choices
+from paceline.runs.snapshot import Snapshot
 from paceline.runs.stages import stages_of
 from paceline.runs.weights import load_weights
 from paceline.training.agreement import checkpoint_at, claim_folder, newest_snapshot
@@ -50,6 +54,7 @@ class Result:
 
 def train(config: Config) -> int:
     """Trains a recipe, in as many processes as the settings ask for; gives the exit code."""
+    check_loggers(config.run.loggers)
     config = config.with_run(out=config.run.out or default_folder(config))
     several = strategy_class(config).needs_processes and config.run.devices > 1
     watched = config.run.max_restarts or config.run.nnodes != "1" or config.run.rdzv
@@ -65,7 +70,8 @@ def train_and_report(config: Config) -> Result:
     code = train(config)
     folder = RunFolder(Path(stages_of(config)[0].run.out))  # of several stages, the last one that has begun
     lines = read_metrics(folder.path)
-    metrics = {name: value for line in lines for name, value in line.items() if "/" in name}
+    last = {name: value for line in lines for name, value in line.items() if "/" in name}
+    metrics = {name: math.nan if value is None else value for name, value in last.items()}
     return Result(folder.path, max(folder.checkpoints.all(), default=0), code, metrics)
 
 
@@ -119,7 +125,9 @@ def _train_stage(config: Config, world: World) -> Result:
             if not settled:
                 folder.begin(parts.total_images)
             mirroring.begin()
-        writer = MetricsWriter(folder.path, loop.images) if folder.is_mine and not settled else None
+        writer = None
+        if folder.is_mine and not settled:
+            writer = MetricsWriter(folder.path, loop.images, config.run.loggers)
         title = f"{Path(config.recipe_name).stem} → {folder.path}"
         with stop.listening():
             with Display(parts.total_images, loop.images, title, enabled=first) as display:
@@ -205,14 +213,15 @@ def _keep_record(folder: RunFolder, parts: Parts, data: str, snapshot: Snapshot 
     if images >= parts.total_images and folder.config_file.exists():
         folder.keep_length(parts.config)
     else:
-        folder.keep_settings(parts.config, data, versions_and_hardware() | _means(parts), images)
+        folder.keep_settings(parts.config, Provenance(data, _choices(parts), versions_and_hardware()), images)
     write_data_spec(folder.path, cropped(parts.feed.loader.source.spec, parts.config.run.crop))
 
 
-def _means(parts: Parts) -> dict[str, str]:
-    """What "auto" came to."""
+def _choices(parts: Parts) -> Choices:
+    """Return what "auto" came to."""
+    run, accelerator = parts.config.run, parts.world.device.type
     loader = type(parts.loaders["train"]).__module__.rpartition(".")[2]
-    return {"accelerator": parts.world.device.type, "loader": loader}
+    return Choices(*strategy_name(run.strategy, run.devices, accelerator), accelerator, loader)
 
 
 def _test_examiner(parts: Parts) -> SplitEvaluator | None:
@@ -232,9 +241,9 @@ def _judge_best(
     """The metrics on the test split of the checkpoint that validation chose, or of the last one."""
     if not split_evaluator:  # the numbers that were wanted are there already
         if loop.best:
-            print("best: {name} {value:.4g} at {images:,} images".format(**loop.best))
+            print(f"best: {loop.best.name} {loop.best.value:.4g} at {loop.best.images:,} images")
         return {}
-    images = loop.best.get("images", loop.images)
+    images = loop.best.images if loop.best else loop.images
     judged = checkpoint_at(folder, parts.world, images)
     if judged is None:  # with a host that was lost
         images = loop.images

@@ -21,13 +21,12 @@ from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.errors import UserError, unknown
-from paceline.core.registry import names
+from paceline.core.registry import load_class, names
 from paceline.core.screen import open_screen
 from paceline.data.feed import StepData
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.strategy import strategy_class
+from paceline.parallel.strategy import Strategy, strategy_class
 from paceline.parallel.world import uses_cuda
-from paceline.runs.segments import DP_NEEDS_GPUS
 from paceline.training.build import Parts, assemble
 from paceline.training.initial_weights import start_from
 from paceline.training.learner import Learner
@@ -62,8 +61,9 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     for name in strategies:
         if name not in names("strategy"):
             raise unknown("strategy", name, names("strategy"))
-    if "dp" in strategies and not uses_cuda(config.run):
-        raise UserError(f"--strategies {','.join(strategies)}: {DP_NEEDS_GPUS}; leave dp out")
+        obstacle = load_class("strategy", name, Strategy).cpu_obstacle
+        if obstacle and not uses_cuda(config.run):
+            raise UserError(f"--strategies {','.join(strategies)}: {obstacle}; leave {name} out")
     batch = split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
     config = config.with_run(precision="fp64", batch_size=str(batch), images=steps * batch)
     console = open_screen()

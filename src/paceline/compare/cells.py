@@ -33,7 +33,15 @@ from paceline.runs.stages import stages_of
 from paceline.runs.status import Status
 
 KEPT = "cell.json"  # in a cell's folder: what its run is made from, and whether it has ended
-NO_DIFFERENCE = {"out", "preset", "gpus", "keep", "timeout", "join_timeout"}  # settings that touch no number of a run
+NO_DIFFERENCE = {
+    "out",
+    "preset",
+    "gpus",
+    "keep",
+    "timeout",
+    "join_timeout",
+    "loggers",
+}  # settings that touch no number of a run
 LAST_BYTES = 4096  # of metrics, which hold the last line
 
 

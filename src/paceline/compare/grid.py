@@ -13,10 +13,10 @@ import torch
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError, unknown
-from paceline.core.registry import names
+from paceline.core.registry import load_class, names
+from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import uses_cuda
 from paceline.report.numbers import Cell
-from paceline.runs.segments import DP_NEEDS_GPUS
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Grid:
 def why_not_here(config: Config, strategy: str, devices: int, gpus: Sequence[str]) -> str:
     """Why this machine cannot do a cell; empty where it can."""
     if not uses_cuda(config.run):
-        return DP_NEEDS_GPUS if strategy == "dp" else ""
+        return load_class("strategy", strategy, Strategy).cpu_obstacle
     here = torch.cuda.device_count()
     if gpus and len(gpus) < devices:
         return f"--gpus names {len(gpus)} for {devices} devices"

@@ -14,7 +14,7 @@ from paceline.benchmarking.step_ladder import measure_ladder
 from paceline.compare.cells import made_from
 from paceline.compare.grid import Grid
 from paceline.config.resolve import Config
-from paceline.config.settings import NOT_OF_VERIFY
+from paceline.config.settings import SETTINGS_NOT_IN_VERIFY
 from paceline.core.errors import UserError
 from paceline.core.json_file import keep, kept
 from paceline.launch.child import Stopped, last_words, run_paceline, words_of
@@ -52,7 +52,7 @@ class Measured:
             return
         for recipe, config in configs.items():
             arguments = ["verify", recipe, "--strategies", ",".join(["single", *several]), "--steps", str(VERIFY_STEPS)]
-            shared = {name: value for name, value in flags.items() if name not in ("gpus", *NOT_OF_VERIFY)}
+            shared = {name: value for name, value in flags.items() if name not in ("gpus", *SETTINGS_NOT_IN_VERIFY)}
             last = stages_of(config)[-1]
             stage = [f"stage={last.recipe.stage}"] if last.recipe != config.recipe else []
             arguments += words_of(shared, config_file, [*assignments, *stage])

@@ -25,6 +25,7 @@ FOLDERS = {
     "source": "paceline.data.sources",
     "loader": "paceline.data.loaders",
     "evaluator": "paceline.evaluation.evaluators",
+    "logger": "paceline.runs.loggers",
 }
 ANNOUNCED = "PACELINE_RUNS_CODE_IN"  # the files that a person was told of, by this process or by one that started it
 

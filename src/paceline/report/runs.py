@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.config.files import MADE_WITH, flatten
+from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
 from paceline.report.stretches import Line, seconds_per_epoch, speed_of, stretches_of
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS, parse_line
-from paceline.runs.segments import EARLIER, HARDWARE, UNTIL, accelerator_of, changes, strategy_of, way_of, ways_before
+from paceline.runs.record import RunRecord
+from paceline.runs.segments import HARDWARE, changes
 
 MAX_POINTS = 400  # of a curve; more cannot be told apart on a page
 NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # groups of metrics of other kinds
 TOO_LARGE = 1e300  # JSON can spell numbers that no float holds
-HOW_IT_RAN = {"accelerator", "loader", EARLIER}  # kept beside versions and hardware, and told of apart
 BOOKKEEPING = {"count", "of_images"}  # said along with metrics, and no quality
 
 
@@ -61,13 +60,12 @@ def read_run(path: str) -> Run:
     """A run's numbers; refuses a folder that is not one."""
     config = config_of(path, own_source=False)
     folder = RunFolder(Path(path))
-    kept = tomllib.loads(folder.config_file.read_text())
-    made_with = _table(kept.pop(MADE_WITH, {}))
-    accelerator = accelerator_of(kept, made_with)
-    strategy, devices = strategy_of(kept, accelerator)
-    went_on = _went_on(kept, made_with)
+    record = folder.read_record(path)
+    assert record is not None
+    segment = record.segment
+    went_on = _went_on(record)
     since = went_on[-1]["images"] if went_on else 0
-    made_with = {name: str(value) for name, value in made_with.items() if name not in HOW_IT_RAN}
+    made_with = dict(record.made_with.versions_and_hardware)
     lines, after_gaps, broken = _read_lines(folder.path / METRICS)
     stretches = stretches_of(lines, after_gaps, since)
     recipe = config.recipe_class
@@ -80,16 +78,16 @@ def read_run(path: str) -> Run:
         folder=str(path),
         recipe=config.recipe_name,
         data=run.data,
-        fingerprint=made_with.pop("data", ""),
-        strategy=strategy,
-        devices=devices,
+        fingerprint=record.made_with.data,
+        strategy=segment.strategy,
+        devices=segment.devices,
         shares_a_gpu=len(set(gpus)) < len(gpus),
         batch=int(run.batch_size) if run.batch_size.isdigit() else 0,
         seed=run.seed,
         precision=run.precision,
-        settings=flatten({name: value for name, value in kept.items() if name != "recipe"}),
+        settings=flatten(record.settings),
         made_with=made_with,
-        hardware=_hardware(accelerator, made_with),
+        hardware=_hardware(segment.accelerator, made_with),
         images=images,
         seconds=max((line["seconds"] for line in lines), default=0.0),
         finished=_has_ended(folder, lines, config.run.images, config.run.epochs),
@@ -98,10 +96,10 @@ def read_run(path: str) -> Run:
         chosen_by=chosen_by,
         speed=speed_of(stretches),
         seconds_per_epoch=seconds_per_epoch(stretches, lines, since),
-        gpu=_gpu([line for line in lines if line["images"] > since], len(set(gpus)) or devices),
+        gpu=_gpu([line for line in lines if line["images"] > since], len(set(gpus)) or segment.devices),
         losses=_losses(lines),
         course=_course(lines, recipe.best[0]),
-        protocols={name: folder.protocol_of(name) for name in quality if folder.protocol_of(name)},
+        protocols={name: dict(folder.protocol_of(name)) for name in quality if folder.protocol_of(name)},
         samples=str(pictures[-1]) if pictures else "",
         broken_lines=broken,
         went_on=went_on,
@@ -129,20 +127,17 @@ def _is_whole(line: Line) -> bool:
     return line.get("seconds") is not None and all(type(n) in (int, float) and abs(n) < TOO_LARGE for n in numbers)
 
 
-def _table(made_with: Any) -> dict[str, Any]:
-    return made_with if isinstance(made_with, dict) else {}
-
-
-def _went_on(kept: dict[str, Any], made_with: dict[str, Any]) -> list[dict[str, Any]]:
+def _went_on(record: RunRecord) -> list[dict[str, Any]]:
     """Where the run went on in another way than before; its speed is of what came last."""
-    ways = [*ways_before(made_with), way_of(kept, made_with)]
-    return [{"images": one[UNTIL], "changed": ", ".join(changes(one, after))} for one, after in pairwise(ways)]
+    return [
+        {"images": one.until_images, "changed": ", ".join(changes(one, after))}
+        for one, after in pairwise(record.segments)
+    ]
 
 
 def _hardware(accelerator: str, made_with: dict[str, str]) -> dict[str, str]:
-    """By name; "none" is what a machine has not, "unknown" what a run does not tell."""
-    missing = "none" if made_with else "unknown"
-    return {"accelerator": accelerator} | {name: made_with.get(name, missing) for name in HARDWARE}
+    """By name; "none" is what a machine has not."""
+    return {"accelerator": accelerator} | {name: made_with.get(name, "none") for name in HARDWARE}
 
 
 def _has_ended(folder: RunFolder, lines: list[Line], images: int, epochs: float) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -16,12 +15,12 @@ from paceline.data.draws import number_from
 from paceline.data.feed import StepData
 from paceline.evaluation.contract import Evaluator
 from paceline.images.grids import grid
-from paceline.runs.checkpoint import Snapshot
 from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.gpu import GpuReadings
 from paceline.runs.metrics import MetricsWriter
 from paceline.runs.saver import Saver
+from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, evaluated_weights
 from paceline.training.loss_log import Ledger
@@ -46,7 +45,7 @@ class Loop:
         self.saver = Saver(folder.checkpoints)
         self.on_saved: Callable[[], None] = lambda: None  # called beside the loop when a checkpoint is there
         self.images = 0
-        self.best: dict[str, Any] = {}  # the value and images of the best checkpoint
+        self.best: Best | None = None
         self.stopped = False
         self.strip_samples: list[Batch] = []
         self.stopwatch = Stopwatch()
@@ -84,8 +83,8 @@ class Loop:
         if snapshot:
             restore_snapshot(snapshot, self.step)
             self.images = self._saved_at = self._logged_at = snapshot.images
-            self.best = snapshot.numbers.get("best", {})
-            self._evaluated_at = snapshot.numbers.get("evaluated_at", -1)
+            self.best = snapshot.numbers.best
+            self._evaluated_at = snapshot.numbers.evaluated_at
         self._images_before_log = self.images
 
     def attach(self, writer: MetricsWriter | None, display: Display) -> None:
@@ -206,12 +205,12 @@ class Loop:
         wanted, end = self.recipe.best
         name = next((name for name in values if name.partition("[")[0] == wanted), "")
         if name and self._is_best(name, values[name], end):
-            self.best = {"name": name, "value": values[name], "images": self.images}
+            self.best = Best(name, values[name], self.images)
             self._save()
 
     def _is_best(self, name: str, value: float, end: str) -> bool:
         """Whether a value beats the best one so far; one by another network is no measure for it."""
-        before = self.best.get("value") if self.best.get("name") == name else None
+        before = self.best.value if self.best and self.best.name == name else None
         if before is None:
             return not math.isnan(value)
         return value > before if end == "max" else value < before
@@ -222,7 +221,7 @@ class Loop:
             return
         if self.recipe.generates or self.strip_samples:
             with self.stopwatch("sample"), evaluated_weights(self.recipe, self.step.learners):
-                self.writer.picture("samples", self.images, self._picture())
+                self.writer.image("samples", self.images, self._picture())
         self._sampled_at = self.images
 
     def _picture(self) -> np.ndarray:
@@ -245,11 +244,10 @@ class Loop:
             if self.folder.is_mine:
                 assert self.writer
                 self.saver.wait()
-                numbers = {"best": self.best, "evaluated_at": self._evaluated_at}
                 self.saver.save(
-                    take_snapshot(self.images, self.step, numbers),
+                    take_snapshot(self.images, self.step, self.best, self._evaluated_at),
                     self.parts.config.run.keep,
-                    self.best.get("images"),
+                    self.best.images if self.best else None,
                     before=self.writer.flush,  # a checkpoint never outruns its metrics
                     after=self.on_saved,
                 )
