@@ -242,7 +242,7 @@ def test_files_that_cannot_be_used_are_listed_and_the_others_done(tmp_path, caps
     [
         (["nowhere", "photos", "--out", "o"], "nowhere: expected a run's folder or a .safetensors file"),
         (["photos", "photos", "--out", "o"], "photos: not a run's folder (it has no config.toml)"),
-        (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: does not say which recipe it is of"),
+        (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: does not name its recipe"),
         (["damaged.safetensors", "photos", "--out", "o"], "damaged.safetensors: cannot be read"),
         (["partial.safetensors", "photos", "--out", "o"], "'generator.tail.bias' is missing"),
         (["restoration.safetensors", "nothing.png", "--out", "o"], "nothing.png: no such image or folder"),
@@ -394,7 +394,10 @@ def test_a_run_is_applied_without_its_data(tmp_path, capsys):
     assert apply(tmp_path / "run", "photos/one.png", "--out", tmp_path / "out", "--checkpoint", "last") == 0
     assert pixels(tmp_path / "out/one.png").shape == (120, 160, 3)
     assert apply(tmp_path / "run", "photos/one.png", "--out", tmp_path / "out", "--checkpoint", "14") == 2
-    assert "--checkpoint 14: none was kept at so many images; there are: best, last, 4\n" in capsys.readouterr().err
+    assert (
+        "--checkpoint 14: no checkpoint was kept at this number of images; choose one of: best, last, 4\n"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_recipe_that_makes_no_images_of_images_is_refused_with_the_command_for_it(capsys, tmp_path):

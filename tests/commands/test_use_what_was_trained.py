@@ -180,7 +180,7 @@ def test_results_that_are_there_are_replaced_only_if_asked(capsys):
     [
         (["--top", "0"], "--top 0: expected a number of classes, 1 or more"),
         (["--out", "table.txt"], "--out table.txt: expected a name that ends in .csv or .jsonl"),
-        (["--checkpoint", "7"], "--checkpoint 7: none was kept at so many images"),
+        (["--checkpoint", "7"], "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )
 def test_wrong_options_of_predict_are_named(words, line, capsys):

@@ -258,7 +258,9 @@ def test_a_run_goes_on_only_if_it_is_evaluated_as_before(runs):
     command = ["train", TINY_GAN, "--accelerator", "cpu", "--out", "gan", "--images", "2560"]
     refused = run_fork(runs, *command, "--set", "features=classifier", "--set", "generated_images=700")
     assert refused.wait() == 2
-    assert "measured otherwise (made: 1438 ≠ 700)" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert (
+        "measured with another protocol (made: 1438 ≠ 700)" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    )
 
 
 def test_features_of_another_kind_of_run_or_of_other_images_are_refused(runs, monkeypatch):

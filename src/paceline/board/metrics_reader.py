@@ -168,7 +168,7 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
     except (ValueError, RecursionError):
         pass
     found = [parse_line(line) for line in lines]
-    whole = [row for row in found if row is not None]
+    whole: list[JsonObject] = [dict(row) for row in found if row is not None]
     return whole, len(lines) - len(whole)
 
 

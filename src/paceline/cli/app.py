@@ -31,7 +31,7 @@ from paceline.cli.images import apply, export, import_weights, predict, sample
 from paceline.cli.interrupt import Commands, Interrupted
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, settings
-from paceline.config.settings import NOT_OF_PLAN, NOT_OF_VERIFY
+from paceline.config.settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
 
@@ -92,7 +92,7 @@ def evaluate(
 
 
 @app.command()
-@with_settings(but=NOT_OF_VERIFY, defaults={"devices": 2})
+@with_settings(but=SETTINGS_NOT_IN_VERIFY, defaults={"devices": 2})
 def verify(
     recipe: RecipeName,
     flags: Flags,
@@ -159,7 +159,7 @@ def compare(
 
 
 @app.command()
-@with_settings(but=NOT_OF_PLAN, defaults={"devices": 8})
+@with_settings(but=SETTINGS_NOT_IN_PLAN, defaults={"devices": 8})
 def plan(
     recipe: RecipeName,
     flags: Flags,

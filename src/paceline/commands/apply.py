@@ -12,6 +12,7 @@ import torch
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
+from paceline.core.types import SettingValue
 from paceline.inference.applier import AppliedImage, Applier, ApplierSettings, ImageTask
 from paceline.inference.applier_processes import Outcome, apply_in_processes
 from paceline.inference.apply_plan import plan_results, read_headers
@@ -83,7 +84,8 @@ def _check_options(options: Options) -> None:
 
 def _devices(options: Options) -> list[str]:
     """Return a device for each process, checked against those of this machine."""
-    flags = {"accelerator": options.accelerator or "auto", "devices": options.devices, "gpus": options.gpus}
+    flags: dict[str, SettingValue] = {"accelerator": options.accelerator or "auto"}
+    flags |= {"devices": options.devices, "gpus": options.gpus}
     settings: RunSettings = resolve_settings("apply", [("flag", flags)])
     if settings.gpus:
         number = len(gpu_ids(settings))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.commands.configure import checked
 from paceline.core.errors import UserError
+from paceline.core.types import SettingValue
 from paceline.images.grids import MOVING, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
 from paceline.inference.run_images import GridOptions, show_run
@@ -78,8 +79,8 @@ def _show(runs: list[str], file: Path, options: Options) -> int:
     rows, columns = _parse_grid(options.grid or DEFAULT_GRID)
     flag = f"--grid {options.grid}" if options.grid else "--interpolate" if options.interpolate else ""
     grid_options = GridOptions(rows, columns, options.interpolate, flag)
-    accelerator = {"accelerator": options.accelerator} if options.accelerator else {}
-    flags = {"gpus": "", "devices": 1} | accelerator
+    flags: dict[str, SettingValue] = {"gpus": "", "devices": 1}
+    flags |= {"accelerator": options.accelerator} if options.accelerator else {}
     shown = [
         show_run(run, checked(config_of(run, [("flag", flags)])), options.checkpoint, grid_options) for run in runs
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import strategy_class
 from paceline.parallel.world import World, join, place_from, place_of
 from paceline.runs.folder import RunFolder
+from paceline.runs.logger import check_loggers
 from paceline.runs.metrics import read_metrics
 from paceline.runs.stages import stages_of
 from paceline.training.build import assemble
@@ -32,6 +34,7 @@ class TrainResult:
 
 def train(config: Config) -> int:
     """Train a recipe in as many processes as the settings ask for; return the exit code."""
+    check_loggers(config.run.loggers)
     config = config.with_run(out=config.run.out or default_folder(config))
     several = strategy_class(config).needs_processes and config.run.devices > 1
     elastic = config.run.max_restarts or config.run.nnodes != "1" or config.run.rdzv
@@ -47,7 +50,8 @@ def train_and_report(config: Config) -> TrainResult:
     code = train(config)
     folder = RunFolder(Path(stages_of(config)[0].run.out))  # of several stages, the last one that has started
     lines = read_metrics(folder.path)
-    metrics = {name: value for line in lines for name, value in line.items() if "/" in name}
+    last = {name: value for line in lines for name, value in line.items() if "/" in name}
+    metrics = {name: math.nan if value is None else value for name, value in last.items()}
     return TrainResult(folder.path, max(folder.checkpoints.all(), default=0), code, metrics)
 
 

@@ -31,7 +31,8 @@ from paceline.runs.stages import stages_of
 from paceline.runs.status import Status
 
 RECORD = "cell.json"  # in a cell's folder
-NO_DIFFERENCE = {"out", "preset", "gpus", "keep", "timeout", "join_timeout"}  # settings that change no number of a run
+# Settings that change no number of a run.
+NO_DIFFERENCE = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "loggers"}
 
 
 class PlannedRun(NamedTuple):

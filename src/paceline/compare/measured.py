@@ -15,7 +15,7 @@ from paceline.compare.cells import PlannedRun, made_from
 from paceline.compare.grid import Grid
 from paceline.compare.options import Flags, Options
 from paceline.config.resolve import Config
-from paceline.config.settings import NOT_OF_VERIFY
+from paceline.config.settings import SETTINGS_NOT_IN_VERIFY
 from paceline.core.errors import UserError
 from paceline.core.files import read_json, write_json
 from paceline.core.registry import load_class
@@ -52,7 +52,7 @@ class Measured:
         if not several:
             return
         reference, _ = strategy_name("auto", 1)
-        shared = {name: value for name, value in flags.items() if name not in ("gpus", *NOT_OF_VERIFY)}
+        shared = {name: value for name, value in flags.items() if name not in ("gpus", *SETTINGS_NOT_IN_VERIFY)}
         for recipe, config in configs.items():
             arguments = ["verify", recipe, "--strategies", ",".join([reference, *several])]
             arguments += ["--steps", str(VERIFY_STEPS)]

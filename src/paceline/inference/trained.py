@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
-from paceline.data.crop import cropped
-from paceline.data.open_sources import open_sources
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.data_spec_file import read_data_spec
 from paceline.runs.finished_run import config_of
@@ -73,8 +71,8 @@ def read_stored(path: str, checkpoint: str = "best") -> StoredModel:
     if not place.is_dir():
         raise UserError(f"{path}: expected a run's folder or a {SUFFIX} file")
     config = config_of(str(place), own_source=False)
-    spec = read_data_spec(place) or _spec_of_data(config_of(str(place)))
     snapshot = choose_checkpoint(RunFolder(place).checkpoints, checkpoint)
+    spec = read_data_spec(place)
     return StoredModel(config, spec, snapshot.weights, f"{path} at {snapshot.images:,} images")
 
 
@@ -115,7 +113,3 @@ def networks_in(stored: StoredModel, recipe: Recipe) -> dict[str, nn.Module]:
         for name, network in recipe.single_networks.items()
         if all(f"{name}.{key}" in available for key in network.state_dict())
     }
-
-
-def _spec_of_data(config: Config) -> DataSpec:
-    return cropped(open_sources(config)["train"].spec, config.run.crop)

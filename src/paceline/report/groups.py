@@ -15,7 +15,7 @@ from paceline.report.run import Run
 # The accelerator does so by what "auto" meant, along with the hardware.
 NO_DIFFERENCE = {"seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"}
 NO_DIFFERENCE |= {"backend", "inception", "inception_sha256", "check_replicas", "keep"}
-NO_DIFFERENCE |= {"rdzv", "max_restarts", "timeout", "join_timeout", "mirror", "mirror_every", "mirror_wait"}
+NO_DIFFERENCE |= {"rdzv", "max_restarts", "timeout", "join_timeout", "mirror", "mirror_every", "mirror_wait", "loggers"}
 BETWEEN_DEVICES = {"nnodes", "compress", "sync_batchnorm"}  # these make no difference on one device
 Extras = tuple[tuple[str, str], ...]  # names and values of what else tells groups apart
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from paceline.config.files import MADE_WITH
 from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
-from paceline.core.types import SettingValue
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
 from paceline.report.run import ChosenBy, Point, Run, SegmentChange
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS, parse_line
-from paceline.runs.segments import EARLIER, HARDWARE, UNTIL, accelerator_of, changes, strategy_of, way_of, ways_before
+from paceline.runs.record import RunRecord
+from paceline.runs.segments import HARDWARE, changes
 
 MAX_POINTS = 400  # of a curve; more cannot be told apart on a page
 NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # groups of other metrics
 TOO_LARGE = 1e300  # JSON can spell numbers that no float holds
-HOW_IT_RAN = {"accelerator", "loader", EARLIER}  # kept beside versions and hardware, and reported separately
 BOOKKEEPING = {"count", "of_images"}  # logged with metrics, but no quality
 
 
@@ -30,15 +26,12 @@ def read_run(path: str) -> Run:
     """Return a run's numbers; raise UserError for a folder that is not a run."""
     config = config_of(path, own_source=False)
     folder = RunFolder(Path(path))
-    kept = tomllib.loads(folder.config_file.read_text())
-    recorded = kept.pop(MADE_WITH, {})
-    recorded = recorded if isinstance(recorded, dict) else {}
-    accelerator = accelerator_of(kept, recorded)
-    strategy, devices = strategy_of(kept, accelerator)
-    went_on = _segment_changes(kept, recorded)
+    record = folder.read_record(path)
+    assert record is not None
+    segment = record.segment
+    went_on = _segment_changes(record)
     since = went_on[-1].images if went_on else 0
-    made_with = {name: str(value) for name, value in recorded.items() if name not in HOW_IT_RAN}
-    fingerprint = made_with.pop("data", "")
+    made_with = dict(record.made_with.versions_and_hardware)
     lines, after_gaps, broken = _read_lines(folder.path / METRICS)
     intervals = log_intervals(lines, after_gaps, since)
     recipe = config.recipe_class
@@ -51,16 +44,16 @@ def read_run(path: str) -> Run:
         folder=str(path),
         recipe=config.recipe_name,
         data=run.data,
-        fingerprint=fingerprint,
-        strategy=strategy,
-        devices=devices,
+        fingerprint=record.made_with.data,
+        strategy=segment.strategy,
+        devices=segment.devices,
         shares_a_gpu=len(set(gpus)) < len(gpus),
         batch=int(run.batch_size) if run.batch_size.isdigit() else 0,
         seed=run.seed,
         precision=run.precision,
-        settings=_settings(kept),
+        settings=flatten(record.settings),
         made_with=made_with,
-        hardware=_hardware(accelerator, made_with),
+        hardware=_hardware(segment.accelerator, made_with),
         images=max((line.images for line in lines), default=0),
         seconds=max((line.seconds for line in lines), default=0.0),
         finished=_has_finished(folder, lines, run.images, run.epochs),
@@ -69,18 +62,14 @@ def read_run(path: str) -> Run:
         chosen_by=chosen_by,
         speed=speed_of(intervals),
         seconds_per_epoch=seconds_per_epoch(intervals, lines, since),
-        gpu=_gpu([line for line in lines if line.images > since], len(set(gpus)) or devices),
+        gpu=_gpu([line for line in lines if line.images > since], len(set(gpus)) or segment.devices),
         losses=_losses(lines),
         course=_course(lines, recipe.best[0]),
-        protocols={name: folder.protocol_of(name) for name in quality if folder.protocol_of(name)},
+        protocols={name: dict(folder.protocol_of(name)) for name in quality if folder.protocol_of(name)},
         samples=str(samples[-1]) if samples else "",
         broken_lines=broken,
         went_on=went_on,
     )
-
-
-def _settings(kept: Mapping[str, Any]) -> dict[str, SettingValue]:
-    return flatten({name: value for name, value in kept.items() if name != "recipe"})
 
 
 def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
@@ -101,23 +90,23 @@ def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
 def _parse(raw: bytes) -> Line | None:
     """Return a line whose values are numbers, or null where one was not finite; a line always has its seconds."""
     values = parse_line(raw)
-    if values is None or values.get("seconds") is None:
+    images, seconds = (values.get("images"), values.get("seconds")) if values else (None, None)
+    if values is None or images is None or seconds is None:
         return None
-    if not all(value is None or (type(value) in (int, float) and abs(value) < TOO_LARGE) for value in values.values()):
+    if not all(value is None or abs(value) < TOO_LARGE for value in values.values()):
         return None
-    return Line(values["images"], values["seconds"], values)
+    return Line(int(images), seconds, values)
 
 
-def _segment_changes(kept: Mapping[str, Any], made_with: Mapping[str, Any]) -> list[SegmentChange]:
+def _segment_changes(record: RunRecord) -> list[SegmentChange]:
     """Return where the run resumed in another segment; its speed is that of the last one."""
-    segments = [*ways_before(made_with), way_of(kept, made_with)]
-    return [SegmentChange(int(one[UNTIL]), ", ".join(changes(one, after))) for one, after in pairwise(segments)]
+    pairs = pairwise(record.segments)
+    return [SegmentChange(int(one.until_images or 0), ", ".join(changes(one, after))) for one, after in pairs]
 
 
 def _hardware(accelerator: str, made_with: Mapping[str, str]) -> dict[str, str]:
-    """Return it by name: "none" where a machine has no such thing, "unknown" where a run does not record it."""
-    missing = "none" if made_with else "unknown"
-    return {"accelerator": accelerator} | {name: made_with.get(name, missing) for name in HARDWARE}
+    """Return it by name: "none" where a machine has no such thing."""
+    return {"accelerator": accelerator} | {name: made_with.get(name, "none") for name in HARDWARE}
 
 
 def _has_finished(folder: RunFolder, lines: Sequence[Line], images: int, epochs: float) -> bool:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.config.spans import Span
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import beat
 from paceline.data.draws import number_from
 from paceline.data.feed import StepData
-from paceline.runs.checkpoint import Snapshot
 from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.gpu import GpuReadings
 from paceline.runs.metrics import MetricsWriter
 from paceline.runs.saver import Saver
+from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, evaluated_weights
 from paceline.training.loss_log import Ledger
@@ -62,13 +61,13 @@ class Loop:
         self.check_every = run.check_replicas if self.world.size > 1 else 0
         self.stopped = False
         self.images = 0
-        self.best: dict[str, Any] = {}  # the value and images of the best checkpoint
+        self.best: Best | None = None
         self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
         if snapshot:
             restore_snapshot(snapshot, self.step)
             self.images = self._saved_at = self._logged_at = snapshot.images
-            self.best = snapshot.numbers.get("best", {})
-            self._evaluated_at = snapshot.numbers.get("evaluated_at", -1)
+            self.best = snapshot.numbers.best
+            self._evaluated_at = snapshot.numbers.evaluated_at
         self._images_before_log = self.images
         self._saving_seconds = 0.0
         if outputs.writer and evaluator:
@@ -194,12 +193,12 @@ class Loop:
         wanted, mode = self.recipe.best
         name = next((name for name in values if name.partition("[")[0] == wanted), "")
         if name and self._is_best(name, values[name], mode):
-            self.best = {"name": name, "value": values[name], "images": self.images}
+            self.best = Best(name, values[name], self.images)
             self._save()
 
     def _is_best(self, name: str, value: float, mode: str) -> bool:
         """Return whether a value beats the best so far; one measured by another network is not comparable."""
-        before: float | None = self.best.get("value") if self.best.get("name") == name else None
+        before = self.best.value if self.best and self.best.name == name else None
         if before is None:
             return not math.isnan(value)
         return value > before if mode == "max" else value < before
@@ -210,7 +209,7 @@ class Loop:
             return
         if self.previews:
             with self.stopwatch("sample"), evaluated_weights(self.recipe, self.step.learners):
-                self.outputs.writer.picture("samples", self.images, self.previews.render())
+                self.outputs.writer.image("samples", self.images, self.previews.render())
         self._sampled_at = self.images
 
     def _save(self) -> None:
@@ -226,11 +225,10 @@ class Loop:
             if self.outputs.folder.is_mine:
                 assert self.outputs.writer
                 self.saver.wait()
-                numbers = {"best": self.best, "evaluated_at": self._evaluated_at}
                 self.saver.save(
-                    take_snapshot(self.images, self.step, numbers),
+                    take_snapshot(self.images, self.step, self.best, self._evaluated_at),
                     self.parts.config.run.keep,
-                    self.best.get("images"),
+                    self.best.images if self.best else None,
                     before=self.outputs.writer.flush,  # a checkpoint is never newer than its metrics
                     after=self.outputs.on_saved,
                 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.core.errors import NO_ROOM, UserError
 from paceline.data.crop import cropped
 from paceline.data.fingerprint import describe_samples
-from paceline.runs.checkpoint import Snapshot
+from paceline.parallel.strategy import strategy_name
 from paceline.runs.console import keep_output
 from paceline.runs.data_spec_file import write_data_spec
 from paceline.runs.display import Display
@@ -19,6 +19,9 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter, read_metrics
 from paceline.runs.mirror.session import Mirroring
 from paceline.runs.provenance import versions_and_hardware
+from paceline.runs.record import Provenance
+from paceline.runs.segments import Choices
+from paceline.runs.snapshot import Snapshot
 from paceline.runs.weights import load_weights
 from paceline.training.agreement import checkpoint_at, claim_folder, newest_snapshot
 from paceline.training.build import Parts
@@ -76,7 +79,9 @@ class Session:
             folder.begin(parts.total_images)
         if folder.is_mine:
             self.mirroring.begin()
-        writer = MetricsWriter(folder.path, images) if folder.is_mine and not settled else None
+        writer = (
+            MetricsWriter(folder.path, images, parts.config.run.loggers) if folder.is_mine and not settled else None
+        )
         title = f"{Path(parts.config.recipe_name).stem} → {folder.path}"
         with Display(parts.total_images, images, title, enabled=parts.world.is_first) as display:
             outputs = Outputs(folder, writer, display, record.on_saved)
@@ -89,9 +94,9 @@ class Session:
         """Measure the best checkpoint, or the last one, on the test split."""
         if not self.final_evaluator:
             if loop.best:
-                print("best: {name} {value:.4g} at {images:,} images".format(**loop.best))
+                print(f"best: {loop.best.name} {loop.best.value:.4g} at {loop.best.images:,} images")
             return
-        world, images = self.parts.world, loop.best.get("images", loop.images)
+        world, images = self.parts.world, loop.best.images if loop.best else loop.images
         snapshot = checkpoint_at(self.folder, world, images)
         if snapshot is None:  # it was on a host that is lost
             images = loop.images
@@ -140,8 +145,8 @@ class Record:
         if images >= parts.total_images and folder.config_file.exists():
             folder.keep_length(parts.config)
         else:
-            provenance = versions_and_hardware() | _what_auto_means(parts)
-            folder.keep_settings(parts.config, self.session.describe_data(), provenance, images)
+            provenance = Provenance(self.session.describe_data(), _choices(parts), versions_and_hardware())
+            folder.keep_settings(parts.config, provenance, images)
         write_data_spec(folder.path, cropped(parts.loaders["train"].source.spec, parts.config.run.crop))
 
     def on_saved(self) -> None:
@@ -182,7 +187,8 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
             loader.close()
 
 
-def _what_auto_means(parts: Parts) -> dict[str, str]:
-    """Return what "auto" came to for the accelerator and the loader."""
+def _choices(parts: Parts) -> Choices:
+    """Return what "auto" came to."""
+    run, accelerator = parts.config.run, parts.world.device.type
     loader = type(parts.loaders["train"]).__module__.rpartition(".")[2]
-    return {"accelerator": parts.world.device.type, "loader": loader}
+    return Choices(*strategy_name(run.strategy, run.devices, accelerator), accelerator, loader)
