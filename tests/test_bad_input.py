@@ -90,8 +90,8 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "train classification --data folder": "--data folder: needs --data-root",
     "train classification --data npz": "--data npz: needs --data-root",
     "train classification --data packed": "--data packed: needs --data-root",
-    "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: weights are imported for "
-    "super_resolution and translation alone",
+    "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: has no importer; recipes "
+    "that have one: super_resolution, translation",
     "train classification --out a_file": "--out a_file: ",
     "train classification --out full": "--out full: the folder exists and is no run (it holds diary.txt)",
     "train classification --bogus": "No such option: --bogus (--help lists all options; give a setting of the recipe "
