@@ -170,7 +170,7 @@ def test_auto_tries_loaders_in_their_declared_order(monkeypatch: pytest.MonkeyPa
 def test_a_source_that_no_loader_fits_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for loader in (Resident, Workers):
         monkeypatch.setattr(loader, "fits", classmethod(lambda cls, *_: Fit(False, f"not by {cls.__name__}")))
-    with pytest.raises(UserError, match="--loader auto: no loader .*: not by Resident; not by Workers"):
+    with pytest.raises(UserError, match=r"--loader auto: no loader .*: not by Resident; not by Workers"):
         choose_loader(RunSettings(), samples(1), CPU)
 
 
