@@ -115,7 +115,7 @@ def _quality(report: Report, advice: Recommendation) -> list[str]:
     unit = " points" if is_share(name) else ""
     behind = _behind(report, advice.behind, spec, unit)
     observed = "" if advice.by_seeds else " observed"
-    words = f"The best {metric_in_text(name)}{observed} is {_value_of_choice(report, best)}, of {best.label}"
+    words = f"The best {metric_in_text(name)}{observed} is {_value_of_choice(report, best)} ({best.label})"
     if len(advice.equal) > 1:
         near = f"within {at(spec, 'recommendation', 'within')}{unit} of it"
         near = near if float(format(advice.within, spec)) else "equal to it"
