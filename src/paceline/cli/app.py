@@ -30,6 +30,7 @@ from paceline.cli.interrupt import Commands, Interrupted
 from paceline.cli.launch import launch
 from paceline.config.settings import NOT_OF_PLAN, NOT_OF_VERIFY
 from paceline.core.errors import UserError
+from paceline.core.types import SettingValue
 
 app = typer.Typer(
     cls=Commands,
@@ -81,8 +82,8 @@ def evaluate(
     from paceline.commands.evaluate import evaluate as job
     from paceline.config.files import parse_assignments
 
-    flags = {"data": data, "data_root": data_root, "devices": devices, "accelerator": accelerator}
-    flags |= {"low_root": low_root, "test_root": test_root, "test_low_root": test_low_root}
+    flags: dict[str, SettingValue] = {"data": data, "data_root": data_root, "devices": devices}
+    flags |= {"accelerator": accelerator, "low_root": low_root, "test_root": test_root, "test_low_root": test_low_root}
     flags |= {"inception": inception, "inception_sha256": inception_sha256}
     raise typer.Exit(job(run, split, flags, parse_assignments(set_), checkpoint))
 
