@@ -103,8 +103,8 @@ def test_what_looks_at_the_whole_image_is_said():
     assert (
         field_of(SRResNet(2, width=4, num_blocks=1).train(), 2).obstacles == normed.obstacles
     )  # BatchNorm that learns
-    assert "whole picture" in field_of(Squeezed()).obstacles[0]
-    assert "whole picture" in field_of(Pooled()).obstacles[0]
+    assert "whole image" in field_of(Squeezed()).obstacles[0]
+    assert "whole image" in field_of(Pooled()).obstacles[0]
     assert field_of(Turned()).obstacles == ("the receptive field of the operation 'flip' is not known",)
 
 
