@@ -88,7 +88,8 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: weights are imported for "
     "super_resolution and translation alone",
     "train classification --out a_file": "--out a_file: ",
-    "train classification --out full": "--out full: the folder exists and is no run (it holds diary.txt); choose a folder that is",
+    "train classification --out full": "--out full: the folder exists and is no run (it holds diary.txt); "
+    "choose a folder that is new or empty",
     "train classification --bogus": "No such option: --bogus (--help lists what there is; a setting of the recipe or "
     "of the source is given as --set bogus=VALUE)",
     "train classification --warmup 5": "No such option: --warmup (use --set warmup=VALUE)",
