@@ -93,7 +93,8 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: has no importer; recipes "
     "that have one: super_resolution, translation",
     "train classification --out a_file": "--out a_file: ",
-    "train classification --out full": "--out full: the folder exists and is no run (it holds diary.txt)",
+    "train classification --out full": "--out full: the folder exists and is no run (it holds diary.txt); "
+    "choose a folder that is new or empty",
     "train classification --bogus": "No such option: --bogus (--help lists all options; give a setting of the recipe "
     "or of the source as --set bogus=VALUE)",
     "train classification --warmup 5": "No such option: --warmup (use --set warmup=VALUE)",

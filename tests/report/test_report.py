@@ -179,14 +179,15 @@ def test_broken_lines_of_metrics_are_left_out_and_counted(runs: Path, monkeypatc
     assert report["groups"][name]["images_per_second"] == before["groups"][name]["images_per_second"]
 
 
-def test_a_run_that_does_not_say_with_what_it_was_made_is_shown(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_say_with_what_it_was_made_is_rejected(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("single-2", "unknown")
     text = Path("unknown/config.toml").read_text()
     Path("unknown/config.toml").write_text(text.partition("[made_with]")[0])
-    assert run(["compare", "unknown", "--out", "of-unknown"]) == 0
-    subtitle = json.loads(Path("of-unknown/report.json").read_text())["subtitle"]
-    assert subtitle == ["data digits", "seed 2", "versions and hardware unknown", "1 of 1 runs"]
+    assert run(["compare", "unknown", "--out", "of-unknown"]) == 2
+    assert capsys.readouterr().err.startswith("paceline: unknown: run format 1, this version reads ")
 
 
 def test_a_run_of_another_machine_has_a_row_of_its_own(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,11 +221,8 @@ def test_segments_of_a_run_are_not_blended_and_the_summary_says_so(runs: Path, m
 
 def test_dp_on_a_cpu_is_reported_as_the_single_that_it_was(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
-    shutil.copytree("single-2", "dp-2")
-    text = Path("dp-2/config.toml").read_text()
-    Path("dp-2/config.toml").write_text(
-        text.replace('strategy = "auto"', 'strategy = "dp"').replace("devices = 1", "devices = 2")
-    )
+    done = run_fork(runs, *TINY, "--strategy", "dp", "--devices", "2", "--seed", "2", "--out", "dp-2")
+    assert done.wait() == 0, done.stderr
     assert run(["compare", "dp-2", "single-4", "--out", "of-dp"]) == 0
     (only,) = json.loads(Path("of-dp/report.json").read_text())["groups"].values()
     assert only["label"] == "single" and only["devices"] == 1 and only["n"] == 2

@@ -51,6 +51,30 @@ def test_a_run_that_ended_before_it_kept_its_settings_can_begin_again(tmp_path: 
     folder.check_free()
 
 
+def test_a_claim_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / ".0123456789abcdef.writing").write_text("half a config")
+    (tmp_path / ".gitkeep").touch()
+    folder = RunFolder(tmp_path)
+    folder.claim()
+    folder.release()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".gitkeep", ".lock"]
+
+
+def test_a_lock_or_a_log_that_is_a_link_is_not_followed(tmp_path: Path, tiny: str) -> None:
+    (tmp_path / "elsewhere").write_text("mine\n")
+    for name, message in (
+        (".lock", "--out run: Too many levels of symbolic links"),
+        ("logs/rank-0.txt", "run/logs/rank-0.txt: is a link, which is not followed: remove it"),
+    ):
+        (tmp_path / "run" / "logs").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / "config.toml").touch()
+        (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+        rejected = run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16")
+        assert rejected.wait() == 2 and rejected.stderr == f"paceline: {message}\n", rejected.stderr
+        assert (tmp_path / "elsewhere").read_text() == "mine\n"
+        (tmp_path / "run" / name).unlink()
+
+
 def test_a_claim_dies_with_its_process_and_can_be_given_up(tmp_path: Path) -> None:
     one, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     one.claim()

@@ -122,9 +122,9 @@ def samples_in_order(folder: Path, size: int) -> list[int]:
 @pytest.mark.parametrize(
     "settings",
     [
-        "optimizer=adam dropout=0.3 average=100_images",
+        "optimizer=adam dropout=0.3 ema_half_life=100_images",
         "optimizer=adamw accumulate=2 clip=0.5 norm=none",
-        "optimizer=sgd precision=bf16 average=64_images accumulate=3",
+        "optimizer=sgd precision=bf16 ema_half_life=64_images accumulate=3",
         "optimizer=sgd precision=fp16 clip=1 dropout=0.1",
         "optimizer=adam precision=fp16 momentum=0 loader=workers workers=1",
     ],

@@ -14,12 +14,13 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 from PIL import Image
 
 from paceline.core.files import open_append, remove_leftovers, replacing, write_file
+from paceline.core.types import Json, JsonObject
 from paceline.runs.logger import LoggerGroup, Pixels
 
 METRICS = "metrics.jsonl"
@@ -92,18 +93,22 @@ def read_metrics(folder: Path) -> list[MetricsLine]:
         content = (folder / METRICS).read_bytes()
     except FileNotFoundError:
         return []
-    return [row for line in content.splitlines() if (row := parse_line(line)) is not None]
+    rows = [row for line in content.splitlines() if (row := parse_line(line)) is not None]
+    numbers = [{name: value for name, value in row.items() if _is_number(value)} for row in rows]
+    return [line for line, row in zip(numbers, rows, strict=True) if len(line) == len(row)]
 
 
-def parse_line(line: bytes) -> MetricsLine | None:
-    """Return one line's values by name, None where it is broken."""
+def parse_line(line: bytes) -> JsonObject | None:
+    """Return one line's values by name, None where it is broken; a line from elsewhere may hold more than numbers."""
     try:
         row = json.loads(line, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(row, dict) or type(row.get("images")) is not int:
-        return None
-    return row if all(value is None or type(value) in (int, float) for value in row.values()) else None
+    return row if isinstance(row, dict) and type(row.get("images")) is int else None
+
+
+def _is_number(value: Json) -> TypeGuard[float | None]:
+    return value is None or type(value) in (int, float)
 
 
 def refuse_constant(constant: str) -> None:
