@@ -90,12 +90,18 @@ def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
 def _parse(raw: bytes) -> Line | None:
     """Return a line whose values are numbers, or null where one was not finite; a line always has its seconds."""
     values = parse_line(raw)
-    images, seconds = (values.get("images"), values.get("seconds")) if values else (None, None)
-    if values is None or images is None or seconds is None:
+    if values is None:
         return None
-    if not all(value is None or abs(value) < TOO_LARGE for value in values.values()):
-        return None
-    return Line(int(images), seconds, values)
+    numbers: dict[str, float | None] = {}
+    for name, value in values.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < TOO_LARGE:
+            numbers[name] = value
+        elif value is None:
+            numbers[name] = None
+        else:
+            return None
+    images, seconds = numbers.get("images"), numbers.get("seconds")
+    return None if images is None or seconds is None else Line(int(images), seconds, numbers)
 
 
 def _segment_changes(record: RunRecord) -> list[SegmentChange]:
