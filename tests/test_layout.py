@@ -24,43 +24,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "paceline"
 
 MAY_NAME_ANY_PACKAGE = {"paceline/core/registry.py"}  # it says where the plugins of each kind are
-TODAY = "is being removed"
-TOLERATED_IMPORTS = {
-    "paceline/benchmarking/loader_throughput.py: imports the plugin paceline.data.loaders.workers": TODAY,
-    "paceline/commands/evaluate.py: imports the plugin paceline.data.sources.photos": TODAY,
-    "paceline/commands/import_weights.py: imports the plugin paceline.data.sources.panels": TODAY,
-    "paceline/commands/import_weights.py: imports the plugin paceline.recipes.importers.deepliif": TODAY,
-    "paceline/commands/import_weights.py: imports the plugin paceline.recipes.importers.srgan": TODAY,
-    "paceline/data/loader_choice.py: imports the plugin paceline.data.loaders.resident": TODAY,
-    "paceline/data/packing/writer.py: imports the plugin paceline.data.loaders.workers": TODAY,
-    "paceline/data/pixels.py: imports the plugin paceline.data.loaders.workers": TODAY,
-    "paceline/training/compile.py: imports the plugin paceline.parallel.strategies.dp": TODAY,
-    "paceline/training/graph.py: imports the plugin paceline.parallel.strategies.dp": TODAY,
-}
+TOLERATED_IMPORTS: dict[str, str] = {}  # "file: imports the plugin module" and why
 TOLERATED_COMPARISONS = {
-    "paceline/models/diffaugment.py: compares with the plugin 'translation'": "DiffAugment calls a shift so",
-    "paceline/commands/doctor.py: compares with the plugin 'dp'": TODAY,
-    "paceline/commands/doctor.py: compares with the plugin 'single'": TODAY,
-    "paceline/commands/evaluate.py: compares with the plugin 'accuracy'": TODAY,
-    "paceline/commands/import_weights.py: compares with the plugin 'super_resolution'": TODAY,
-    "paceline/commands/import_weights.py: compares with the plugin 'translation'": TODAY,
-    "paceline/commands/verify.py: compares with the plugin 'dp'": TODAY,
-    "paceline/commands/verify.py: compares with the plugin 'single'": TODAY,
-    "paceline/compare/grid.py: compares with the plugin 'dp'": TODAY,
-    "paceline/compare/grid.py: compares with the plugin 'single'": TODAY,
-    "paceline/compare/measured.py: compares with the plugin 'dp'": TODAY,
-    "paceline/compare/measured.py: compares with the plugin 'lightning'": TODAY,
-    "paceline/compare/measured.py: compares with the plugin 'single'": TODAY,
-    "paceline/data/loader_choice.py: compares with the plugin 'resident'": TODAY,
-    "paceline/evaluation/features/choice.py: compares with the plugin 'accuracy'": TODAY,
-    "paceline/inference/trained.py: compares with the plugin 'accuracy'": TODAY,
-    "paceline/report/advice.py: compares with the plugin 'ddp'": TODAY,
-    "paceline/report/advice.py: compares with the plugin 'dp'": TODAY,
-    "paceline/report/advice.py: compares with the plugin 'lightning'": TODAY,
-    "paceline/report/advice.py: compares with the plugin 'single'": TODAY,
-    "paceline/report/numbers.py: compares with the plugin 'single'": TODAY,
-    "paceline/runs/segments.py: compares with the plugin 'dp'": TODAY,
-    "paceline/runs/segments.py: compares with the plugin 'workers'": TODAY,
+    "paceline/models/diffaugment.py: compares with the plugin 'translation'": "the paper's name for a shift",
+    "paceline/board/gallery.py: compares with the plugin 'tensorboard'": "the name of a folder inside a run",
 }
 
 

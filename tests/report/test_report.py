@@ -232,7 +232,7 @@ def test_a_run_of_a_strategy_that_is_not_installed_is_shown(runs: Path, monkeypa
     monkeypatch.chdir(runs)
     shutil.copytree("single-2", "elsewhere-2")
     text = Path("elsewhere-2/config.toml").read_text()
-    Path("elsewhere-2/config.toml").write_text(text.replace('strategy = "auto"', 'strategy = "from-a-plugin"'))
+    Path("elsewhere-2/config.toml").write_text(text.replace('strategy = "single"', 'strategy = "from-a-plugin"'))
     assert run(["compare", "elsewhere-2", "single-4", "--out", "of-plugin"]) == 0
     report = json.loads(Path("of-plugin/report.json").read_text())
     assert [group["label"] for group in report["groups"].values()] == ["from-a-plugin", "single"]

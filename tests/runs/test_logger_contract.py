@@ -13,7 +13,7 @@ import pytest
 from running import metrics_without_times, run_fork, weights_of
 
 from paceline.core.errors import UserError
-from paceline.core.registry import FOLDERS, load_class, names
+from paceline.core.registry import KINDS, load_class, names
 from paceline.runs.logger import Logger, check_loggers
 from paceline.runs.metrics import MetricsWriter
 
@@ -93,7 +93,7 @@ def test_a_logger_takes_all_that_a_run_logs_and_resumes(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", names("logger"))
 def test_a_logger_imports_nothing_large_before_it_is_used(name: str) -> None:
-    code = f"import sys, {FOLDERS['logger']}.{name}; sys.exit('torch' in sys.modules or {name!r} in sys.modules)"
+    code = f"import sys, {KINDS['logger'].package}.{name}; sys.exit('torch' in sys.modules or {name!r} in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
