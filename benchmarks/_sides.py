@@ -56,7 +56,9 @@ def engine_side(name: str, recipe: str, folder: Path, **settings: Any) -> Side:
     run = folder / f"run-{name}"
     loop = Loop(parts, RunFolder(run), StopRequest())
     loop.resume(None)
-    loop.attach(MetricsWriter(run), Display(parts.total_images, 0, name, enabled=False))
+    loop.attach(
+        MetricsWriter(run, loggers=parts.config.run.loggers), Display(parts.total_images, 0, name, enabled=False)
+    )
     parts.recipe.train()
     steps = parts.feed.steps(0, parts.total_images)
     for note in parts.notes:

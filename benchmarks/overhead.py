@@ -161,7 +161,9 @@ def engine_step_factory(data_file: Path, batch_size: int, width: int, device: to
     folder = data_file.with_name(f"run-{batch_size}-{graph}")
     loop = Loop(parts, RunFolder(folder), StopRequest())
     loop.resume(None)
-    loop.attach(MetricsWriter(folder), Display(parts.total_images, 0, "overhead", enabled=False))
+    loop.attach(
+        MetricsWriter(folder, loggers=config.run.loggers), Display(parts.total_images, 0, "overhead", enabled=False)
+    )
     parts.recipe.train()
     steps = parts.feed.steps(0, parts.total_images)
     return lambda: loop.advance(next(steps))
