@@ -54,7 +54,8 @@ def engine_side(name: str, recipe: str, folder: Path, **settings: Any) -> Side:
     parts = assemble(configure(recipe, {}, assignments=assignments))
     parts.recipe.evaluator = ""
     run = folder / f"run-{name}"
-    outputs = Outputs(RunFolder(run), MetricsWriter(run), Display(parts.total_images, 0, name, enabled=False))
+    writer = MetricsWriter(run, loggers=parts.config.run.loggers)
+    outputs = Outputs(RunFolder(run), writer, Display(parts.total_images, 0, name, enabled=False))
     loop = Loop(parts, outputs, evaluator=training_evaluator(parts))
     parts.recipe.train()
     steps = parts.feed.steps(0, parts.total_images)

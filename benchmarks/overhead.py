@@ -159,9 +159,8 @@ def engine_step_factory(data_file: Path, batch_size: int, width: int, device: to
     config = resolve_config("classification", [("benchmark", settings)])
     parts = assemble(config)
     folder = data_file.with_name(f"run-{batch_size}-{graph}")
-    outputs = Outputs(
-        RunFolder(folder), MetricsWriter(folder), Display(parts.total_images, 0, "overhead", enabled=False)
-    )
+    writer = MetricsWriter(folder, loggers=config.run.loggers)
+    outputs = Outputs(RunFolder(folder), writer, Display(parts.total_images, 0, "overhead", enabled=False))
     loop = Loop(parts, outputs, evaluator=training_evaluator(parts))
     parts.recipe.train()
     steps = parts.feed.steps(0, parts.total_images)

@@ -19,7 +19,7 @@ from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError
 from paceline.core.files import write_json
-from paceline.core.registry import load_class, names
+from paceline.core.registry import load_class, load_classes
 from paceline.data.crop import check_crop, cropped
 from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader
@@ -85,7 +85,7 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
         batch_size=batch_size,
         crop=settings.crop,
         workers=settings.workers,
-        loaders=[_measure(name, source, device, settings, batch_size) for name in names("loader")],
+        loaders=[_measure(name, source, device, settings, batch_size) for name in load_classes("loader", Loader)],
         machine=identity(),
         when=datetime.now(UTC).isoformat(timespec="seconds"),
     )

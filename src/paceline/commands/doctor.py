@@ -25,7 +25,7 @@ from paceline.config.files import parse_assignments
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError, install_extra
 from paceline.core.files import read_json, write_json
-from paceline.core.registry import load_class, names
+from paceline.core.registry import load_class, load_classes
 from paceline.core.screen import open_screen
 from paceline.core.types import SettingValue
 from paceline.data.loader import Loader
@@ -98,8 +98,8 @@ def doctor(self_test: bool) -> int:
 
 def _findings() -> Iterator[Finding]:
     gpus = _num_gpus()
-    yield from (_strategy(name, gpus) for name in names("strategy"))
-    yield from (_loader(name) for name in names("loader"))
+    yield from (_strategy(name, gpus) for name in load_classes("strategy", Strategy))
+    yield from (_loader(name) for name in load_classes("loader", Loader))
     nccl = dist.is_nccl_available() and gpus > 0
     yield Finding("backend", "gloo", dist.is_gloo_available(), "any device")
     yield Finding("backend", "nccl", nccl, _count(gpus) if nccl else "needs GPUs")
@@ -175,7 +175,7 @@ def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:
     """Return one device's strategy, then those that must give its weights; on a shared GPU only the default one."""
     if shares_a_gpu:
         return [AUTO["one device"], AUTO["several"]]
-    classes = {name: load_class("strategy", name, Strategy) for name in names("strategy")}
+    classes = load_classes("strategy", Strategy)
     comparable = [
         name
         for name, one in classes.items()

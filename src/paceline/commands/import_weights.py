@@ -7,8 +7,9 @@ from pathlib import Path
 from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.contracts.importer import Importer
+from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
-from paceline.core.registry import load_class, names
+from paceline.core.registry import load_class, load_classes
 from paceline.inference.image_model import make_image_model
 from paceline.inference.trained import StoredModel, build
 from paceline.runs.config import load_recipe
@@ -49,7 +50,7 @@ def _importer_of(recipe: str) -> type[Importer]:
     """Return the importer that a recipe names; raise UserError where it has none."""
     name = load_recipe(recipe).importer
     if not name:
-        others = [other for other in names("recipe") if load_recipe(other).importer]
+        others = [other for other, found in load_classes("recipe", Recipe).items() if found.importer]
         raise UserError(f"--recipe {recipe}: has no importer; recipes that have one: {', '.join(others)}")
     return load_class("importer", name, Importer)
 

@@ -13,7 +13,7 @@ from paceline.commands.train import default_folder
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
-from paceline.core.registry import load_class, names
+from paceline.core.registry import load_classes
 from paceline.core.types import SettingValue
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
 from paceline.launch.kubernetes import KubernetesOptions, plain_job, to_yaml, train_job
@@ -104,5 +104,5 @@ def job_name(config: Config, name: str) -> str:
 
 
 def _strategies_in_processes() -> str:
-    classes = {name: load_class("strategy", name, Strategy) for name in names("strategy")}
+    classes = load_classes("strategy", Strategy)
     return " or ".join(name for name, strategy in classes.items() if strategy.needs_processes)

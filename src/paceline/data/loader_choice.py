@@ -9,7 +9,7 @@ import torch
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.core.registry import load_class, names
+from paceline.core.registry import load_class, load_classes
 from paceline.data.loader import Loader
 from paceline.data.memory import Budget
 from paceline.data.source import Source, decodes
@@ -61,7 +61,7 @@ def choose_loaders(
 
 def _candidates(wanted: str) -> list[str]:
     """Return the names to try, in order: the one that was named, then those that "auto" tries."""
-    orders = {name: load_class("loader", name, Loader).auto_order for name in names("loader")}
+    orders = {name: loader.auto_order for name, loader in load_classes("loader", Loader).items()}
     automatic = sorted((order, name) for name, order in orders.items() if order is not None)
     tried = [name for _, name in automatic]
     return tried if wanted == AUTO else [wanted, *(name for name in tried if name != wanted)]
