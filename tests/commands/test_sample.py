@@ -109,7 +109,7 @@ def test_two_runs_stand_side_by_side():
         ("long --animate --out moving.mp4", "--out moving.mp4: expected a name that ends in .gif or .webp"),
         ("long --animate --interpolate", "do not go together"),
         ("long --animate --grid 2x2", "--grid 2x2: --animate shows the grids that training wrote"),
-        ("long --checkpoint 7", "--checkpoint 7: none was kept at so many images"),
+        ("long --checkpoint 7", "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_one_line(command, line, capsys):

@@ -58,7 +58,7 @@ def test_a_captured_step_gives_the_bits_of_an_eager_one(recipe: str, settings: d
     ours, theirs = graphed.recipe.state_dict(), eager.recipe.state_dict()
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
     for name, learner in eager.step.learners.items():
-        for a, b in zip(learner.average, graphed.step.learners[name].average, strict=True):
+        for a, b in zip(learner.ema, graphed.step.learners[name].ema, strict=True):
             assert torch.equal(a, b)
     for a, b in zip(eager.entries, graphed.entries, strict=True):  # type: ignore[attr-defined]
         assert torch.equal(a.values, b.values)

@@ -124,7 +124,7 @@ def test_an_unknown_logger_and_a_file_without_one_are_rejected_before_training(t
     (tmp_path / "empty.py").write_text("answer = 42\n")
     for loggers, message in (
         ("tensorbord", "unknown logger 'tensorbord'; did you mean 'tensorboard'?"),
-        ("./empty.py", "logger './empty.py' defines no subclass of Logger"),
+        ("./empty.py", "logger './empty.py': defines no subclass of Logger"),
     ):
         rejected = run_fork(tmp_path, "train", tiny, "--out", "run", "--loggers", loggers)
         assert rejected.wait() == 2 and message in rejected.stderr
