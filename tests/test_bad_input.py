@@ -75,7 +75,7 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "train classification --config broken.ini": "--config broken.ini: ",
     "train classification --config typo.toml": "--config typo.toml: unknown setting 'epocs'; did you mean 'epochs'?",
     "train classification --data folder --data-root nowhere": "--data-root nowhere: no such folder",
-    "train classification --data folder --data-root empty": "--data-root empty: has no pictures",
+    "train classification --data folder --data-root empty": "--data-root empty: has no images",
     "train classification --data npz --data-root nowhere.npz": "nowhere.npz",
     "train restoration --data digits --crop 8": "--data digits: its samples have no 'target'; use another source, e.g.",
     "train super_resolution --data degraded": "--data degraded: its samples have a 'target', which super_resolution "
@@ -227,7 +227,7 @@ def test_an_unreadable_image_is_named_or_left_out(tmp_path: Path, photos: Path) 
         assert_one_line(refused, str(photos / "train" / "cat" / "3.png"), "unreadable image", "--bad-images skip")
     skipping = run_fork(tmp_path, *command, "--bad-images", "skip", "--out", "skipping")
     assert skipping.wait() == 0, skipping.stderr
-    assert "left out 1 unreadable of 16 pictures" in skipping.stdout and "cat/3.png" in skipping.stdout
+    assert "left out 1 unreadable of 16 images" in skipping.stdout and "cat/3.png" in skipping.stdout
 
 
 def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_pictures_of_unbounded_numbers_are_told_apart_from_files_of_other_kinds(
     colours, text, grey, _ = capsys.readouterr().err.splitlines()
     assert "colours.tif: 32-bit pixels have no fixed white; store it with 8 or 16 bits" in colours
     assert "grey.tif: 32-bit pixels (mode F) have no fixed white; store it with 8 or 16 bits" in grey
-    assert "text.tif: no picture of a known kind" in text
+    assert "text.tif: not an image of a known format" in text
 
 
 def test_progress_is_told_in_pixels_where_they_are_few_and_ends_at_all_of_them(weights, capsys, monkeypatch):

@@ -169,9 +169,9 @@ def test_what_was_read_before_the_clock_starts_is_used_up_by_then() -> None:
             asked += 1
             yield in_order(0, 4)
 
-    next(loader.load(requests()))
+    next(loader.fetch(requests()))
     loader.close()
-    assert loader_ceilings._warmup_batches(settings) >= asked - 1 >= 5
+    assert loader_ceilings._warmup_batches(loader) >= asked - 1 >= 5
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,14 @@ def test_a_run_is_evaluated_on_whole_rows(capsys):
     assert "stain_psnr" in said and "dice" in said
 
 
+def test_a_folder_of_rows_that_was_named_is_measured_whole(capsys):
+    for number in range(5):
+        write_row(Path("others", f"{number}.png"), number)
+    assert run(["evaluate", "run", "--accelerator", "cpu", "--data-root", "others"]) == 0
+    (count,) = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.split()[0] == "count"]
+    assert count == "5"
+
+
 def test_a_row_that_does_not_fit_ends_in_one_line(capsys):
     Image.new("RGB", (3 * SIDE + 2, SIDE)).save("rows/train/odd.png")
     try:

@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_used_is_named_and_the_others_are_told(tmp_path, c
     table = tmp_path / "made" / "table.csv"
     assert predict("classifier", str(tmp_path), "nowhere.png", "--top", "9", "--out", str(table)) == 1
     said = capsys.readouterr()
-    assert f"not used: {tmp_path}/broken.png: no picture of a known kind" in said.err
+    assert f"not used: {tmp_path}/broken.png: not an image of a known format" in said.err
     assert "not used: nowhere.png: no such picture or folder" in said.err
     assert "1 of 3 pictures were done, 2 could not be used" in said.err
     told = next(line for line in said.out.splitlines() if line.startswith(f"{tmp_path}/good.png: "))

@@ -17,7 +17,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
 from paceline.data.tickets import NUM_UNIFORMS
-from paceline.data.transforms import prepare, to_eight_bits
+from paceline.data.transforms import to_eight_bits, transform
 from paceline.evaluation import kept_statistics
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.generation import Generation
@@ -274,5 +274,5 @@ def test_features_of_another_kind_of_run_or_of_other_pictures_are_refused(runs, 
 def test_real_pictures_survive_the_way_through_the_loader():
     values = torch.arange(256).to(torch.uint8).view(1, 1, 16, 16)
     for dtype in (torch.float32, torch.float64):
-        batch = prepare({"image": values, "uniforms": torch.zeros(1, NUM_UNIFORMS)}, None, dtype)
+        batch = transform({"image": values, "uniforms": torch.zeros(1, NUM_UNIFORMS)}, None, dtype)
         assert torch.equal(to_eight_bits(batch["image"]), values)

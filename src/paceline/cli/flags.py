@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from paceline.config.photos_settings import PhotosSettings
 from paceline.config.settings import ALSO_CALLED, LearnerSettings
+from paceline.config.source_flags import SourceFlags
 
 Command = Callable[..., None]
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, or the path of your own .py file")]
@@ -25,7 +25,7 @@ Assignments = Annotated[list[str], typer.Option("--set", help="any setting; repe
 
 
 def _meaning(name: str) -> str:
-    return PhotosSettings.__dataclass_fields__[name].metadata["meaning"]
+    return SourceFlags.__dataclass_fields__[name].metadata["meaning"]
 
 
 LowRoot = Annotated[str, typer.Option("--low-root", help=_meaning("low_root"))]
@@ -58,8 +58,8 @@ def with_settings(
 
 
 def _fields_with_flags() -> Iterator[tuple[Field[Any], Any]]:
-    """Each setting that has a flag, with its type: the run's, those of the one source that has flags, learners'."""
-    for group in (PhotosSettings, LearnerSettings):
+    """Each setting that has a flag, with its type: the run's, those of sources, learners'."""
+    for group in (SourceFlags, LearnerSettings):
         hints = get_type_hints(group)
         yield from ((f, hints[f.name]) for f in fields(group) if f.metadata["flag"])
 
@@ -104,6 +104,6 @@ def _instead_of(option: str, command: Any) -> str:
         return f"{command.name} has no use for it"
     if "--set" not in has:
         return "--help lists what there is"
-    if name in {f.name for group in (PhotosSettings, LearnerSettings) for f in fields(group)}:
+    if name in {f.name for group in (SourceFlags, LearnerSettings) for f in fields(group)}:
         return f"use --set {name}=VALUE"
     return f"--help lists what there is; a setting of the recipe or of the source is given as --set {name}=VALUE"

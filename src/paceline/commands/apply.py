@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.screen import open_screen
-from paceline.images.decode import BadPicture, upright_size
+from paceline.images.decode import BadImage, upright_size
 from paceline.inference.applier import Applier, How, Outcome, Task
 from paceline.inference.applier_processes import share_out
 from paceline.inference.apply_plan import plan
@@ -126,7 +126,7 @@ def _look(tasks: list[Task]) -> tuple[dict[Task, int], list[Outcome]]:
         try:
             height, width = upright_size(Path(task.path))
             usable[task] = height * width
-        except BadPicture as error:
+        except BadImage as error:
             problems.append(Outcome(task.path, problem=str(error)))
     return usable, problems
 

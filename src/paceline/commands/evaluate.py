@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
 
 from paceline.commands.configure import checked
-from paceline.config.photos_settings import PhotosSettings
 from paceline.config.resolve import Config, Inherited
+from paceline.config.source_flags import FOLDERS
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError, unknown
+from paceline.core.registry import load_class
 from paceline.data.crop import cropped
-from paceline.data.image_files import split_folder
 from paceline.data.open_sources import open_sources
-from paceline.data.sources.photos import SPLIT_NAMES
+from paceline.data.source import Source
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join, place_from
@@ -33,10 +34,10 @@ def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str,
     given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
     # Folders that belong to the run's own data do not belong to another.
     elsewhere = "data_root" in given
-    left_behind = ("low_root", "test_root", "test_low_root") if elsewhere else ("test_low_root",)
+    left_behind = FOLDERS if elsewhere else ("test_low_root",)
     own = Inherited(dict.fromkeys(left_behind, "") if elsewhere or "test_root" in given else {})
     config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
-    config = _judged_whole(config) if elsewhere else config
+    config = _measured_whole(config) if elsewhere else config
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} names no judge, so it cannot be evaluated")
@@ -48,12 +49,10 @@ def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str,
     return 0
 
 
-def _judged_whole(config: Config) -> Config:
-    """A folder of photographs that has no part for testing is judged as a whole, rather than a fifth of it."""
-    root, run = Path(config.run.data_root).expanduser(), config.run
-    if not isinstance(run, PhotosSettings) or run.test_root or split_folder(root, "test", SPLIT_NAMES) is not None:
-        return config
-    return config.with_run(test_root=run.data_root, test_low_root=run.low_root, validation=0.0)
+def _measured_whole(config: Config) -> Config:
+    """Return the config under which the folder that was named is measured as a whole, where its source can do that."""
+    source_class = load_class("source", config.run.data, Source)
+    return dataclasses.replace(config, run=source_class.measure_whole(config.run))
 
 
 def _other_kind(run: str, here: DataSpec) -> str:

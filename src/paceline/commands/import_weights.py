@@ -12,7 +12,7 @@ from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.data.sources.panels import INPUT, LEFT_OUT, SEGMENTATION, Panels
+from paceline.data.panel_names import PanelSettings, output_panels
 from paceline.inference.image_model import make_image_model
 from paceline.inference.trained import Stored, build
 from paceline.models.torch_file import read_torch_file
@@ -84,11 +84,10 @@ def _translation(words: list[str], flags: dict[str, Any], assignments: list[str]
     if not places:
         raise UserError(f"{words[0]}: has no files like latest_net_G.pth or latest_net_G1.pth")
     config = configure("translation", flags, assignments=assignments, elsewhere=True)
-    row = config.run.panels if isinstance(config.run, Panels.Settings) else ""
-    panels = tuple(name.strip() for name in row.split(",") if name.strip() not in ("", INPUT, LEFT_OUT))
+    row = config.run.panels if isinstance(config.run, PanelSettings) else ""
+    panels = output_panels(name.strip() for name in row.split(",") if name.strip())
     if not panels:
         raise UserError("--set panels: name what the networks make, e.g. --set panels=image,dapi,segmentation")
-    panels = tuple(sorted(panels, key=lambda name: name == SEGMENTATION))
     side = config.run.crop or CROP_PX["translation"]
     spec = DataSpec(config.run.channels or 3, side, side, panels=panels)
     own = build(config, spec).state_dict()

@@ -14,7 +14,7 @@ from PIL import Image
 
 from paceline.core.errors import UserError
 from paceline.core.new_file import check_new, written_beside
-from paceline.images.decode import BadPicture, decode, upright_size
+from paceline.images.decode import BadImage, decode, upright_size
 from paceline.inference.applier import Outcome
 from paceline.inference.apply_plan import Meant, Plan, find_pictures
 from paceline.inference.model import Model
@@ -101,7 +101,7 @@ def _read(pictures: list[Meant], names: list[str], problems: list[Outcome]) -> I
         try:
             upright_size(one.path)  # refuses what is animated or too large by its header
             picture = decode(one.path)
-        except BadPicture as problem:
+        except BadImage as problem:
             problems.append(Outcome(str(one.path), problem=str(problem)))
             continue
         names.append(str(one.path))

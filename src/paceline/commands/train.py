@@ -101,7 +101,7 @@ def _train_stage(config: Config, world: World) -> Result:
     parts = assemble(config, world)
     folder, stop = RunFolder(Path(config.run.out)), StopRequest()
     mirroring = Mirroring(parts.config, folder, parts.world.is_first)
-    data = cache(lambda: describe_samples(parts.feed.loader.source))
+    data = cache(lambda: describe_samples(parts.loaders["train"].source))
     with _ending(folder, parts, mirroring):
         loop, split_evaluator = Loop(parts, folder, stop), _test_examiner(parts)
         claim_folder(folder, parts.world, lambda: mirroring.prepare(data()))
@@ -206,7 +206,7 @@ def _keep_record(folder: RunFolder, parts: Parts, data: str, snapshot: Snapshot 
         folder.keep_length(parts.config)
     else:
         folder.keep_settings(parts.config, data, versions_and_hardware() | _means(parts), images)
-    write_data_spec(folder.path, cropped(parts.feed.loader.source.spec, parts.config.run.crop))
+    write_data_spec(folder.path, cropped(parts.loaders["train"].source.spec, parts.config.run.crop))
 
 
 def _means(parts: Parts) -> dict[str, str]:

@@ -20,7 +20,7 @@ from paceline.core.errors import UserError
 from paceline.core.json_file import keep, kept
 from paceline.core.registry import is_path
 from paceline.core.screen import as_it_is
-from paceline.data.fingerprint import are_same, describe_samples
+from paceline.data.fingerprint import describe_samples
 from paceline.data.open_sources import open_sources
 from paceline.launch.child import last_words, run_paceline
 from paceline.report.numbers import Cell
@@ -69,7 +69,7 @@ def _check_data(folder: Path, cell: Cell, config: Config, known: dict[str, str])
         except (UserError, OSError):  # what is done is compared without its data; training says what it lacks
             known[config.recipe_name] = ""
     now = known[config.recipe_name]
-    if now and not are_same(was, now):
+    if now and was != now:
         told = f"its run {cell.name} was made from other data ({was} → {now})"
         raise UserError(f"--out {folder}: {told}; use the same data to go on, or choose another --out")
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from paceline.core.errors import UserError
 from paceline.data.memory import free_bytes
-from paceline.images.decode import BadPicture
-from paceline.images.image_file import Canvas, Picture, read_picture, save_image
+from paceline.images.decode import BadImage
+from paceline.images.image_file import Canvas, ImageData, read_image, save_image
 from paceline.inference.downsampled import compare, shrink
 from paceline.inference.image_model import ImageModel, open_image_model
 from paceline.inference.tiling import Tiling, choose_tiling, restore_in_tiles
@@ -66,11 +66,11 @@ class Applier:
     def do(self, task: Task, advance: Advance) -> Outcome:
         """Applies the networks to one picture; a file that cannot be used is an outcome, too."""
         try:
-            picture = read_picture(Path(task.path))
+            picture = read_image(Path(task.path))
             self._check_room(picture)
             work = self._compare if self.how.downsample else self._restore
             return work(task, picture, advance)
-        except BadPicture as problem:
+        except BadImage as problem:
             return Outcome(task.path, problem=str(problem))
         except OSError as error:
             raise UserError(f"--out: cannot write what became of {task.path}: {error.strerror or error}") from error
@@ -80,7 +80,7 @@ class Applier:
         canvases, _, _ = self._make(pixels, False, lambda _: None)
         return {name: canvas.image for name, canvas in canvases.items()}
 
-    def _restore(self, task: Task, picture: Picture, advance: Advance) -> Outcome:
+    def _restore(self, task: Task, picture: ImageData, advance: Advance) -> Outcome:
         canvases, tiling, count = self._make(picture.pixels, picture.deep, advance)
         for name, canvas in canvases.items():
             target = Path(task.targets[name if name in task.targets else ""])
@@ -93,7 +93,7 @@ class Applier:
         notes = "".join(f"; {note}" for note in (tiling.note, picture.note) if note)
         return Outcome(task.path, f"{task.path}: {width}×{height}{made}{tiles} → {_named(task)}{notes}")
 
-    def _compare(self, task: Task, picture: Picture, advance: Advance) -> Outcome:
+    def _compare(self, task: Task, picture: ImageData, advance: Advance) -> Outcome:
         """Shrinks the picture first, and holds what comes out against it."""
         original, small = shrink(picture, self.image_model.output_scale)
         pixels = np.asarray(small) if small.mode == "RGB" else np.asarray(small)[..., np.newaxis]
@@ -152,14 +152,14 @@ class Applier:
                 torch.cuda.empty_cache()
                 tiling = halved
 
-    def _check_room(self, picture: Picture) -> None:
+    def _check_room(self, picture: ImageData) -> None:
         height, width = picture.pixels.shape[:2]
         needed = self._bytes_of_results(height, width, picture.deep)
         if picture.alpha is not None:
             needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[picture.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
-            raise BadPicture(f"what is made of it needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+            raise BadImage(f"what is made of it needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
 
     def _bytes_of_results(self, height: int, width: int, deep: bool) -> int:
         return height * width * self.image_model.output_scale**2 * BYTES_PER_PX[deep] * len(self.image_model.results)

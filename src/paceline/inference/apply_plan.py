@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.errors import UserError
-from paceline.data.file_lists import SUFFIXES, first_few, pictures_in, visible_under
-from paceline.images.decode import BadPicture
+from paceline.data.file_lists import SUFFIXES, first_few, images_in, visible_under
+from paceline.images.decode import BadImage
 from paceline.images.image_file import result_suffix
 from paceline.inference.applier import Outcome, Task
 
@@ -66,7 +66,7 @@ def find_pictures(words: Iterable[str], made: Plan, out: Path | None = None) -> 
     for word in words:
         try:
             pictures, left_alone = _expand(word, out)
-        except BadPicture as problem:
+        except BadImage as problem:
             made.problems.append(Outcome(word, problem=str(problem)))
             continue
         for one in pictures:
@@ -92,14 +92,14 @@ def _expand(word: str, out: Path | None) -> tuple[list[Meant], list[Path]]:
     if path.is_dir():
         apart = None if out is None or out.resolve() == path.resolve() else out
         inside = [file for file in visible_under(path) if not (apart and _is_under(file, apart))]
-        pictures = pictures_in(inside)
+        pictures = images_in(inside)
         if not pictures:
-            raise BadPicture(f"has no pictures ({', '.join(sorted(SUFFIXES))})")
+            raise BadImage(f"has no pictures ({', '.join(sorted(SUFFIXES))})")
         others = sorted(file for file in set(inside).difference(pictures) if file.is_file())
         return [Meant(file, file.relative_to(path), path.resolve().name) for file in pictures], others
     files = [_alone(Path(match)) for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
     if not files:
-        raise BadPicture("no such picture or folder")
+        raise BadImage("no such picture or folder")
     return files, []
 
 

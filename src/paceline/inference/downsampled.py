@@ -10,20 +10,20 @@ from PIL import Image
 from torch import Tensor
 
 from paceline.evaluation.image_metrics import PEAK, PSNR_OF_EQUALS, WINDOW, luma, ssim
-from paceline.images.decode import BadPicture
+from paceline.images.decode import BadImage
 from paceline.images.grids import captioned, side_by_side
-from paceline.images.image_file import Picture
+from paceline.images.image_file import ImageData
 
 ROWS_AT_ONCE = 256  # of a picture that is compared in float64
 
 
-def shrink(picture: Picture, scale: int) -> tuple[Image.Image, Image.Image]:
+def shrink(picture: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
     """The picture in 8 bits with sides that are multiples of the scale, and the same that much smaller."""
     pixels = (picture.pixels >> 8).astype(np.uint8) if picture.deep else picture.pixels
     least = math.ceil((WINDOW + 2 * scale) / scale) * scale
     height, width = pixels.shape[:2]
     if min(height, width) < least:
-        raise BadPicture(f"{width}×{height} pixels; to shrink by {scale} and compare takes at least {least}×{least}")
+        raise BadImage(f"{width}×{height} pixels; to shrink by {scale} and compare takes at least {least}×{least}")
     height, width = height - height % scale, width - width % scale
     cut = pixels[:height, :width]
     original = Image.fromarray(cut[..., 0] if cut.shape[-1] == 1 else cut)

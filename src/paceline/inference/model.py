@@ -15,8 +15,8 @@ from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.draws import Drawer
 from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
-from paceline.data.transforms import prepare
-from paceline.images.decode import BadPicture, arrange_picture, plain_picture
+from paceline.data.transforms import transform
+from paceline.images.decode import BadImage, arrange_image, plain_image
 from paceline.inference.applier import Applier, How
 from paceline.inference.evaluated_size import evaluated_size
 from paceline.inference.image_model import make_image_model
@@ -96,7 +96,7 @@ class Model:
                 not_augmented = torch.zeros(len(raw), 0)
                 batch = {"image": raw.to(self.device), "uniforms": not_augmented}
                 draws = drawer.rows("evaluation", start, start + len(raw))
-                logits = self.recipe.predict(prepare(batch, None, self._precision.weights) | draws)["logits"]
+                logits = self.recipe.predict(transform(batch, None, self._precision.weights) | draws)["logits"]
             found.append(logits.double().softmax(dim=1).cpu())
             start += len(raw)
         made = torch.cat(found)
@@ -159,7 +159,7 @@ class Model:
         picture = _plain(picture)
         if height != width:
             picture = ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC)
-        return arrange_picture(picture, height if height == width else 0, spec.channels)
+        return arrange_image(picture, height if height == width else 0, spec.channels)
 
     def _drawer(self, seed: int) -> Drawer:
         return Drawer(self.recipe.draws, seed, self.device, self._precision.weights)
@@ -195,6 +195,6 @@ def _plain(picture: Image.Image) -> Image.Image:
     if not isinstance(picture, Image.Image):
         raise UserError(f"give a Pillow picture, not {_kind(picture, False)}; Image.open(FILE) makes one of a file")
     try:
-        return plain_picture(picture)
-    except BadPicture as problem:
+        return plain_image(picture)
+    except BadImage as problem:
         raise UserError(f"a picture cannot be used: {problem}") from None

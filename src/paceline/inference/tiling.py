@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.memory import free_bytes
-from paceline.images.decode import BadPicture
+from paceline.images.decode import BadImage
 from paceline.inference.image_model import ImageModel
 from paceline.inference.receptive_field import ReceptiveField
 
@@ -118,7 +118,7 @@ def restored(image_model: ImageModel, picture: Tensor) -> dict[str, Tensor]:
     found = {}
     for name, made in image_model.recipe.image_to_image(picture).items():
         if not made.isfinite().all():
-            raise BadPicture("the networks make numbers of it that are not finite; the weights may be damaged")
+            raise BadImage("the networks make numbers of it that are not finite; the weights may be damaged")
         made = made.transpose(0, 1) if len(made) > 1 else made
         made = made.mean(1, keepdim=True) if own < made.shape[1] and same_kind else made
         found[name] = made[0].permute(1, 2, 0).float().clamp(-1, 1)

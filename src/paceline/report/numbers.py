@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
-from paceline.data.fingerprint import are_same
 from paceline.evaluation.protocol import require_same
 from paceline.report.runs import Run
 
@@ -48,7 +47,7 @@ def check_alike(runs: Sequence[Run], across_recipes: bool) -> None:
             )
         if other.best != first.best:
             raise UserError(f"{pair} are judged by different metrics ({first.best[0]}, {other.best[0]})")
-        if other.data != first.data or not are_same(other.fingerprint, first.fingerprint):
+        if (other.data, other.fingerprint) != (first.data, first.fingerprint):
             was, is_ = (f"{run.data}: {run.fingerprint}" for run in (first, other))
             raise UserError(f"{pair} are of different data ({was} ≠ {is_}) and cannot be compared")
     for metric in dict.fromkeys(name for run in runs for name in run.protocols):

@@ -15,7 +15,6 @@ from paceline.config.resolve import Config, flatten
 from paceline.core.errors import UserError
 from paceline.core.lock import LOCK, InUse, Lock
 from paceline.core.secrets import redact
-from paceline.data.fingerprint import are_same
 from paceline.evaluation.protocol import differences
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.segments import EARLIER, earlier_ways, way_of
@@ -110,7 +109,7 @@ class RunFolder:
                 f"--out {self.path}: this run was made with other settings ({'; '.join(changed)}); "
                 "use the same ones to go on, or choose another --out"
             )
-        if not are_same(made_with.get("data", data), data):
+        if made_with.get("data", data) != data:
             raise UserError(
                 f"--out {self.path}: the data is not what this run was made from ({made_with['data']} → {data}); "
                 "use the same data to go on, or choose another --out"

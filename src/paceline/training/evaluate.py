@@ -14,6 +14,7 @@ from paceline.core.registry import load_class
 from paceline.data.draws import Drawer
 from paceline.data.feed import drawn_batches, evaluation_batches
 from paceline.data.loader import Loader
+from paceline.data.pipeline import BatchPipeline
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.parallel.precision import Precision
 from paceline.parallel.world import World
@@ -30,6 +31,7 @@ class SplitEvaluator:
     ) -> None:
         self.recipe, self.loader, self.split = recipe, loader, split
         self.world, self.precision, self.settings = world, precision, settings
+        self.pipeline = BatchPipeline(loader, None, precision.weights)
         self.drawer = Drawer(recipe.draws, settings.seed, world.device, precision.weights)
         self.count = (recipe.generates and settings.generated_images) or len(loader.source)
 
@@ -66,7 +68,7 @@ class SplitEvaluator:
         return self._sample_batches()
 
     def _sample_batches(self) -> Iterator[Batch]:
-        return evaluation_batches(self.loader, self.world.rank, self.world.size, self.precision.weights, self.drawer)
+        return evaluation_batches(self.pipeline, self.world.rank, self.world.size, self.drawer)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def start_from(parts: Parts, path: str) -> str:
     if given is None:
         tell(parts.world, mistake)
     assert given is not None
-    spec = cropped(parts.feed.loader.source.spec, parts.config.run.crop)
+    spec = cropped(parts.loaders["train"].source.spec, parts.config.run.crop)
     networks = _fill(parts.recipe, parts.config, spec, given, path)
     for learner in parts.step.learners.values():
         learner.reset_ema()

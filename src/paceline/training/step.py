@@ -11,11 +11,12 @@ from torch import Tensor
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.core.streams import run_side_by_side
-from paceline.data.feed import StepData, TrainingFeed
+from paceline.data.feed import StepData
 from paceline.parallel.strategy import Strategy
 from paceline.training.learner import Learner
 from paceline.training.loss_log import Entry
 
+Finish = Callable[[Batch], Batch]  # makes the recipe's batch of a fetched one, on the device alone
 Watch = Callable[[Phase, Learner], None]  # sees a phase's gradients before they are used
 
 
@@ -27,10 +28,12 @@ class Step:
         recipe: Recipe,
         learners: dict[str, Learner],
         strategy: Strategy,
-        feed: TrainingFeed,
+        finish: Finish,
+        batch_size: int,
+        images_per_step: int,
     ) -> None:
-        self.recipe, self.learners, self.strategy = recipe, learners, strategy
-        self.complete, self.batch_size, self.images_per_step = feed.complete, feed.cut.batch_size, feed.images_per_step
+        self.recipe, self.learners, self.strategy, self.finish = recipe, learners, strategy, finish
+        self.batch_size, self.images_per_step = batch_size, images_per_step
         self.world = strategy.world
         self.signals: dict[str, Tensor] = {
             name: torch.tensor(value, device=self.world.device, dtype=strategy.precision.weights)
@@ -60,7 +63,7 @@ class Step:
 
     def learn(self, due: tuple[Phase, ...], fetched: list[list[Batch]], watch: Watch | None = None) -> list[Entry]:
         """The step itself: from here on nothing reads the device or depends on the images seen."""
-        repetitions = [[self.complete(batch) for batch in micro_batches] for micro_batches in fetched]
+        repetitions = [[self.finish(batch) for batch in micro_batches] for micro_batches in fetched]
         entries: list[Entry] = []
         for phases in groups(due):
             tasks = [partial(self._learn_phase, phase, repetitions, watch) for phase in phases]
@@ -72,7 +75,7 @@ class Step:
 
     def rehearse(self, fetched: Batch) -> None:
         """Every phase's forward and backward on one micro-batch, by this process alone; no weight changes."""
-        batch = self.complete(fetched)
+        batch = self.finish(fetched)
         samples = len(next(iter(batch.values())))
         for phase in self.recipe.phases:
             self._select(phase.network)

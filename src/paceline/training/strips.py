@@ -11,7 +11,7 @@ from PIL import Image
 from paceline.contracts.recipe import Batch, Recipe
 from paceline.data.crop import Window
 from paceline.data.source import Source, sizes_of
-from paceline.data.transforms import prepare, to_eight_bits
+from paceline.data.transforms import to_eight_bits, transform
 from paceline.images.grids import captioned, one_above_the_other, side_by_side, to_image
 from paceline.parallel.precision import Precision
 from paceline.training.compile import eager
@@ -41,7 +41,7 @@ def _centres(source: Source, device: torch.device, precision: Precision) -> Iter
         raw = {name: torch.from_numpy(np.ascontiguousarray(field))[None].to(device) for name, field in sample.items()}
         pictures = {name: field.permute(0, 3, 1, 2) if field.ndim == 4 else field for name, field in raw.items()}
         pictures["uniforms"] = torch.empty(1, 0)  # nothing is augmented
-        yield prepare(pictures, None, precision.weights)
+        yield transform(pictures, None, precision.weights)
 
 
 def _side(side: int) -> int:

@@ -9,7 +9,6 @@ from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import beat
 from paceline.core.secrets import one_line
-from paceline.data.fingerprint import without_labels
 from paceline.runs.checkpoint import is_whole
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.destination import open_destination
@@ -39,7 +38,7 @@ class Mirroring:
         if self.settings.mirror:
             url = self.settings.mirror
             destination = open_destination(url, "--mirror")
-            run = identity(self.config, without_labels(data))  # as mirrors of earlier versions have it
+            run = identity(self.config, data)
             self._mirror = Mirror(self.folder.path, destination, url, run, self.settings.mirror_every)
             self._mirror.check()
 
