@@ -103,6 +103,7 @@ def test_after_a_capture_that_broke_dropout_goes_on_and_memory_does_not_grow(wai
 def test_graph_on_ends_a_run_that_cannot_be_captured(waiting: str) -> None:
     with pytest.raises(UserError, match=r"--graph on: classifier_loss \(.*waiting.py:8\) cannot be part"):
         trained(waiting, steps=20, graph="on")
+    torch.rand(3, device="cuda")  # the process is not left as if it were still capturing
 
 
 @pytest.mark.parametrize(

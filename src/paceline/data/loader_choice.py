@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -59,9 +59,9 @@ def choose_loaders(
     return choices, lines
 
 
-def _candidates(wanted: str) -> list[str]:
-    """Return the names to try, in order: the one that was named, then those that "auto" tries."""
-    orders = {name: loader.auto_order for name, loader in load_classes("loader", Loader).items()}
-    automatic = sorted((order, name) for name, order in orders.items() if order is not None)
-    tried = [name for _, name in automatic]
-    return tried if wanted == AUTO else [wanted, *(name for name in tried if name != wanted)]
+def _candidates(wanted: str) -> Iterator[str]:
+    """Yield the names to try, in order: the one that was named, then those that "auto" tries."""
+    if wanted != AUTO:
+        yield wanted
+    orders = {name: loader.auto_order for name, loader in load_classes("loader", Loader).items() if name != wanted}
+    yield from sorted((name for name, order in orders.items() if order is not None), key=lambda name: orders[name] or 0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.config.settings import setting
 from paceline.config.source_flags import SeparateTestFolder
+from paceline.contracts.data_spec import INPUT, LEFT_OUT
 from paceline.core.errors import UserError
 
-INPUT, TARGET, SEGMENTATION, LEFT_OUT = "image", "target", "segmentation", "-"
+TARGET = "target"  # the other panel where there are two
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,3 @@ def parse_panels(text: str) -> tuple[str, ...]:
     if odd:
         raise UserError(f"panels={text}: {odd[0]!r} is not a valid name; use letters, digits and _")
     return names
-
-
-def output_panels(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the panels that should be made of the input, the segmentation last."""
-    outputs = [name for name in names if name not in (INPUT, LEFT_OUT)]
-    return tuple(sorted(outputs, key=lambda name: name == SEGMENTATION))

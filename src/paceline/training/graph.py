@@ -109,13 +109,13 @@ class GraphedStep:
             self.captured[due] = _Captured(self.step, due, fetched, pool)
         except RuntimeError as error:
             reason = f"{_culprit(error)} cannot be part of a CUDA graph ({_first(error)})"
-            if self.wanted == "on":
-                raise UserError(f"--graph on: {reason}; use --graph auto") from error
             self.failed = True
             self.captured.clear()
-            end_broken_capture(pool, self.step.world.device)
+            end_broken_capture(pool, self.step.world.device)  # also where this raises: the process may go on
             for learner in self.step.learners.values():
                 learner.optimizer.zero_grad(set_to_none=True)
+            if self.wanted == "on":
+                raise UserError(f"--graph on: {reason}; use --graph auto") from error
             print(f"step: eager from here on, since {reason}")
 
 
