@@ -17,20 +17,13 @@ import numpy as np
 from PIL import Image
 
 from paceline.config.settings import RunSettings
+from paceline.contracts.data_spec import INPUT, LEFT_OUT, SEGMENTATION, output_panels
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import by_stem, images_in
 from paceline.data.fixed_split import fixed_split
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
-from paceline.data.panel_names import (
-    INPUT,
-    LEFT_OUT,
-    SEGMENTATION,
-    TARGET,
-    PanelSettings,
-    output_panels,
-    parse_panels,
-)
+from paceline.data.panel_names import TARGET, PanelSettings, parse_panels
 from paceline.data.source import ArraySource, Encoded, Sample
 from paceline.data.stained_tissue import stained_tissue
 from paceline.images.decode import BadImage, arrange_image, check_image_settings, upright_size
