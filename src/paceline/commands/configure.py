@@ -10,7 +10,7 @@ from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError, unknown
 from paceline.core.registry import load_class
 from paceline.core.secrets import refuse_credentials
-from paceline.core.types import SettingValue, SettingValues
+from paceline.core.types import SettingValues
 from paceline.data.loader import Loader
 from paceline.data.source import Source
 from paceline.parallel.strategy import Strategy
@@ -20,7 +20,7 @@ from paceline.runs.config import load_recipe, resolve_config
 
 def configure(
     recipe: str,
-    flags: Mapping[str, SettingValue],
+    flags: SettingValues,
     *,
     config_file: str = "",
     assignments: Iterable[str] = (),

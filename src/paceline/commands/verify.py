@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.errors import UserError, unknown
+from paceline.core.files import write_json
 from paceline.core.registry import load_class
 from paceline.core.screen import open_screen
 from paceline.data.feed import StepData
@@ -48,12 +48,26 @@ class Difference:
     tolerance: float
     worst: str  # the first tensor beyond the tolerance, if any
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether the difference is within the tolerance."""
+        return self.value <= self.tolerance
+
 
 def verify(config: Config, strategies: list[str], steps: int, tolerance: float, control: str, result: str = "") -> int:
-    """Trains under each strategy and compares with the first; exit code 1 where one differs.
+    """Print how far each strategy is from the first; return 1 where one differs, and write `result` as JSON."""
+    found = differences(config, strategies, steps, tolerance, control)
+    title = _title(config, steps, control)
+    _print_table(open_screen(), found, title)
+    if result:
+        write_json(Path(result), {"what": title, "differences": [asdict(one) for one in found]}, indent=1)
+    return int(not all(one.is_equal for one in found))
 
-    `result` is a file that the differences go to as JSON.
-    """
+
+def differences(
+    config: Config, strategies: list[str], steps: int, tolerance: float, control: str = ""
+) -> list[Difference]:
+    """Train the same steps under each strategy and compare it with the first, network by network."""
     if control and control not in CONTROLS:
         raise unknown("control", control, CONTROLS)
     if len(strategies) < 2:
@@ -62,9 +76,8 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     for name, strategy in classes.items():
         if strategy.cpu_obstacle and not uses_cuda(config.run):
             raise UserError(f"--strategies {','.join(strategies)}: {strategy.cpu_obstacle}; leave {name} out")
-    batch = split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
+    batch = global_batch(config)
     config = config.with_run(precision="fp64", batch_size=str(batch), images=steps * batch)
-    console = open_screen()
     traces: dict[str, Trace] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
         for number, name in enumerate(strategies):
@@ -73,13 +86,12 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")
             traces[name] = _trace(chosen, Path(folder) / f"{number}.safetensors", broken, steps)
-    differences = compare(traces, tolerance)
-    title = _title(config, steps, control)
-    _print_table(console, differences, title)
-    if result:
-        kept = {"what": title, "differences": [asdict(one) for one in differences]}
-        Path(result).write_text(json.dumps(kept, indent=1, ensure_ascii=False))
-    return int(any(difference.value > difference.tolerance for difference in differences))
+    return compare(traces, tolerance)
+
+
+def global_batch(config: Config) -> int:
+    """Return the images per step over all devices."""
+    return split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
 
 
 def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
@@ -157,7 +169,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _title(config: Config, steps: int, control: str) -> str:
-    batch, devices = config.run.batch_size, config.run.devices
+    batch, devices = global_batch(config), config.run.devices
     title = f"{config.recipe_name} on {config.run.data}: {steps} steps in float64, batch {batch}, {devices} processes"
     return title + (f", broken on purpose: {control}" if control else "")
 
