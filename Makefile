@@ -5,10 +5,11 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.installed-docs
 S3_SERVER := $(BIN)/weed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cluster lint format bench clean
+.PHONY: help install demo test test-all test-cluster lint format docs bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +38,9 @@ format: $(INSTALLED)  ## bring the code into its format
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
+docs: $(DOCS_INSTALLED)  ## build the documentation into site/; fails on a broken link
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # Tiny sizes: they show that every script runs, and how this CPU does. docs/performance.md has the full commands.
 bench: export OMP_NUM_THREADS := 1
 bench: $(INSTALLED)  ## the benchmarks in tiny sizes on the CPU, some minutes
@@ -48,7 +52,7 @@ bench: $(INSTALLED)  ## the benchmarks in tiny sizes on the CPU, some minutes
 	@$(BIN)/python benchmarks/cpu_scaling.py --width 16 --batch 32 --steps 20
 
 clean:  ## remove caches and build products; runs, data and the environment stay
-	@rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache
+	@rm -rf build dist site src/*.egg-info .pytest_cache .ruff_cache .mypy_cache
 	@find src tests benchmarks docs -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -58,6 +62,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "cannot make $(VENV): Python's venv module is missing (on Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "Installing Paceline into $(VENV) with the versions of constraints.txt (torch is large: some minutes the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 # Without it the tests that need an S3 server are skipped.

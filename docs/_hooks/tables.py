@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import click
 import typer
+from typer.core import TyperGroup, TyperOption
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
@@ -55,28 +55,28 @@ def _group(title: str, group: Any, only: set[str] | None = None) -> Iterator[str
 
 def _commands() -> Iterator[str]:
     group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
+    assert isinstance(group, TyperGroup)
     yield from _walk("paceline", group)
 
 
-def _walk(prefix: str, group: click.Group) -> Iterator[str]:
+def _walk(prefix: str, group: TyperGroup) -> Iterator[str]:
     settings = {f.name for one in (PhotosSettings, LearnerSettings) for f in fields(one) if f.metadata["flag"]}
     for name, command in group.commands.items():
-        if isinstance(command, click.Group):
+        if isinstance(command, TyperGroup):
             yield from _walk(f"{prefix} {name}", command)
             continue
-        context = click.Context(command, info_name=f"{prefix} {name}")
+        context = typer.Context(command, info_name=f"{prefix} {name}")
         usage = " ".join(command.collect_usage_pieces(context))
         yield from ("", f"## {prefix} {name}", "", "```text", f"{prefix} {name} {usage}", "```", "")
         yield (command.help or "").strip()
         yield from ("", "| option | meaning |", "|---|---|")
-        own = [p for p in command.params if p.name not in settings or len(command.params) < len(settings)]
+        has_settings = any(p.name == "lr" for p in command.params)  # those that take every setting with a flag
+        own = [p for p in command.params if not (has_settings and p.name in settings)]
         for parameter in own:
-            if isinstance(parameter, click.Option):
-                names_ = ", ".join(f"`{one}`" for one in (*parameter.opts, *parameter.secondary_opts))
-                yield f"| {names_} | {_cell(parameter.help or '')} |"
-            else:
-                yield f"| `{parameter.make_metavar(context)}` | {_cell(getattr(parameter, 'help', '') or '')} |"
+            shown = ", ".join(f"`{one}`" for one in (*parameter.opts, *parameter.secondary_opts))
+            if not isinstance(parameter, TyperOption):
+                shown = f"`{parameter.metavar or parameter.name}`"
+            yield f"| {shown} | {_cell(parameter.help or '')} |"
         if len(own) < len(command.params):
             yield "| any setting that has a flag | see [settings](settings.md) |"
 
