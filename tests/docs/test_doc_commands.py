@@ -115,6 +115,11 @@ def execute(code: str) -> None:
     exec(code, {"__name__": "documented_example"})
 
 
+def test_a_reason_that_names_a_test_names_one_that_exists() -> None:
+    named = {path for command in commands() for path in re.findall(r"tests/[\w/.]+", command.reason)}
+    assert named and not [path for path in named if not (ROOT / path).exists()]
+
+
 def test_only_known_programs_run() -> None:
     """A block with another program needs a reason above it."""
     unknown = [command for command in commands() if not command.reason and command.words[0] not in ("paceline", "ls")]
