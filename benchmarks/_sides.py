@@ -19,8 +19,8 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.build import assemble
-from paceline.training.loop import Loop
-from paceline.training.stop import StopRequest
+from paceline.training.evaluate import training_evaluator
+from paceline.training.loop import Loop, Outputs
 
 WARMUP_STEPS = 14  # a captured step is captured after 11 eager ones
 MAX_STEPS = 400
@@ -54,9 +54,9 @@ def engine_side(name: str, recipe: str, folder: Path, **settings: Any) -> Side:
     parts = assemble(configure(recipe, {}, assignments=assignments))
     parts.recipe.evaluator = ""
     run = folder / f"run-{name}"
-    loop = Loop(parts, RunFolder(run), StopRequest())
-    loop.resume(None)
-    loop.attach(MetricsWriter(run), Display(parts.total_images, 0, name, enabled=False))
+    writer = MetricsWriter(run, loggers=parts.config.run.loggers)
+    outputs = Outputs(RunFolder(run), writer, Display(parts.total_images, 0, name, enabled=False))
+    loop = Loop(parts, outputs, evaluator=training_evaluator(parts))
     parts.recipe.train()
     steps = parts.feed.steps(0, parts.total_images)
     for note in parts.notes:

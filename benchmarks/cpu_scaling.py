@@ -11,10 +11,10 @@ Both are measured in the same two processes, in turns, and while one works alone
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the
 import numpy as np
 from _sides import keep_json
 
-from paceline.benchmarking.step_ladder import measure_ladder
+from paceline.benchmarking.step_ladder import StepLadder, measure_ladder
 from paceline.commands.configure import configure
 from paceline.commands.train import train_here
 from paceline.contracts.recipe import Recipe
+from paceline.core.files import read_json
 from paceline.core.registry import load_class, names
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.runs.metrics import read_metrics
@@ -42,8 +43,8 @@ def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     code = run_in_processes(Task.of(measure_ladder, str(result)), config)
     if code:
         raise SystemExit(code)
-    rungs = json.loads(result.read_text())["rungs"]
-    one = next(rung for rung in rungs if rung["name"] == "one")
+    rungs = StepLadder.from_json(read_json(result)).rungs
+    one = next(rung for rung in rungs if rung.name == "one")
     print(f"ResNet-18 of width {options.width}, batch {options.batch}, one thread a process")
     print(f"  {'what':40} {'images/s':>9}  {'low':>8} – {'high':>8}   n  of twice one process")
     words = {
@@ -54,12 +55,14 @@ def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         "batchnorm": "two with BatchNorm shared, too",
         "loading": "two as in training, data included",
     }
+    rows = []
     for rung in rungs:
-        rung["of_twice_one"] = rung["images_per_second"] / (2 * one["images_per_second"])
-        spread = f"{rung['low']:8,.1f} – {rung['high']:8,.1f}"
-        name = words.get(rung["name"], rung["name"])
-        print(f"  {name:40} {rung['images_per_second']:9,.1f}  {spread} {rung['n']:3}  {rung['of_twice_one']:.1%}")
-    return rungs
+        of_twice_one = rung.images_per_second / (2 * one.images_per_second)
+        spread = f"{rung.low:8,.1f} – {rung.high:8,.1f}"
+        name = words.get(rung.name, rung.name)
+        print(f"  {name:40} {rung.images_per_second:9,.1f}  {spread} {rung.n:3}  {of_twice_one:.1%}")
+        rows.append(asdict(rung) | {"of_twice_one": of_twice_one})
+    return rows
 
 
 def waiting(recipe: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:

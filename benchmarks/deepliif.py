@@ -27,6 +27,7 @@ from PIL import Image
 from paceline.benchmarking.timing import measure
 from paceline.commands.configure import configure
 from paceline.data.feed import StepData, evaluation_batches
+from paceline.data.pipeline import BatchPipeline
 from paceline.data.transforms import to_eight_bits
 from paceline.images.grids import captioned, one_above_the_other, side_by_side, to_image
 from paceline.runs.provenance import versions_and_hardware
@@ -178,7 +179,7 @@ def write_strips(parts: Parts, split: str, file: Path, panel_px: int) -> None:
     """One strip for each row of a split; rows whose panels all show the input have nothing real to be shown beside."""
     parts.recipe.eval()
     strips = []
-    for batch in evaluation_batches(parts.loaders[split], 0, 1, parts.precision.weights):
+    for batch in evaluation_batches(BatchPipeline(parts.loaders[split], None, parts.precision.weights), 0, 1):
         with parts.precision.autocast():
             made = parts.recipe.predict(batch)
         for number in range(len(batch["image"])):

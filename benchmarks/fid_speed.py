@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from paceline.evaluation.features.inception import NUM_FEATURES, enlarged, load_inception, load_script
-from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Seen, computing_in
+from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, computing_in
 from paceline.evaluation.statistics import frechet_distance
 from paceline.evaluation.sums import FeatureSums, Layout, Statistics, statistics_from, unflatten
 
@@ -44,8 +44,8 @@ class Untrained(FeatureNetwork):
         layers = [nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 64, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
         self.network = nn.Sequential(*layers, nn.Flatten()).to(device)
 
-    def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
-        return Seen(self.network(pictures.float() / 127.5 - 1))
+    def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
+        return Features(self.network(images.float() / 127.5 - 1))
 
 
 class AsModule(nn.Module):
@@ -56,7 +56,7 @@ class AsModule(nn.Module):
         self.num_features, self.see = network.num_features, network.see
 
     def forward(self, pictures: Tensor) -> Tensor:
-        return self.see(pictures).features
+        return self.extract(pictures).vectors
 
 
 class File(nn.Module):

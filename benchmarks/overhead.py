@@ -30,8 +30,8 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.build import assemble
-from paceline.training.loop import Loop
-from paceline.training.stop import StopRequest
+from paceline.training.evaluate import training_evaluator
+from paceline.training.loop import Loop, Outputs
 
 SIDE_PX, PADDING_PX, NUM_CLASSES = 32, 4, 100
 LOG_EVERY_STEPS = 50  # both sides read their losses back this often, as training does
@@ -159,9 +159,9 @@ def engine_step_factory(data_file: Path, batch_size: int, width: int, device: to
     config = resolve_config("classification", [("benchmark", settings)])
     parts = assemble(config)
     folder = data_file.with_name(f"run-{batch_size}-{graph}")
-    loop = Loop(parts, RunFolder(folder), StopRequest())
-    loop.resume(None)
-    loop.attach(MetricsWriter(folder), Display(parts.total_images, 0, "overhead", enabled=False))
+    writer = MetricsWriter(folder, loggers=config.run.loggers)
+    outputs = Outputs(RunFolder(folder), writer, Display(parts.total_images, 0, "overhead", enabled=False))
+    loop = Loop(parts, outputs, evaluator=training_evaluator(parts))
     parts.recipe.train()
     steps = parts.feed.steps(0, parts.total_images)
     return lambda: loop.advance(next(steps))

@@ -40,10 +40,11 @@ from paceline.config.settings import RunSettings
 from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader
 from paceline.data.loaders.workers import Workers
+from paceline.data.pipeline import BatchPipeline
 from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
 from paceline.data.tickets import Stream
-from paceline.data.transforms import Augment, prepare
+from paceline.data.transforms import Augment
 from paceline.runs.provenance import versions_and_hardware
 
 NOISE_LEVELS = 2.0
@@ -115,11 +116,12 @@ def our_epoch(loader: Loader, batch_size: int) -> Epoch:
     """An epoch of one of our loaders, with flips, scaled to floats; its stream goes on over all epochs, as a run's."""
     stream, steps = Stream(0, len(loader.source)), len(loader.source) // batch_size
     starts = itertools.count(0, batch_size)
-    batches = loader.load(stream.take(start, start + batch_size) for start in starts)
+    pipeline = BatchPipeline(loader, Augment(flip=True), torch.float32)
+    batches = pipeline.batches(stream.take(start, start + batch_size) for start in starts)
 
     def epoch(number: int) -> None:
-        for raw in itertools.islice(batches, steps):
-            prepare(raw, Augment(flip=True), torch.float32)
+        for _ in itertools.islice(batches, steps):
+            pass
 
     return epoch
 

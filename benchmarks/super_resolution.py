@@ -108,7 +108,7 @@ def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
     import torch
     from PIL import Image
 
-    from paceline.evaluation.evaluators.restoration import in_levels
+    from paceline.evaluation.image_metrics import to_levels
     from paceline.images.grids import captioned, one_above_the_other, side_by_side
     from paceline.images.resample import bicubic
     from paceline.runs.finished_run import open_run
@@ -126,7 +126,7 @@ def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
             with torch.no_grad():
                 made |= {name: recipe.image_to_image(pictures)["image"] for name, recipe in recipes.items()}
             for name, one in made.items():
-                shown[name] = Image.fromarray(in_levels(one)[0].permute(1, 2, 0).byte().numpy())
+                shown[name] = Image.fromarray(to_levels(one)[0].permute(1, 2, 0).byte().numpy())
             shown["original"] = high
             box = centre(high.size, 192)
             rows.append(side_by_side([captioned(one.crop(box), name) for name, one in shown.items()]))

@@ -32,14 +32,19 @@ def assert_one_line(refused: Running, *parts: str) -> None:
 MISTAKES: dict[str, str] = {  # a command, and what its line says
     "train classificaton": "unknown recipe 'classificaton'; did you mean 'classification'?",
     "train ./nothing.py": "recipe 'nothing.py': no such file",
-    "train ./broken_recipe.py": "recipe 'broken_recipe.py' cannot be imported: SyntaxError",
-    "train ./failing_recipe.py": "recipe 'failing_recipe.py' cannot be imported: ModuleNotFoundError",
-    "train ./empty_recipe.py": "recipe './empty_recipe.py' defines no subclass of Recipe",
+    "train ./broken_recipe.py": "recipe 'broken_recipe.py': cannot be imported: SyntaxError",
+    "train ./failing_recipe.py": "recipe 'failing_recipe.py': cannot be imported: ModuleNotFoundError",
+    "train ./empty_recipe.py": "recipe './empty_recipe.py': defines no subclass of Recipe; add one",
     "train classification --strategy lightening": "unknown strategy 'lightening'; did you mean 'lightning'?",
     "train classification --strategy single --devices 2": "--strategy single: uses one device, not 2",
     "train classification --loader residant": "unknown loader 'residant'; did you mean 'resident'?",
     "train classification --data cifar": "unknown source 'cifar'; did you mean 'cifar10'?",
     "train classification --data ./nothing.py": "source 'nothing.py': no such file",
+    "train classification --data ./empty_recipe.py": "source './empty_recipe.py': defines no subclass of Source",
+    "train classification --strategy ./nothing.py": "strategy 'nothing.py': no such file",
+    "train classification --strategy ./failing_recipe.py": "strategy 'failing_recipe.py': cannot be imported",
+    "train classification --loader ./nothing.py": "loader 'nothing.py': no such file",
+    "train classification --loader ./empty_recipe.py": "loader './empty_recipe.py': defines no subclass of Loader",
     "train classification --preset quik": "unknown preset 'quik'; did you mean 'quick'?",
     "train classification --set batchsize=3": "--set: unknown setting 'batchsize'; did you mean 'batch_size'?",
     "train classification --set classifer.lr=1": "unknown network 'classifer'; did you mean 'classifier'?",
@@ -75,7 +80,7 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "train classification --config broken.ini": "--config broken.ini: ",
     "train classification --config typo.toml": "--config typo.toml: unknown setting 'epocs'; did you mean 'epochs'?",
     "train classification --data folder --data-root nowhere": "--data-root nowhere: no such folder",
-    "train classification --data folder --data-root empty": "--data-root empty: has no pictures",
+    "train classification --data folder --data-root empty": "--data-root empty: has no images",
     "train classification --data npz --data-root nowhere.npz": "nowhere.npz",
     "train restoration --data digits --crop 8": "--data digits: its samples have no 'target'; use another source, e.g.",
     "train super_resolution --data degraded": "--data degraded: its samples have a 'target', which super_resolution "
@@ -85,12 +90,13 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "train classification --data folder": "--data folder: needs --data-root",
     "train classification --data npz": "--data npz: needs --data-root",
     "train classification --data packed": "--data packed: needs --data-root",
-    "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: weights are imported for "
-    "super_resolution and translation alone",
+    "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: has no importer; recipes "
+    "that have one: super_resolution, translation",
     "train classification --out a_file": "--out a_file: ",
-    "train classification --out full": "--out full: is there and no run (it holds diary.txt); name a folder that is",
-    "train classification --bogus": "No such option: --bogus (--help lists what there is; a setting of the recipe or "
-    "of the source is given as --set bogus=VALUE)",
+    "train classification --out full": "--out full: the folder exists and is no run (it holds diary.txt); "
+    "choose a folder that is new or empty",
+    "train classification --bogus": "No such option: --bogus (--help lists all options; give a setting of the recipe "
+    "or of the source as --set bogus=VALUE)",
     "train classification --warmup 5": "No such option: --warmup (use --set warmup=VALUE)",
     "train classification --learning-rate 1": "No such option: --learning-rate (use --lr)",
     "train classification --config other_word.toml": "unknown setting 'learning_rate'; did you mean 'lr'?",
@@ -100,10 +106,10 @@ MISTAKES: dict[str, str] = {  # a command, and what its line says
     "it has clasifier_loss",
     "train ./netless.py": "recipe './netless.py': phase 'critic' names an unknown network 'critic'; there are: network",
     "train ./phaseless.py": "recipe './phaseless.py': has no phases; give it phases = (Phase(NAME, NETWORK),)",
-    "plan dcgan --preset quick --devices 2 --mirror s3://x": "No such option: --mirror (plan has no use for it)",
+    "plan dcgan --preset quick --devices 2 --mirror s3://x": "No such option: --mirror (plan does not use it)",
     "plan dcgan --nnodes 3": "No such option: --nnodes (use --nodes)",
-    "new recipe mine --kind gan": "No such option: --kind (--help lists what there is)",
-    "verify dcgan --precision bf16": "No such option: --precision (verify has no use for it)",
+    "new recipe mine --kind gan": "No such option: --kind (--help lists all options)",
+    "verify dcgan --precision bf16": "No such option: --precision (verify does not use it)",
     "train": "Missing argument",
     "trian classification": "No such command 'trian'",
     "evaluate nowhere": "nowhere: not a run's folder",
@@ -227,7 +233,7 @@ def test_an_unreadable_image_is_named_or_left_out(tmp_path: Path, photos: Path) 
         assert_one_line(refused, str(photos / "train" / "cat" / "3.png"), "unreadable image", "--bad-images skip")
     skipping = run_fork(tmp_path, *command, "--bad-images", "skip", "--out", "skipping")
     assert skipping.wait() == 0, skipping.stderr
-    assert "left out 1 unreadable of 16 pictures" in skipping.stdout and "cat/3.png" in skipping.stdout
+    assert "left out 1 unreadable of 16 images" in skipping.stdout and "cat/3.png" in skipping.stdout
 
 
 def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:

@@ -1,122 +1,50 @@
-"""The layout holds: arrows between modules go down only, files stay short, and no text names one machine."""
+"""The layout holds: arrows point down only, plugins are found by name, files stay short, texts name no machine."""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from layout_rules import (
+    MAX_LINES,
+    distributed,
+    large_packages,
+    long_files,
+    plugin_comparisons,
+    plugin_imports,
+    private,
+    upward,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "paceline"
 
-LAYERS = (  # from the top; a package imports from the layers below its own
-    {"paceline", "__main__"},
-    {"cli"},
-    {"commands"},
-    {"compare"},
-    {"report", "benchmarking", "inference"},
-    {"launch"},
-    {"training", "board"},
-    {"runs"},
-    {"evaluation"},
-    {"data", "parallel", "recipes"},
-    {"models"},
-    {"images"},
-    {"config"},
-    {"contracts"},
-    {"core"},
-)
-DEPTH = {unit: depth for depth, layer in enumerate(LAYERS) for unit in layer}
-SINGLE_DEVICE = {"models", "recipes"}  # these know nothing of processes
-MAX_LINES = 300
+MAY_NAME_ANY_PACKAGE = {"paceline/core/registry.py"}  # it says where the plugins of each kind are
+TOLERATED_IMPORTS: dict[str, str] = {}  # "file: imports the plugin module" and why
+TOLERATED_COMPARISONS = {
+    "paceline/models/diffaugment.py: compares with the plugin 'translation'": "the paper's name for a shift",
+    "paceline/board/gallery.py: compares with the plugin 'tensorboard'": "the name of a folder inside a run",
+}
 
 
-class Import(NamedTuple):
-    """One imported module or name, and where."""
-
-    file: str
-    line: int
-    unit: str  # the importing unit: the first name under `paceline`
-    target: str  # what is imported, with dots
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.unit} → {self.target}"
-
-    @property
-    def target_unit(self) -> str | None:
-        """The unit that the import points to; None outside of the package and for the version."""
-        first, _, rest = self.target.partition(".")
-        if first != "paceline" or rest == "__version__":
-            return None
-        unit = rest.split(".")[0]
-        return unit if unit in DEPTH else "paceline"
+def _package(folder: Path, files: dict[str, str]) -> Path:
+    package = folder / "paceline"
+    for name, text in files.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text + "\n")
+    return package
 
 
-def imports(package: Path) -> Iterator[Import]:
-    """Every import in a package, those inside functions and `import_module("…")` too."""
-    for file in sorted(package.rglob("*.py")):
-        path = file.relative_to(package)
-        unit = "paceline" if path.parts == ("__init__.py",) else path.with_suffix("").parts[0]
-        parents = ["paceline", *path.parts[:-1]]  # what `from .` means in this file
-        for node in ast.walk(ast.parse(file.read_text(), str(file))):
-            for target in _targets(node, parents):
-                yield Import(f"{package.name}/{path.as_posix()}", node.lineno, unit, target)
-
-
-def _targets(node: ast.AST, parents: list[str]) -> list[str]:
-    match node:
-        case ast.Import():
-            return [alias.name for alias in node.names]
-        case ast.ImportFrom():
-            base = parents[: len(parents) - node.level + 1] if node.level else []
-            origin = ".".join([*base, *([node.module] if node.module else [])])
-            return [f"{origin}.{alias.name}" for alias in node.names]
-        case ast.Call(
-            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
-            args=[ast.Constant(value=str(name)), *_],
-        ):
-            return [name]
-    return []
-
-
-def upward(found: list[Import]) -> list[str]:
-    """The arrows that the layout forbids, one line each."""
-    faults = []
-    for one in found:
-        here, there = one.unit, one.target_unit
-        if here not in DEPTH:
-            faults.append(f"{one.file}: {here!r} is in no layer; add it to LAYERS in this test and to the layout")
-        elif there is None or there == here:
-            continue
-        elif DEPTH[there] < DEPTH[here]:
-            faults.append(f"{one} points up")
-        elif DEPTH[there] == DEPTH[here]:
-            faults.append(f"{one} points sideways: {here} and {there} do not import each other")
-    return list(dict.fromkeys(faults))
-
-
-def distributed(found: list[Import]) -> list[str]:
-    """The imports of torch.distributed where a model or a recipe is defined, one line each."""
-    return [
-        str(one) for one in found if one.unit in SINGLE_DEVICE and f"{one.target}.".startswith("torch.distributed.")
-    ]
+# Arrows point down only
 
 
 def test_no_import_points_up() -> None:
-    faults = upward(list(imports(PACKAGE)))
+    faults = upward(PACKAGE, MAY_NAME_ANY_PACKAGE)
     assert not faults, "\n".join(["imports against the layout:", *faults])
-
-
-def test_models_and_recipes_do_not_know_processes() -> None:
-    faults = distributed(list(imports(PACKAGE)))
-    assert not faults, "\n".join(["torch.distributed belongs in parallel/:", *faults])
 
 
 @pytest.mark.parametrize(
@@ -128,14 +56,20 @@ def test_models_and_recipes_do_not_know_processes() -> None:
         ("data/a/b.py", "from ...cli import main", "1: data → paceline.cli.main points up"),
         ("data/__init__.py", "from ..training import loop", "1: data → paceline.training.loop points up"),
         ("training/a.py", "from paceline import train", "1: training → paceline.train points up"),
-        ("training/a.py", "import_module('paceline.launch.x')", "1: training → paceline.launch.x points up"),
         ("recipes/a.py", "import paceline.parallel", "recipes and parallel do not import each other"),
         ("parallel/a.py", "from paceline.recipes import x", "parallel and recipes do not import each other"),
+        ("training/a.py", "import_module('paceline.launch.x')", "1: training → paceline.launch.x points up"),
+        ("training/a.py", "__import__('paceline.launch.x')", "1: training → paceline.launch.x points up"),
+        ("data/a.py", "load(f'paceline.recipes.{name}')", "1: data → paceline.recipes points sideways"),
+        ("data/a.py", "load(f'paceline.runs.folder.{name}')", "1: data → paceline.runs.folder points up"),
+        ("runs/a.py", "WORKER = 'paceline.launch.worker'", "1: runs → paceline.launch.worker points up"),
+        ("runs/a.py", "start('python -m paceline.launch.worker x')", "1: runs → paceline.launch.worker points up"),
+        ("runs/a.py", "run([python, '-m', 'paceline.commands.demo'])", "1: runs → paceline.commands.demo points up"),
         ("helpers.py", "import os", " 'helpers' is in no layer"),
     ],
 )
 def test_a_forbidden_arrow_is_named_with_file_and_line(tmp_path: Path, file: str, text: str, fault: str) -> None:
-    (found,) = upward(list(imports(_package(tmp_path, {file: text}))))
+    (found,) = upward(_package(tmp_path, {file: text}))
     assert found.startswith(f"paceline/{file}:") and fault in found
 
 
@@ -147,25 +81,163 @@ def test_arrows_down_and_within_a_package_pass(tmp_path: Path) -> None:
             "commands/train.py": "from paceline.training.loop import run\nfrom paceline.models import resnet",
             "training/loop.py": "from .step import step\nfrom paceline.config import resolve",
             "data/loader.py": "from paceline.data.source import Source\nimport torch.distributed",
-            "evaluation/accuracy.py": "from paceline.data import source",
+            "evaluation/accuracy.py": "from paceline.data import source\nKEY = 'paceline.protocol'",
+            "launch/worker.py": "'''python -m paceline.commands.x'''\nWORKER = 'paceline.launch.worker'",
             "contracts/recipe.py": "from paceline.core.errors import UserError",
         },
     )
-    assert upward(list(imports(package))) == []
+    assert upward(package) == []
+
+
+# Models and recipes know one device
+
+
+def test_models_and_recipes_do_not_know_processes() -> None:
+    faults = distributed(PACKAGE)
+    assert not faults, "\n".join(["torch.distributed belongs in parallel/:", *faults])
 
 
 @pytest.mark.parametrize("text", ["import torch.distributed as dist", "from torch import distributed"])
 def test_a_model_that_imports_torch_distributed_is_named(tmp_path: Path, text: str) -> None:
-    (fault,) = distributed(list(imports(_package(tmp_path, {"models/net.py": text}))))
+    (fault,) = distributed(_package(tmp_path, {"models/net.py": text}))
     assert fault == "paceline/models/net.py:1: models → torch.distributed"
 
 
-def _package(folder: Path, files: dict[str, str]) -> Path:
-    package = folder / "paceline"
-    for name, text in files.items():
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_text(text + "\n")
-    return package
+# An underscore means private to its package
+
+
+def test_no_private_module_is_imported_from_another_package() -> None:
+    faults = private(PACKAGE)
+    assert not faults, "\n".join(["an underscore means private to its package:", *faults])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "owner"),
+    [
+        ("runs/a.py", "from paceline.data._pixels import Pixels", "paceline.data"),
+        ("runs/a.py", "from paceline.data import _pixels", "paceline.data"),
+        ("runs/a.py", "import_module('paceline.data._pixels')", "paceline.data"),
+        ("data/a.py", "from paceline.data.sources._tissue import x", "paceline.data.sources"),
+        ("runs/a.py", "from paceline.data.source import _underlying", "paceline.data"),
+    ],
+)
+def test_a_private_module_or_name_of_another_package_is_named(tmp_path: Path, file: str, text: str, owner: str) -> None:
+    (fault,) = private(_package(tmp_path, {file: text, "data/source.py": ""}))
+    assert fault.startswith(f"paceline/{file}:1: ") and fault.endswith(f"is private to {owner}")
+
+
+def test_a_package_imports_its_own_private_modules(tmp_path: Path) -> None:
+    files = {
+        "data/a.py": "from paceline.data import _pixels\nfrom ._pixels import Pixels\nfrom paceline.data.b import _f",
+        "data/sources/c.py": "from paceline.data._pixels import Pixels",
+        "data/b.py": "from paceline import __version__\nimport torch._inductor",
+    }
+    assert private(_package(tmp_path, files)) == []
+
+
+# Plugins are reached through the registry
+
+
+def test_no_plugin_is_imported_from_outside_its_folder() -> None:
+    faults, unused = _less(plugin_imports(PACKAGE), TOLERATED_IMPORTS)
+    assert not faults, "\n".join(["plugins declare what others need to know, and core.registry finds them:", *faults])
+    assert not unused, f"no longer needed: {unused}"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("commands/a.py", "from paceline.recipes.dcgan import DCGAN"),
+        ("commands/a.py", "from paceline.recipes import dcgan"),
+        ("commands/a.py", "import_module('paceline.recipes.dcgan')"),
+        ("data/a.py", "from paceline.data.sources.photos import Photos"),
+        ("data/a.py", "from .sources.photos import Photos"),
+        ("data/loaders/b.py", "from paceline.data.sources.photos import Photos"),
+        ("recipes/parts/a.py", "from paceline.recipes.dcgan import DCGAN"),
+    ],
+)
+def test_an_import_of_a_plugin_from_outside_is_named(tmp_path: Path, file: str, text: str) -> None:
+    plugins = {"recipes/dcgan.py": "", "data/sources/photos.py": ""}
+    (fault,) = plugin_imports(_package(tmp_path, {file: text, **plugins}))
+    assert fault.startswith(f"paceline/{file}:1: imports the plugin paceline.")
+
+
+def test_plugins_may_import_each_other_and_shared_parts(tmp_path: Path) -> None:
+    files = {
+        "data/sources/degraded.py": "from paceline.data.sources.photos import Photos",
+        "data/sources/photos.py": "from paceline.data.source import Source",
+        "recipes/dcgan.py": "from paceline.recipes.parts.adversarial import Adversarial",
+        "commands/a.py": "import paceline.data.sources\nfrom paceline.recipes.parts.adversarial import Adversarial",
+    }
+    assert plugin_imports(_package(tmp_path, files)) == []
+
+
+def test_no_code_outside_plugin_folders_compares_with_a_plugins_name() -> None:
+    faults, unused = _less(plugin_comparisons(PACKAGE), TOLERATED_COMPARISONS)
+    assert not faults, "\n".join(["plugins declare what others need to know, and core.registry finds them:", *faults])
+    assert not unused, f"no longer needed: {unused}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if name == 'dp': pass",
+        "if 'dp' != name: pass",
+        "if name in ('dp', 'ring'): pass",
+        "if name not in {'dp'}: pass",
+        "if 'dp' in names: pass",
+        "DP = 'dp'\nname == DP",
+        "NEEDY = ('ring', 'dp')\nname in NEEDY",
+        "match name:\n    case 'dp' | 'ring': pass",
+    ],
+)
+def test_a_comparison_with_a_plugins_name_is_named(tmp_path: Path, text: str) -> None:
+    package = _package(tmp_path, {"runs/a.py": text, "parallel/strategies/dp.py": ""})
+    (fault,) = plugin_comparisons(package)
+    assert fault.startswith("paceline/runs/a.py:") and fault.endswith(": compares with the plugin 'dp'")
+
+
+def test_plugins_may_compare_names_and_others_may_use_them_as_values(tmp_path: Path) -> None:
+    files = {
+        "parallel/strategies/dp.py": "if name == 'dp': pass",
+        "runs/a.py": "DEFAULT = 'dp'\nif name == 'auto' or count > 1: name = 'dp'\nshow('dp is', NAMES['dp'])",
+    }
+    assert plugin_comparisons(_package(tmp_path, files)) == []
+
+
+def _less(faults: list[str], tolerated: dict[str, str]) -> tuple[list[str], set[str]]:
+    """The faults that are not on a list, and what is on the list without being one; lines do not count."""
+    kept = {re.sub(r"(\.py):\d+", r"\1", fault): fault for fault in faults}
+    return [fault for key, fault in kept.items() if key not in tolerated], tolerated.keys() - kept.keys()
+
+
+# Sizes
+
+
+def test_source_files_can_be_read_in_one_sitting() -> None:
+    long = long_files(PACKAGE)
+    assert not long, "\n".join([f"longer than {MAX_LINES} lines:", *long])
+
+
+def test_a_file_that_is_too_long_is_named(tmp_path: Path) -> None:
+    package = _package(tmp_path, {"runs/short.py": "#\n" * (MAX_LINES - 1), "runs/long.py": "#\n" * MAX_LINES})
+    (fault,) = long_files(package)
+    assert fault.startswith(f"runs/long.py: {MAX_LINES + 1} lines")
+
+
+def test_no_package_holds_more_than_its_share_of_the_code() -> None:
+    large = large_packages(PACKAGE)
+    assert not large, "\n".join(large)
+
+
+def test_a_package_that_is_too_large_is_named(tmp_path: Path) -> None:
+    files = {f"{unit}/a.py": "#\n" * 12 for unit in ("cli", "runs", "data", "core", "images", "models", "launch")}
+    assert large_packages(_package(tmp_path, files)) == []
+    (fault,) = large_packages(_package(tmp_path, {"runs/b.py": "#\n" * 8}))
+    assert fault.startswith("runs: 22.0% of 100 lines")
+
+
+# What is imported, and by which names
 
 
 def test_the_command_line_starts_without_torch() -> None:
@@ -175,12 +247,6 @@ def test_the_command_line_starts_without_torch() -> None:
     assert not done.stdout.split(), (
         f"importing paceline.cli.app also imports {done.stdout.strip()}; import it in a command"
     )
-
-
-def test_source_files_can_be_read_in_one_sitting() -> None:
-    lengths = {file.relative_to(ROOT).as_posix(): len(file.read_text().splitlines()) for file in PACKAGE.rglob("*.py")}
-    long = [f"{name}: {lines} lines" for name, lines in lengths.items() if lines > MAX_LINES]
-    assert not long, "\n".join([f"longer than {MAX_LINES} lines; split by what a reader looks for:", *long])
 
 
 def test_any_set_of_test_files_can_be_named_together() -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Tiny(Recipe):
 
     Settings = TinySettings
     evaluator = "accuracy"
-    best = ("validation/top1", "max")
+    best = Best("validation/top1", "max")
     defaults: ClassVar[dict[str, Any]] = {
         "data": "digits",
         "size": 8,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, NoSettings, Phase, Recipe
+from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Loss, NoSettings, Phase, Recipe
 
 
 class TinyGan(Recipe):
@@ -16,7 +16,7 @@ class TinyGan(Recipe):
 
     evaluator = "generation"
     evaluated_on = "train"
-    best = ("train/FID", "min")
+    best = Best("train/FID", "min")
     generates = True
     defaults: ClassVar[dict[str, Any]] = {
         "data": "digits",

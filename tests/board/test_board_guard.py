@@ -156,7 +156,7 @@ def listeners(pid: int) -> set[tuple[str, int]]:
 
 def test_a_wider_address_is_said_and_serves_addresses_but_no_strange_names(root: Path) -> None:
     with serve(root, "--host", "0.0.0.0") as wide:
-        assert "others can reach it" in wide.process.stdout.readline()  # type: ignore[union-attr]
+        assert "open to other machines" in wide.process.stdout.readline()  # type: ignore[union-attr]
         assert wide.ask("/api/runs", headers={"Host": "10.0.0.1:80"}).status == 200
         assert wide.ask("/api/runs", headers={"Host": "evil.example"}).status == 403
         assert wide.ask("/api/runs", token=False).status == 401

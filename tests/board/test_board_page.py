@@ -14,7 +14,10 @@ from made_runs import ODD_NAMES, line, make_run
 from running import Running, start_fork, wait_until
 from serving import Served, serve
 
-pytestmark = pytest.mark.skipif(not find_chromium(), reason="no Chromium on this machine")
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.skipif(not find_chromium(), reason="no Chromium here (Debian: chromium)"),
+]
 RECIPE = Path(__file__).parents[1] / "tiny_gan.py"
 VALUES = "Number(document.querySelector('[data-name=\"generator/adversarial\"]')?.dataset.values ?? 0)"
 SHA256 = """fetch(%s).then((answer) => answer.arrayBuffer()).then((content) => crypto.subtle.digest('SHA-256', content))
@@ -73,7 +76,7 @@ def test_the_curve_of_a_run_grows_without_a_reload_and_the_slider_shows_the_righ
         browser.wait_for(f"Number({slider}.max) > {last}")  # new pictures come by themselves,
         assert browser.evaluate(f"{slider}.value") == "2"  # and the slider stays where it was put
         training.kill()
-        browser.wait_for("document.querySelector('#list').innerText.includes('without a word')")
+        browser.wait_for("document.querySelector('#list').innerText.includes('without a message')")
     assert not browser.errors
 
 

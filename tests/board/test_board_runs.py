@@ -29,7 +29,7 @@ def test_states_are_known_from_files_alone(board: Served) -> None:
     assert states["finished"] == states["nested/deeper/run"] == "finished"
     assert states["stopped"] == "stopped"
     assert states["failed"] == "failed" and runs["failed"]["why"] == "ValueError: too many pigeons"
-    assert states["killed"] == "failed" and "without a word" in runs["killed"]["why"]
+    assert states["killed"] == "failed" and "without a message" in runs["killed"]["why"]
     assert states["elsewhere"] == "running"  # its lock may be on another machine; it wrote just now
     assert states["silent"] == "silent"
     assert states["private"] == "unknown"  # it never said anything, and nobody holds its lock
@@ -165,7 +165,7 @@ def test_a_remote_folder_is_read_like_a_local_one(root: Path) -> None:
     assert runs["finished"].summary()["lines"] == 5 and runs["broken"].metrics.broken == 6
     assert runs["pictures"].samples() == {"samples": [0, 100, 200]}
     with Image.open(root / "pictures" / "samples" / "samples-000000000100.png") as local:
-        assert runs["pictures"].picture("samples", 100).startswith(b"\x89PNG") and local.size == (8, 8)
+        assert runs["pictures"].sample("samples", 100).startswith(b"\x89PNG") and local.size == (8, 8)
     assert runs["failed"].last_words[-1] == "ValueError: too many pigeons"
     more = storage.cat_file("/bucket/runs/finished/metrics.jsonl") + line(60, net__loss=0.01).encode()
     storage.pipe_file("/bucket/runs/finished/metrics.jsonl", more)
@@ -186,7 +186,7 @@ def test_a_storage_in_trouble_is_said_and_the_board_goes_on(root: Path) -> None:
     assert gallery.trouble.startswith("PermissionError: Access Denied") and "hunter2" not in gallery.trouble
 
 
-def test_a_large_file_is_looked_at_first_and_read_to_the_end_then(tmp_path: Path) -> None:
+def test_a_large_file_is_sampled_first_and_then_read_to_its_end(tmp_path: Path) -> None:
     from paceline.board.files import LocalFiles
 
     lines = [line(i, net__loss=float(i), net__filler=0.123456789) for i in range(1, 30001)]

@@ -71,12 +71,12 @@ def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path
         left = whole_snapshots(destination, tmp_path / "scratch")
         assert left and max(left) >= at
         running.kill(signal.SIGCONT)
-        assert running.wait() == 0 and f"mirror: all is at {url}" in running.stdout, running.stdout
+        assert running.wait() == 0 and f"mirror: {url} is complete" in running.stdout, running.stdout
         assert max(whole_snapshots(destination, tmp_path / "scratch")) == 640
         back = run_fork(
             tmp_path, *command, "--out", f"back-{number}", "--resume-from", url, environment=server.environment
         )
-        assert back.wait() == 0 and "finished already, at 640 images" in back.stdout
+        assert back.wait() == 0 and "finished, at 640 images" in back.stdout
         same = weights_of(run) == expected == weights_of(tmp_path / f"back-{number}")
         tally["lost nothing"] += same
         print(f"killed after {at}+ images were up, {left} whole: {'the same bits' if same else 'OTHER BITS'}")
@@ -103,7 +103,7 @@ def test_a_run_goes_on_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, se
     first.wait()
     shutil.rmtree(tmp_path / "run")
     again = run_fork(tmp_path, *both, "--out", "elsewhere", environment=server.environment)
-    assert again.wait() == 0 and "brought back the run at" in again.stdout, again.stderr
+    assert again.wait() == 0 and "restored the run at" in again.stdout, again.stderr
     assert weights_of(tmp_path / "elsewhere") == weights_of(tmp_path / "whole")
     assert metrics_without_times(tmp_path / "elsewhere") == metrics_without_times(tmp_path / "whole")
     assert 480 in whole_snapshots(open_destination(url, "--mirror"), tmp_path / "scratch")
@@ -118,7 +118,7 @@ def test_with_a_wrong_key_training_goes_on_and_the_log_and_the_folder_say_it(
     running = run_fork(tmp_path, *command, environment=wrong)
     assert running.wait() == 0, running.stderr
     said = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
-    assert len(said) == 2 and "does not work" in said[0] and "is missing" in said[1]
+    assert len(said) == 2 and "failed" in said[0] and "is missing" in said[1]
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
     assert state and state.images == 0 and state.trouble
     refused = run_fork(

@@ -52,8 +52,8 @@ def test_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(
     assert job, running.stdout
     subprocess.run(["scancel", "--batch", "--signal=USR1", job[1]], check=True, timeout=30)
     assert running.wait(300) == 0, running.stdout + running.stderr
-    assert "saved; the same command goes on from here" in running.stdout
-    assert "going on from" in running.stdout
+    assert "saved; the same command resumes from here" in running.stdout
+    assert "resuming from" in running.stdout
     assert tensors(tmp_path / "run") == whole
 
 
@@ -61,8 +61,8 @@ def test_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(
     ("flags", "complaint"),
     [
         (("--partition", "mian"), "unknown partition 'mian'; did you mean 'main'?"),
-        (("--nodes", "3"), "--nodes 3: there are 2 in this cluster"),
-        (("--gpus-per-node", "4"), "--gpus-per-node 4: the hosts have 0 that SLURM knows of"),
+        (("--nodes", "3"), "--nodes 3: this cluster has 2"),
+        (("--gpus-per-node", "4"), "--gpus-per-node 4: SLURM lists 0 GPUs on each host"),
     ],
 )
 def test_what_the_cluster_does_not_have_is_refused_before_submitting(

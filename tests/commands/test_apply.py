@@ -1,4 +1,4 @@
-"""`apply` as a person uses it: pictures of all kinds and sizes, tiles, several devices, files that cannot be used."""
+"""`apply` as a user runs it: images of all kinds and sizes, tiles, several devices, files that cannot be used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.inference import applier_processes
 from paceline.inference.downsampled import measure
 from paceline.inference.image_model import open_image_model
-from paceline.inference.tiling import Tiling, choose_tiling, restore_in_tiles
+from paceline.inference.tiling import Tiling, apply_in_tiles, choose_tiling
 from paceline.inference.trained import build
 from paceline.recipes.super_resolution import SuperResolution
 from paceline.runs.weights_file import write_weights
@@ -88,9 +88,9 @@ def pixels(path: Path | str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "instance"])
-def test_tiles_give_what_the_whole_picture_gives(name):
+def test_tiles_give_what_the_whole_image_gives(name):
     image_model = open_image_model(f"{name}.safetensors")
-    field, scale = image_model.field, image_model.output_scale
+    field, scale = image_model.receptive_field, image_model.output_scale
     assert not field.obstacles
     picture = np.random.default_rng(0).integers(0, 256, (83, 117, 3), dtype=np.uint8)
     found = []
@@ -103,7 +103,7 @@ def test_tiles_give_what_the_whole_picture_gives(name):
             whole[top : top + values.shape[0], left : left + values.shape[1]] = values
 
         counts: list[int] = []
-        restore_in_tiles(image_model, picture, tiling, paste, counts.append)
+        apply_in_tiles(image_model, picture, tiling, paste, counts.append)
         assert sum(counts) == 83 * 117 and (len(counts) > 1) == (side == 24)
         found.append(made)
     whole, tiled = found
@@ -119,7 +119,7 @@ def test_a_folder_keeps_its_shape_and_a_second_run_gives_the_same(capsys):
     assert first.shape == (120, 160, 3) and pixels("photos/made/inner/two.png").shape == (82, 66, 3)
     assert apply("super_resolution.safetensors", "photos", "--out", "photos/made", "--tile", 16, "--overwrite") == 0
     said = capsys.readouterr().out
-    assert "2 pictures on cpu" in said and "20 tiles of 16 pixels" in said
+    assert "2 images on cpu" in said and "20 tiles of 16 pixels" in said
     assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # a rounding of 255
     assert sorted(path.name for path in Path("photos/made").rglob("*.*")) == ["one.png", "two.png"]
     shutil.rmtree("photos/made")
@@ -130,7 +130,7 @@ def test_a_pattern_and_single_files_go_together(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
 
 
-def test_translation_writes_a_picture_for_every_panel(tmp_path):
+def test_translation_writes_an_image_for_every_panel(tmp_path):
     assert apply("translation.safetensors", "photos/one.png", "--out", tmp_path) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one-segmentation.png", "one-stain.png"]
     assert pixels(tmp_path / "one-stain.png").shape == PHOTO.shape
@@ -191,7 +191,7 @@ def test_transparency_is_kept_and_enlarged(tmp_path):
     assert pixels(tmp_path / "out/clear-grey.png").shape == (120, 160, 2)
 
 
-def test_other_modes_become_rgb_and_turned_pictures_upright(tmp_path):
+def test_other_modes_become_rgb_and_turned_images_upright(tmp_path):
     photo = Image.fromarray(PHOTO)
     photo.convert("CMYK").save(tmp_path / "cmyk.tif")
     photo.convert("P", palette=Image.Palette.ADAPTIVE).save(tmp_path / "palette.png")
@@ -209,7 +209,7 @@ def test_other_modes_become_rgb_and_turned_pictures_upright(tmp_path):
     assert np.array_equal(pixels(tmp_path / "out/upright.png"), pixels(tmp_path / "out/turned.png"))
 
 
-def test_a_network_for_grey_pictures_sees_one_colour_after_the_other(tmp_path):
+def test_a_network_for_grey_images_sees_one_colour_after_the_other(tmp_path):
     write_random_weights(tmp_path / "grey.safetensors", "super_resolution", TINY["super_resolution"], channels=1)
     Image.fromarray(PHOTO[..., 2]).save(tmp_path / "blue.png")
     assert apply(tmp_path / "grey.safetensors", "photos/one.png", tmp_path / "blue.png", "--out", tmp_path / "out") == 0
@@ -234,7 +234,7 @@ def test_files_that_cannot_be_used_are_listed_and_the_others_done(tmp_path, caps
     assert {Path(path).name for path in listed} == {"cut.png", "empty.png", "text.jpg", "moving.gif", "huge.png"}
     assert "above the limit of 89 megapixels" in listed[str(tmp_path / "huge.png")]
     assert listed[str(tmp_path / "moving.gif")] == "it is animated"
-    assert said.err.splitlines()[-1] == "1 of 6 pictures were done, 5 could not be used"
+    assert said.err.splitlines()[-1] == "1 of 6 images were processed, 5 could not be used"
 
 
 @pytest.mark.parametrize(
@@ -242,13 +242,13 @@ def test_files_that_cannot_be_used_are_listed_and_the_others_done(tmp_path, caps
     [
         (["nowhere", "photos", "--out", "o"], "nowhere: expected a run's folder or a .safetensors file"),
         (["photos", "photos", "--out", "o"], "photos: not a run's folder (it has no config.toml)"),
-        (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: does not say which recipe it is of"),
+        (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: does not name its recipe"),
         (["damaged.safetensors", "photos", "--out", "o"], "damaged.safetensors: cannot be read"),
         (["partial.safetensors", "photos", "--out", "o"], "'generator.tail.bias' is missing"),
-        (["restoration.safetensors", "nothing.png", "--out", "o"], "nothing.png: no such picture or folder"),
-        (["restoration.safetensors", "empty", "--out", "o"], "empty: has no pictures"),
+        (["restoration.safetensors", "nothing.png", "--out", "o"], "nothing.png: no such image or folder"),
+        (["restoration.safetensors", "empty", "--out", "o"], "empty: has no images"),
         (["restoration.safetensors", "photos", "--out", "photos/one.png"], "is a file; name a folder"),
-        (["restoration.safetensors", "photos", "--out", "o", "--downsample", "bicubic"], "keeps the size of pictures"),
+        (["restoration.safetensors", "photos", "--out", "o", "--downsample", "bicubic"], "keeps the size of images"),
         (["super_resolution.safetensors", "photos", "--out", "o", "--downsample", "box"], "--downsample box: expected"),
         (["super_resolution.safetensors", "photos", "--out", "o", "--tile", "-1"], "--tile -1: expected the side"),
         (["super_resolution.safetensors", "photos", "--out", "o", "--devices", "0"], "--devices 0: must be at least 1"),
@@ -272,15 +272,15 @@ def test_a_mistake_is_one_line(words, line, capsys):
     assert not Path("o").exists()
 
 
-def test_networks_that_cannot_be_tiled_take_whole_pictures_or_say_so(capsys, tmp_path):
+def test_networks_that_cannot_be_tiled_take_whole_images_or_say_so(capsys, tmp_path):
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path) == 0
     assert "tiles" not in capsys.readouterr().out
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path / "tiled", "--tile", 32) == 0
-    assert "it normalises by the statistics of the whole picture: tiles may show" in capsys.readouterr().out
+    assert "it normalises by the statistics of the whole image: seams may be visible" in capsys.readouterr().out
 
 
 def test_tiles_are_as_large_as_the_memory_allows(monkeypatch):
-    field = open_image_model("restoration.safetensors").field
+    field = open_image_model("restoration.safetensors").receptive_field
     sides = []
     for free in (2e6, 2e7, 2e9):
         monkeypatch.setattr("paceline.inference.tiling.free_bytes", lambda device, free=free: int(free))
@@ -291,7 +291,9 @@ def test_tiles_are_as_large_as_the_memory_allows(monkeypatch):
         sides.append(tiling.side_px)
     assert sides[0] < sides[1] < sides[2] == 3000
     monkeypatch.setattr("paceline.inference.tiling.free_bytes", lambda device: 10_000)
-    assert "does not fit in memory with a tile" in choose_tiling(field, (3000, 2000), torch.device("cpu")).note
+    assert (
+        "does not fit in memory: seams may be visible" in choose_tiling(field, (3000, 2000), torch.device("cpu")).note
+    )
 
 
 def no_room_on_a_gpu() -> None:
@@ -324,7 +326,7 @@ def test_the_windows_of_tiles_cover_a_side_and_stay_inside():
     assert windows == [(0, 32, 0, 40), (32, 64, 24, 70), (64, 70, 56, 70)]
 
 
-def test_a_picture_shrunk_first_is_compared_with_itself(tmp_path, capsys):
+def test_an_image_shrunk_first_is_compared_with_itself(tmp_path, capsys):
     assert apply("super_resolution.safetensors", "photos", "--out", tmp_path, "--downsample", "bicubic") == 0
     said = capsys.readouterr().out
     assert "one.png: lr_psnr[y]" in said and "mean of 2: sr_ssim[y]" in said
@@ -355,13 +357,13 @@ def test_several_processes_share_the_files(place, tmp_path):
     words = ["apply", "super_resolution.safetensors", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
     shared = run_fork(place, *words, "--accelerator", "cpu", "--devices", "2")
     assert shared.wait() == 1
-    assert "3 pictures on 2 processes (cpu, cpu)" in shared.stdout and "broken.png: " in shared.stderr
+    assert "3 images on 2 processes (cpu, cpu)" in shared.stdout and "broken.png: " in shared.stderr
     assert apply("super_resolution.safetensors", "photos", "--out", tmp_path / "alone") == 0
     for name in ("one.png", "inner/two.png"):
         assert np.array_equal(pixels(tmp_path / "out" / name), pixels(tmp_path / "alone" / name))
 
 
-def test_pictures_are_listed_when_all_processes_are_lost(tmp_path, monkeypatch, capsys):
+def test_images_are_listed_when_all_processes_are_lost(tmp_path, monkeypatch, capsys):
     start = applier_processes._start
 
     def start_and_lose(*words: Any) -> subprocess.Popen[str]:
@@ -377,7 +379,7 @@ def test_pictures_are_listed_when_all_processes_are_lost(tmp_path, monkeypatch, 
     assert sorted(line.split(": ")[1] for line in listed) == [str(tmp_path / f"{number}.png") for number in range(5)]
     assert sum("the process that worked on it ended (exit code -9)" in line for line in listed) == 2
     assert sum("all processes had ended" in line for line in listed) == 3
-    assert last == "0 of 5 pictures were done, 5 could not be used"
+    assert last == "0 of 5 images were processed, 5 could not be used"
 
 
 def test_a_run_is_applied_without_its_data(tmp_path, capsys):
@@ -392,14 +394,17 @@ def test_a_run_is_applied_without_its_data(tmp_path, capsys):
     assert apply(tmp_path / "run", "photos/one.png", "--out", tmp_path / "out", "--checkpoint", "last") == 0
     assert pixels(tmp_path / "out/one.png").shape == (120, 160, 3)
     assert apply(tmp_path / "run", "photos/one.png", "--out", tmp_path / "out", "--checkpoint", "14") == 2
-    assert "--checkpoint 14: none was kept at so many images; there are: best, last, 4\n" in capsys.readouterr().err
+    assert (
+        "--checkpoint 14: no checkpoint was kept at this number of images; choose one of: best, last, 4\n"
+        in capsys.readouterr().err
+    )
 
 
-def test_a_recipe_that_makes_no_pictures_of_pictures_is_refused_with_the_command_for_it(capsys, tmp_path):
+def test_a_recipe_that_makes_no_images_of_images_is_refused_with_the_command_for_it(capsys, tmp_path):
     config = configure("classification", {}, elsewhere=True)
     write_weights(
         tmp_path / "digits.safetensors", config, DataSpec(1, 8, 8, num_classes=10), {"weight": torch.zeros(1)}
     )
     assert apply(tmp_path / "digits.safetensors", "photos", "--out", tmp_path / "out") == 2
-    told = "recipe 'classification' tells the classes of pictures, which is what `predict` is for, not `apply`"
+    told = "recipe 'classification' classifies images, which `apply` does not do: use `predict`"
     assert told in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Where `apply` writes what it makes: names, files that are there already, and what a person is told of it."""
+"""Where `apply` writes what it makes: names, files that are there already, and what is printed about it."""
 
 from __future__ import annotations
 
@@ -68,28 +68,28 @@ def test_a_file_that_is_there_is_replaced_only_when_asked_to(weights, capsys):
     own = Path("vacation/1.png").read_bytes()
     words = [weights / "twice.safetensors", "vacation/1.jpg", "vacation/2.jpg", "--out", "vacation"]
     assert apply(*words) == 2
-    told = "--out vacation: vacation/1.png is there already; --overwrite replaces it, --skip-existing leaves it\n"
+    told = "--out vacation: vacation/1.png exists; --overwrite replaces it, --skip-existing leaves it\n"
     assert told in capsys.readouterr().err
     assert Path("vacation/1.png").read_bytes() == own and not Path("vacation/2.png").exists()
     assert apply(*words, "--skip-existing") == 0
-    assert "1 picture left out: what is made of it is there already" in capsys.readouterr().out
+    assert "1 image left out: the results exist" in capsys.readouterr().out
     assert Path("vacation/1.png").read_bytes() == own and Path("vacation/2.png").exists()
-    assert apply(*words) == 2 and "vacation/1.png and 1 more are there already" in capsys.readouterr().err
+    assert apply(*words) == 2 and "vacation/1.png and 1 more exist" in capsys.readouterr().err
     assert apply(*words, "--overwrite") == 0
     assert Path("vacation/1.png").read_bytes() != own
     assert apply(*words, "--overwrite", "--skip-existing") == 2
 
 
-def test_a_picture_that_is_meant_is_never_overwritten(weights, capsys):
+def test_an_image_that_is_meant_is_never_overwritten(weights, capsys):
     save("a.png")
     before = Path("a.png").read_bytes()
     for more in ([], ["--overwrite"], ["--skip-existing"]):
         assert apply(weights / "twice.safetensors", "a.png", "--out", ".", *more) == 2
-        assert "a.png is one of the pictures, and would be overwritten" in capsys.readouterr().err
+        assert "a.png is one of the images and would be overwritten" in capsys.readouterr().err
     assert Path("a.png").read_bytes() == before
 
 
-def test_a_picture_with_some_of_its_results_is_named_and_the_others_are_done(weights, capsys):
+def test_an_image_with_some_of_its_results_is_named_and_the_others_are_done(weights, capsys):
     save("in/a.png", "in/b.png")
     words = [weights / "stains.safetensors", "in", "--out", "out"]
     assert apply(*words) == 0
@@ -97,7 +97,7 @@ def test_a_picture_with_some_of_its_results_is_named_and_the_others_are_done(wei
     Path("out/b-stain.png").unlink()
     Path("out/b-segmentation.png").unlink()
     assert apply(*words, "--skip-existing") == 1
-    assert "not used: in/a.png: out/a-segmentation.png is there, and others" in capsys.readouterr().err
+    assert "not used: in/a.png: out/a-segmentation.png exists, and other results" in capsys.readouterr().err
     assert names_in("out") == ["a-segmentation.png", "b-segmentation.png", "b-stain.png"]
 
 
@@ -110,45 +110,48 @@ def test_names_are_made_longer_only_where_results_would_be_one_file(weights, cap
     assert apply(weights / "twice.safetensors", "1/same", "2/same", "in/b.png", "--out", "other") == 1
     assert names_in("other") == ["b.png"]
     listed = capsys.readouterr().err.splitlines()
-    reason = "another picture has the same name and folder; use another --out for it"
+    reason = "another image has the same name and folder; use another --out for it"
     assert listed[:2] == [f"not used: {path}: {reason}" for path in ("1/same/x.png", "2/same/x.png")]
 
 
-def test_a_picture_that_is_named_twice_is_done_once(weights, capsys):
+def test_an_image_that_is_named_twice_is_done_once(weights, capsys):
     save("in/inner/a.png")
     inner = Path("in/inner").resolve()
     assert apply(weights / "twice.safetensors", "in", "in/inner", inner / "a.png", "--out", "out") == 0
-    assert names_in("out") == ["inner/a.png"] and "; 1 picture on cpu" in capsys.readouterr().out
+    assert names_in("out") == ["inner/a.png"] and "; 1 image on cpu" in capsys.readouterr().out
 
 
-def test_a_folder_gives_pictures_of_every_kind_and_other_files_are_left_alone(weights, capsys):
+def test_a_folder_gives_images_of_every_kind_and_other_files_are_left_alone(weights, capsys):
     save("in/a.avif", "in/b.jp2", "in/c.tga", "in/d.qoi", "in/e.jfif")
     Path("in/notes.txt").touch()
     Path("in/.hidden").touch()
     assert apply(weights / "twice.safetensors", "in", "--out", "in/made") == 0
     assert names_in("in/made") == ["a.png", "b.png", "c.png", "d.png", "e.png"]
-    assert "\n1 other file left alone: notes.txt\n" in capsys.readouterr().out
+    assert "\n1 other file ignored: notes.txt\n" in capsys.readouterr().out
     for number in range(4):
         Path(f"in/{number}.heic").touch()
     assert apply(weights / "twice.safetensors", "in", "--out", "in/made", "--overwrite") == 0
-    assert "\n5 other files left alone: 0.heic, 1.heic, 2.heic and 2 more\n" in capsys.readouterr().out
+    assert "\n5 other files ignored: 0.heic, 1.heic, 2.heic and 2 more\n" in capsys.readouterr().out
 
 
-def test_results_among_the_pictures_are_warned_of(weights, capsys):
+def test_results_among_the_images_are_warned_of(weights, capsys):
     save("in/a.jpg", "album/a.jpg")
     assert apply(weights / "twice.safetensors", "in", "--out", "in/made") == 0
     assert "the next call" not in capsys.readouterr().out  # what is in a folder of results is no picture to take
     assert apply(weights / "twice.safetensors", "album", "--out", "album") == 0
-    assert "--out album: pictures are taken from it, so the next call would take its results" in capsys.readouterr().out
+    assert (
+        "--out album: images are also read from it, so the next call would read these results"
+        in capsys.readouterr().out
+    )
 
 
-def test_a_missing_picture_keeps_no_other_from_being_done(weights, capsys):
+def test_a_missing_image_keeps_no_other_from_being_done(weights, capsys):
     save("good.png")
     assert apply(weights / "twice.safetensors", "missing.png", "good.png", "none/*.png", "--out", "out") == 1
     assert capsys.readouterr().err.splitlines() == [
-        "not used: missing.png: no such picture or folder",
-        "not used: none/*.png: no such picture or folder",
-        "1 of 3 pictures were done, 2 could not be used",
+        "not used: missing.png: no such image or folder",
+        "not used: none/*.png: no such image or folder",
+        "1 of 3 images were processed, 2 could not be used",
     ]
     assert names_in("out") == ["good.png"]
 
@@ -163,21 +166,21 @@ def test_a_folder_that_cannot_be_made_is_named_before_the_work_begins(weights, c
 def test_a_result_that_is_not_finite_is_not_written(weights, capsys):
     save("good.png")
     assert apply(weights / "broken.safetensors", "good.png", "--out", "out") == 1
-    assert "not used: good.png: the networks make numbers of it that are not finite" in capsys.readouterr().err
+    assert "not used: good.png: the networks' output for it is not finite" in capsys.readouterr().err
     assert names_in("out") == []
 
 
-def test_pictures_too_small_to_be_compared_are_told_their_own_size(weights, capsys):
+def test_images_too_small_to_be_compared_are_told_their_own_size(weights, capsys):
     Image.fromarray(PHOTO[:5, :3]).save("tiny.png")
     Image.fromarray(PHOTO[:16, :17]).save("enough.png")
     words = [weights / "twice.safetensors", "tiny.png", "enough.png", "--out", "out", "--downsample", "bicubic"]
     assert apply(*words) == 1
     said = capsys.readouterr()
-    assert "tiny.png: 3×5 pixels; to shrink by 2 and compare takes at least 16×16" in said.err
+    assert "tiny.png: 3×5 pixels; to downsample by 2 and compare takes at least 16×16" in said.err
     assert "enough.png: lr_psnr" in said.out
 
 
-def test_pictures_of_unbounded_numbers_are_told_apart_from_files_of_other_kinds(weights, capsys):
+def test_images_of_unbounded_numbers_are_told_apart_from_files_of_other_kinds(weights, capsys):
     tifffile.imwrite("colours.tif", PHOTO.astype(np.float32), photometric="rgb")
     tifffile.imwrite("grey.tif", PHOTO[..., 0].astype(np.float32))
     Path("text.tif").write_text("no picture")
@@ -185,13 +188,13 @@ def test_pictures_of_unbounded_numbers_are_told_apart_from_files_of_other_kinds(
     colours, text, grey, _ = capsys.readouterr().err.splitlines()
     assert "colours.tif: 32-bit pixels have no fixed white; store it with 8 or 16 bits" in colours
     assert "grey.tif: 32-bit pixels (mode F) have no fixed white; store it with 8 or 16 bits" in grey
-    assert "text.tif: no picture of a known kind" in text
+    assert "text.tif: not an image of a known format" in text
 
 
 def test_progress_is_told_in_pixels_where_they_are_few_and_ends_at_all_of_them(weights, capsys, monkeypatch):
     save("good.png")
     Path("cut.png").write_bytes(Path("good.png").read_bytes()[:-500])
-    monkeypatch.setattr("paceline.commands.apply.SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("paceline.inference.apply_progress.SECONDS_BETWEEN_LINES", -1.0)
     assert apply(weights / "twice.safetensors", "good.png", "--out", "out", "--tile", "25") == 0
     assert "62% of 2,000 pixels\n" in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -208,7 +211,7 @@ def test_who_interrupts_is_told_how_many_are_done_and_can_go_on(weights, tmp_pat
     assert running.wait() == 130
     done = len(names_in("out"))
     told = running.stderr.splitlines()[0]
-    assert told.endswith(" of 200 pictures were done; --skip-existing goes on with the others")
+    assert told.endswith(" of 200 images were processed; --skip-existing processes the others")
     assert 2 <= done < 200 and done - 1 <= int(told.split()[0]) <= done  # one may be written and not counted yet
     assert run([*words, "--skip-existing"]) == 0
     assert len(names_in("out")) == 200

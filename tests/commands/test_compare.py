@@ -17,7 +17,7 @@ from paceline.compare.grid import Grid, why_not_here
 from paceline.config.resolve import Config
 
 TINY = ["compare", "classification", "--preset", "quick", "--set", "width=2", "--accelerator", "cpu"]
-TINY += ["--strategies", "single", "--seeds", "0,1", "--no-verify", "--no-ceilings", "--out", "table"]
+TINY += ["--strategies", "single", "--seeds", "0,1", "--no-verify", "--no-step-ladder", "--out", "table"]
 LONG = [*TINY, "--epochs", "2", "--set", "save_every=4 steps"]
 
 
@@ -69,9 +69,9 @@ def test_ctrl_c_ends_the_running_cell_in_order(tmp_path: Path) -> None:
     wait_until(lambda: has_begun(tmp_path, 0), running)
     running.interrupt_group()
     assert running.wait() == 130
-    assert "the same command goes on from here" in running.stderr
+    assert "the same command resumes from here" in running.stderr
     log = (tmp_path / "table/logs/classification-single-1-batch64-seed0.txt").read_text()
-    assert "images and saved; the same command goes on from here" in log
+    assert "images and saved; the same command resumes from here" in log
     assert not seen(tmp_path, 1).exists()
 
 
@@ -103,7 +103,7 @@ def test_a_failing_cell_is_shown_with_its_reason_and_the_others_go_on(tmp_path: 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--strategies", ","], "--strategies ',': names nothing"),
+        (["--strategies", ","], "--strategies ',': the list is empty"),
         (["--strategies", "dpp"], "did you mean 'dp'?"),
         (["--devices", "two"], "'two' is not a whole number"),
         (["--devices", "0"], "'0' is not a whole number of 1 or more"),
@@ -127,9 +127,9 @@ def test_a_mistake_ends_in_one_line_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
-def test_recipes_that_are_judged_differently_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_that_are_evaluated_differently_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "classification,dcgan", "--accelerator", "cpu"]) == 2
-    assert "classification and dcgan are judged by different metrics (validation/top1 and train/FID)" in (
+    assert "classification and dcgan are evaluated by different metrics (validation/top1 and train/FID)" in (
         capsys.readouterr().err
     )
 
@@ -141,7 +141,7 @@ def config() -> Config:
 
 def test_single_has_one_device_and_weak_scaling_a_batch_per_device(config: Config) -> None:
     grid = Grid.parse(["classification"], "single,ddp", "2,4", "64", "0", "weak")
-    cells = [cell for cell, _ in grid.cells({"classification": config})]
+    cells = [one.cell for one in grid.cells({"classification": config})]
     assert [(cell.strategy, cell.devices, cell.batch) for cell in cells] == [
         ("single", 1, "64/device"),
         ("ddp", 2, "64/device"),
@@ -158,11 +158,11 @@ def test_a_device_count_that_is_not_there_is_a_reason_and_no_error(
     on_gpu = config.with_run(accelerator="cuda")
     assert why_not_here(on_gpu, "ddp", 2, []) == "1 GPU here"
     assert why_not_here(on_gpu, "ddp", 2, ["0", "0"]) == ""
-    assert why_not_here(on_gpu, "ddp", 4, ["0", "0"]) == "--gpus names 2 for 4 devices"
+    assert why_not_here(on_gpu, "ddp", 4, ["0", "0"]) == "--gpus lists 2 for 4 devices"
     shared = Grid.parse(["classification"], "single,ddp", "2", "64", "0", "strong").cells(
         {"classification": on_gpu.with_run(gpus="0,0")}
     )
-    assert [(cell.name.endswith("on-one-gpu"), flags["gpus"]) for cell, flags in shared] == [
+    assert [(one.cell.name.endswith("on-one-gpu"), one.flags["gpus"]) for one in shared] == [
         (False, "0"),
         (True, "0,0"),
     ]

@@ -1,4 +1,4 @@
-"""A comparison reports the runs that were asked for: none that was made otherwise, is not over or counts twice."""
+"""A comparison reports the runs that were asked for: none that differs, is unfinished or counts twice."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.compare.grid import Grid
 from paceline.compare.measured import Measured
-from paceline.core.json_file import kept
+from paceline.compare.options import Options
+from paceline.core.files import read_json
 
-SHORT = ["--preset", "quick", "--accelerator", "cpu", "--no-verify", "--no-ceilings", "--images", "128"]
+SHORT = ["--preset", "quick", "--accelerator", "cpu", "--no-verify", "--no-step-ladder", "--images", "128"]
 TINY = ["compare", "classification", *SHORT, "--set", "width=2", "--strategies", "single"]
 CELL = "cells/classification-single-1-batch64-seed0"
 
@@ -67,7 +68,7 @@ def test_runs_that_were_made_otherwise_are_refused_before_anything_is_touched(
     (place / "rate.toml").write_text(f"lr = {rate}\n")
     before = contents(place / "table")
     assert run([*TINY, "--config", "rate.toml", *words, "--out", "table"]) == 2
-    said = f"--out table: its run {CELL.removeprefix('cells/')} was made otherwise ({told}); name another --out\n"
+    said = f"--out table: its run {CELL.removeprefix('cells/')} differs ({told}); choose another --out\n"
     assert capsys.readouterr().err == f"paceline: {said}"
     assert contents(place / "table") == before
 
@@ -79,7 +80,7 @@ def test_a_recipe_of_ones_own_that_has_changed_is_another(place: Path, capsys: p
     with (place / "mine.py").open("a") as file:
         file.write("# another line\n")
     assert run(words) == 2
-    assert "was made otherwise (code in mine.py: " in capsys.readouterr().err
+    assert "differs (code in mine.py: " in capsys.readouterr().err
 
 
 def test_data_that_has_changed_is_refused_before_a_new_run_is_made(
@@ -100,8 +101,8 @@ def test_data_that_has_changed_is_refused_before_a_new_run_is_made(
     before = contents(tmp_path / "table")
     assert run([*words, "--seeds", "0,1,2"]) == 2
     told = capsys.readouterr().err
-    assert "--out table: its run classification-single-1-batch4-seed0 was made from other data (6 samples, " in told
-    assert told.endswith("; use the same data to go on, or choose another --out\n") and told.count("\n") == 1
+    assert "--out table: its run classification-single-1-batch4-seed0 was trained on other data (6 samples, " in told
+    assert told.endswith("; use the same data to resume, or choose another --out\n") and told.count("\n") == 1
     assert contents(tmp_path / "table") == before
     shutil.rmtree("pictures")
     assert run([*words, "--seeds", "0,1"]) == 0  # what is done needs its data no more
@@ -116,13 +117,13 @@ def test_without_its_record_a_run_is_taken_as_it_is_or_not_at_all(
     record.unlink()
     assert run([*TINY, "--config", "rate.toml", "--images", "64", "--out", "table"]) == 1
     told = capsys.readouterr()
-    assert "holds a run of 128 images, which is not the length that was asked for; name another --out" in told.out
-    assert "no run came to its end; table/report.html stays as it was" in told.err
+    assert "holds a run of 128 images, which is not the length that was asked for; choose another --out" in told.out
+    assert "no run finished; table/report.html is unchanged" in told.err
     assert (place / "table/report.json").read_bytes() == good
     record.write_text('{"made_')
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 0
     assert report(place / "table")["runs"][f"table/{CELL}"]["images"] == 128
-    assert kept(record)["ended"] is True
+    assert read_json(record)["ended"] is True
 
 
 def test_a_run_that_was_trained_on_since_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +149,7 @@ def test_a_comparison_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
     assert second.wait() == 2
     assert f"--out table: this run is in use by process {first.pid}; choose another --out" in second.stderr
     assert first.wait() == 130
-    assert kept(tmp_path / "table" / CELL / "cell.json")["ended"] is False
+    assert read_json(tmp_path / "table" / CELL / "cell.json")["ended"] is False
 
 
 def test_of_a_recipe_with_stages_the_last_one_is_the_cells_run(
@@ -162,7 +163,7 @@ def test_of_a_recipe_with_stages_the_last_one_is_the_cells_run(
     settings = ["stage=both", "num_blocks=1", "width=2", "d_width=2", "vgg=random", "vgg_layer=relu2_1", "scale=2"]
     words = ["--data", "photos", "--data-root", "photos", "--crop", "16", "--batch-size", "4", "--images", "8"]
     words += [word for setting in [*settings, "validation=0.25"] for word in ("--set", setting)]
-    words += ["--strategies", "single", "--accelerator", "cpu", "--no-verify", "--no-ceilings", "--out", "table"]
+    words += ["--strategies", "single", "--accelerator", "cpu", "--no-verify", "--no-step-ladder", "--out", "table"]
     assert run(["compare", "super_resolution", *words, "--seeds", "0,1"]) == 0
     cells = [f"table/cells/super_resolution-single-1-batch4-seed{seed}" for seed in (0, 1)]
     (group,) = report(tmp_path / "table")["groups"].values()
@@ -178,10 +179,10 @@ def test_parity_is_that_of_the_settings_that_were_compared(tmp_path: Path) -> No
     flags = {"accelerator": "cpu", "preset": "quick", "sync_batchnorm": "off"}
     configs = {"classification": configure("classification", flags, assignments=["width=2"])}
     grid = Grid.parse(["classification"], "ddp", "2", "64", "0", "strong")
-    measured = Measured(tmp_path)
-    measured.verify(Console(), configs, flags, grid, "", ["width=2"])
-    differences = measured.parity["classification"]["differences"]
-    assert any(one["value"] > one["tolerance"] for one in differences)
+    measured = Measured(tmp_path, Console())
+    measured.verify(configs, flags, grid, Options(assignments=("width=2",)))
+    differences = measured.parity["classification"].differences
+    assert any(one.value > one.tolerance for one in differences)
 
 
 def test_a_run_counts_once_under_all_its_names(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +204,7 @@ def test_what_is_said_of_runs_to_be_made_is_refused_for_finished_ones(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert run(["compare", f"table/{CELL}", *words]) == 2
-    assert f"{words[0]}: is for runs that compare makes, and table/{CELL} is made already" in capsys.readouterr().err
+    assert f"{words[0]}: applies to new runs, but table/{CELL} is a finished run" in capsys.readouterr().err
 
 
 def test_a_folder_of_a_recipes_name_is_meant_only_where_it_holds_a_run(
@@ -221,18 +222,21 @@ def test_a_folder_of_a_recipes_name_is_meant_only_where_it_holds_a_run(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([""], "compare '': names neither a recipe nor a run's folder"),
-        (["classification", "--set", "seed=5"], "--set seed: compare gives each run its own; use --seeds"),
+        ([""], "compare '': an empty name; give recipes or run folders"),
+        (["classification", "--set", "seed=5"], "--set seed: each run of a comparison has its own; use --seeds"),
         (["classification", "--set", "strategy=ddp"], "use --strategies"),
         (["classification", "--set", "batch-size=5"], "use --batch-size"),
         (["classification", "--set", "devices=5"], "use --devices"),
         (["classification", "--set", "out=x"], "use --out"),
-        (["classification", "--seed", "1", "--seeds", "2"], "--seed 1: cannot go with --seeds"),
-        (["classification", "--strategy", "dp", "--strategies", "ddp"], "--strategy dp: cannot go with --strategies"),
+        (["classification", "--seed", "1", "--seeds", "2"], "--seed 1: cannot be combined with --seeds"),
+        (
+            ["classification", "--strategy", "dp", "--strategies", "ddp"],
+            "--strategy dp: cannot be combined with --strategies",
+        ),
         (["classification", "--set", "mirror=s3://a/b"], "--mirror: is for one run"),
-        (["classification", "--batch-size", ""], "--batch-size '': names nothing"),
-        (["classification", "--seeds", ""], "--seeds '': names nothing"),
-        (["a/mine.py,b/mine.py"], "a/mine.py and b/mine.py would have one name in the report"),
+        (["classification", "--batch-size", ""], "--batch-size '': the list is empty"),
+        (["classification", "--seeds", ""], "--seeds '': the list is empty"),
+        (["a/mine.py,b/mine.py"], "a/mine.py and b/mine.py would have the same name in the report"),
         (["classification", "--out", "/proc/none"], "--out /proc/none: No such file or directory"),
         (["classification", "--out", "mine.py"], "--out mine.py: File exists"),
     ],

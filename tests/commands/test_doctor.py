@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,18 @@ import pytest
 import torch
 
 from paceline.benchmarking import loader_throughput as loader_ceilings
-from paceline.benchmarking.graph_check import check_replay
+from paceline.benchmarking.graph_check import ReplayCheck, check_replay
 from paceline.cli.app import run
-from paceline.commands import doctor
 from paceline.commands.configure import configure
 from paceline.config.settings import RunSettings
+from paceline.core.registry import load_class, names
 from paceline.data import memory
 from paceline.data.feed import StepData
+from paceline.data.loader import Loader
 from paceline.data.loaders.workers import Workers
 from paceline.data.sources.digits import Digits
 from paceline.data.tickets import Tickets, in_order
+from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import Place, World
 from paceline.runs import machine_record
 from paceline.runs.machine_record import LOADERS, SELF_TEST, doubt_about_graphs, identity, kept_file, read_kept
@@ -54,9 +57,31 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 def test_what_is_missing_comes_with_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(doctor.NEEDS, "dali", "a_package_that_is_not_there")
+    monkeypatch.setattr(load_class("loader", "dali", Loader), "package", "a_package_that_is_not_there")
     assert run(["doctor"]) == 0
     assert "pip install 'paceline[dali]'" in capsys.readouterr().out
+
+
+def test_a_strategy_whose_package_is_missing_cannot_run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(load_class("strategy", "lightning", Strategy), "package", "no_such_package.inside")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["doctor"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if "lightning" in line and "strategy" in line)
+    assert " no " in row and "package no_such_package.inside is not installed" in row
+
+
+def test_a_strategy_that_needs_gpus_says_so_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, strategy in ((name, load_class("strategy", name, Strategy)) for name in names("strategy")):
+        row = next(line for line in lines if re.match(rf"\W+strategy\W+{name}\W", line))
+        assert strategy.cpu_obstacle in row and (" no " if strategy.cpu_obstacle else " yes ") in row
 
 
 def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(kept: Callable[[Any], None]) -> None:
@@ -108,7 +133,7 @@ class Wrong:
         return [] if self.calls == 15 else self.step(data)
 
 
-def check(capture: Callable[[Step], RunStep]) -> dict[str, Any]:
+def check(capture: Callable[[Step], RunStep]) -> ReplayCheck:
     config = configure("classification", {"batch_size": "8", "accelerator": "cpu", "width": "2"}, small=True)
     world = World(Place(), torch.device("cpu"))
     before = torch.are_deterministic_algorithms_enabled()
@@ -120,12 +145,12 @@ def check(capture: Callable[[Step], RunStep]) -> dict[str, Any]:
 
 def test_the_check_of_a_captured_step_passes_when_it_learns_the_same() -> None:
     result = check(lambda step: step)
-    assert result["passed"] and result["difference"] == 0.0 and result["processes"] == 1
+    assert result.passed and result.difference == 0.0 and result.processes == 1
 
 
 def test_the_check_of_a_captured_step_fails_when_an_update_is_lost() -> None:
     result = check(Wrong)
-    assert not result["passed"] and result["difference"] > 1e-6 and "differed" in result["what"]
+    assert not result.passed and result.difference > 1e-6 and "differed" in result.what
 
 
 def test_loaders_are_measured_and_kept(
@@ -169,16 +194,16 @@ def test_what_was_read_before_the_clock_starts_is_used_up_by_then() -> None:
             asked += 1
             yield in_order(0, 4)
 
-    next(loader.load(requests()))
+    next(loader.fetch(requests()))
     loader.close()
-    assert loader_ceilings._warmup_batches(settings) >= asked - 1 >= 5
+    assert loader_ceilings._warmup_batches(loader) >= asked - 1 >= 5
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--loaders", "--self-test"], "--self-test: cannot go with --loaders; give one, then the other"),
-        (["--data", "digits"], "--data: says what --loaders is to measure"),
+        (["--loaders", "--self-test"], "--self-test: cannot be combined with --loaders; run one, then the other"),
+        (["--data", "digits"], "--data: only used with --loaders; add that flag"),
         (["--loaders", "--data", "photos", "--crop", "9999"], "--crop 9999: smaller than 9999×9999 pixels"),
         (["--loaders", "--data", "nothing"], "unknown source 'nothing'"),
         (["--loaders", "--workers", "-1"], "--workers -1: must be at least 0"),

@@ -123,7 +123,7 @@ def test_any_python_name_gives_a_file_that_loads(tmp_path: Path, name: str) -> N
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     path = new("recipe", "mine", tmp_path)
     path.write_text("my work")
-    with pytest.raises(UserError, match=r"mine\.py is there already"):
+    with pytest.raises(UserError, match=r"mine\.py exists; choose another name"):
         new("recipe", "mine", tmp_path)
     assert path.read_text() == "my work"
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from running import start_fork
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.benchmarking.link_override import SaidLink, parse_bandwidth, parse_seconds
-from paceline.benchmarking.scaling_forecast import Link, Measurement, predict, stops_paying_at
+from paceline.benchmarking.link_override import LinkOverride, parse_bandwidth, parse_seconds
+from paceline.benchmarking.scaling_forecast import Checked, Link, Measurement, predict, stops_paying_at
 from paceline.benchmarking.scaling_probe import one_device, one_of_several
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.core.errors import UserError
+from paceline.core.files import read_json, write_json
 from paceline.parallel.batchnorm import SynchronizedBatchNorm
+from paceline.parallel.torch_internals import AnyBatchNorm
 from paceline.parallel.world import Place, World
 
 SEEN = Measurement(
@@ -28,7 +30,7 @@ SEEN = Measurement(
     exchanges=10,
     overlap=0.0,
     bucket_bytes=1_000_000,
-    networks=["generator", "discriminator"],
+    networks=("generator", "discriminator"),
     rounds=7,
     threads=1,
 )
@@ -70,6 +72,13 @@ def test_a_step_between_two_measured_batches_lies_between_them() -> None:
     assert 0 < SEEN.seconds_of_step(1) < 0.010
 
 
+def test_a_measurement_survives_its_json_file(tmp_path: Path) -> None:
+    whole = replace(SEEN, link=Link(1e-4, 1e9, 2), checked=(Checked(predicted=90.0, measured=100.0),))
+    for one in (SEEN, whole):
+        write_json(tmp_path / "measured.json", one.to_json())
+        assert Measurement.from_json(read_json(tmp_path / "measured.json")) == one
+
+
 def test_one_device_has_the_machine_to_itself() -> None:
     crowded = replace(SEEN, alone_seconds={64: 0.025})
     assert predict(crowded, PERFECT, 1, 64).images_per_second == pytest.approx(64 / 0.025)
@@ -81,7 +90,7 @@ def test_one_device_has_the_batchnorm_of_a_run_on_one_device() -> None:
     config = configure("classification", {"preset": "quick", "accelerator": "cpu"}, assignments=["width=2"])
     here = World(Place(), torch.device("cpu"))
     kinds = [
-        {type(module) for module in parts.recipe.modules() if isinstance(module, _BatchNorm)}
+        {type(module) for module in parts.recipe.modules() if isinstance(module, AnyBatchNorm)}
         for parts in (one_device(config, 4, here), one_of_several(config, 4, here))
     ]
     assert kinds == [{torch.nn.BatchNorm2d}, {SynchronizedBatchNorm}]
@@ -109,7 +118,7 @@ def test_a_bandwidth_that_may_be_bytes_or_bits_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0GB/s", "1e999"])
 def test_a_link_has_a_speed(text: str) -> None:
-    with pytest.raises(UserError, match=f"--bandwidth {text}: is no speed"):
+    with pytest.raises(UserError, match=f"--bandwidth {text}: must be above 0 and finite"):
         parse_bandwidth(text)
 
 
@@ -122,19 +131,19 @@ def test_latency_has_a_unit() -> None:
 
 def test_what_is_said_of_a_link_is_used_and_the_rest_is_measured_or_assumed() -> None:
     measured = Link(3e-4, 4e9, 2)
-    neither, slow, wide = SaidLink.parse("", ""), SaidLink.parse("", "5ms"), SaidLink.parse("100Gbps", "")
-    assert neither.beside(measured) == measured
+    neither, slow, wide = LinkOverride.parse("", ""), LinkOverride.parse("", "5ms"), LinkOverride.parse("100Gbps", "")
+    assert neither.apply(measured) == measured
     assert neither.describe(measured) == (
-        "bandwidth measured over 2 processes, 4 GB/s; latency measured over 2 processes, 300 µs an exchange"
+        "bandwidth measured over 2 processes, 4 GB/s; latency measured over 2 processes, 300 µs per exchange"
     )
-    assert slow.beside(measured) == Link(5e-3, 4e9, 2)
+    assert slow.apply(measured) == Link(5e-3, 4e9, 2)
     assert slow.describe(Link(5e-3, 4e9, 2)) == (
-        "bandwidth measured over 2 processes, 4 GB/s; latency as said, 5,000 µs an exchange"
+        "bandwidth measured over 2 processes, 4 GB/s; latency as given, 5,000 µs per exchange"
     )
-    link = wide.beside(measured)
+    link = wide.apply(measured)
     assert link and link.bytes_per_second == 12.5e9
-    assert wide.describe(link) == "bandwidth as said, 12.5 GB/s; latency assumed, 20 µs an exchange"
-    both = SaidLink.parse("25GB/s", "0.5us").beside(None)
+    assert wide.describe(link) == "bandwidth as given, 12.5 GB/s; latency assumed, 20 µs per exchange"
+    both = LinkOverride.parse("25GB/s", "0.5us").apply(None)
     assert both == Link(5e-7, 25e9, 2)
 
 
@@ -146,7 +155,10 @@ def test_what_is_said_of_a_link_is_used_and_the_rest_is_measured_or_assumed() ->
         (["--devices", "8", "--nodes", "4"], "--nodes 4: the link between devices cannot be measured here"),
         (["--devices", "none"], "--devices none: is not a whole number"),
         (["--devices", "64", "--check"], "--check: only as many devices as this machine has"),
-        (["--devices", "1", "--check", "--latency", "5ms"], "--latency 5ms: --check measures over the link that is"),
+        (
+            ["--devices", "1", "--check", "--latency", "5ms"],
+            "--latency 5ms: --check measures over the link of",
+        ),
     ],
 )
 def test_a_mistake_ends_in_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +173,7 @@ def test_threads_that_are_no_number_end_in_one_line(
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     assert run(["plan", "classification", "--preset", "quick", "--accelerator", "cpu", "--devices", "2"]) == 2
     error = capsys.readouterr().err
-    assert "OMP_NUM_THREADS=many: is no number of threads" in error and error.count("\n") == 1
+    assert "OMP_NUM_THREADS=many: is not a number of threads" in error and error.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +198,7 @@ def _rows(text: str) -> list[str]:
 def test_a_plan_over_a_given_link_needs_one_device(plans: list[str]) -> None:
     given, _ = plans
     assert "one of several, one process, without exchange: 2:" in given
-    assert "link: bandwidth as said, 12.5 GB/s; latency assumed, 20 µs an exchange;" in given
+    assert "link: bandwidth as given, 12.5 GB/s; latency assumed, 20 µs per exchange;" in given
     row = next(row for row in _rows(given) if row.startswith("2 8 "))
     assert row.endswith(" 0.2 0.141")  # the learning rates for two devices: linear, square root
 
@@ -200,7 +212,7 @@ def test_a_narrow_window_cuts_no_number(plans: list[str]) -> None:
 def test_a_plan_counts_from_one_device_alone_and_with_the_latency_that_was_said(plans: list[str]) -> None:
     _, here = plans
     assert "one of several, 2 at once, without exchange: 2:" in here
-    assert "bandwidth measured over 2 processes, " in here and "latency as said, 1,000,000 µs an exchange" in here
+    assert "bandwidth measured over 2 processes, " in here and "latency as given, 1,000,000 µs per exchange" in here
     alone = re.search(r"one device of 1 thread alone: 4: ([\d.]+) ms", here)
     assert alone
     one, two = (next(row for row in _rows(here) if row.startswith(start)).split() for start in ("1 4 ", "2 2 "))

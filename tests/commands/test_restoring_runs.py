@@ -1,4 +1,4 @@
-"""Runs that restore pictures, as a person uses them: stages, starting weights, strips, numbers on other pictures."""
+"""Runs that restore images, as a user runs them: stages, starting weights, strips, numbers on other images."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRAIN += [*sets(*NETWORKS, *CADENCE), "--crop", "16", "--batch-size", "8", "--im
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with some photographs, a test set with small pictures, and a run of two stages."""
+    """A folder with some photographs, a test set with small images, and a run of two stages."""
     folder = tmp_path_factory.mktemp("restoring")
     picture = data.astronaut()
     for number in range(10):
@@ -77,7 +77,7 @@ def test_both_stages_are_runs_of_their_own_the_second_from_the_best_of_the_first
 
 def test_a_run_of_stages_goes_on_under_another_name_of_its_folder(place):
     again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", str(place / "both"))
-    assert again.wait() == 0 and "finished already, at 32 images" in again.stdout, again.stderr
+    assert again.wait() == 0 and "finished, at 32 images" in again.stdout, again.stderr
 
 
 def test_what_a_later_stage_lacks_is_named_before_the_first(place):
@@ -86,7 +86,7 @@ def test_what_a_later_stage_lacks_is_named_before_the_first(place):
     assert not (place / "lacking").exists()
 
 
-def test_a_test_picture_that_cannot_be_judged_is_named_before_training(place):
+def test_a_test_image_that_cannot_be_evaluated_is_named_before_training(place):
     save(place / "flat" / "wide.png", data.astronaut()[:14, :60])
     refused = run_fork(place, *TRAIN, "--test-root", "flat", "--out", "unjudged")
     assert refused.wait() == 2 and "wide.png: a side of 14 pixels is too short to compare" in refused.stderr
@@ -96,7 +96,7 @@ def test_a_test_picture_that_cannot_be_judged_is_named_before_training(place):
 def test_a_second_start_goes_on_with_the_stage_that_had_begun(place):
     before = {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
     again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", "both")
-    assert again.wait() == 0 and "finished already, at 32 images" in again.stdout
+    assert again.wait() == 0 and "finished, at 32 images" in again.stdout
     assert before == {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
 
 
@@ -134,7 +134,7 @@ def test_a_host_that_was_replaced_goes_on_with_the_stage_that_the_other_had_begu
     folders[replaced].mkdir()
     shutil.copytree("both/adversarial", folders[1 - replaced] / "both/adversarial")
     hosts = run_two_hosts(*folders, "--images", "40")
-    assert "going on from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
+    assert "resuming from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
     first, second = (weights(str(folder / "both/adversarial")) for folder in folders)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not any((folder / "both/pretrain").exists() for folder in folders)  # it has begun, and needs that no more
@@ -181,13 +181,15 @@ def test_training_keeps_strips_which_sample_shows_again_and_animates(capsys):
         assert shown.width > 4 * 32  # low, bicubic, restored and target
     for flags in (["--grid", "2x2"], ["--interpolate"]):
         assert run(["sample", "both/pretrain", "--accelerator", "cpu", *flags]) == 2
-        assert f"{' '.join(flags)}: SuperResolution makes its pictures of others" in capsys.readouterr().err
+        assert (
+            f"{' '.join(flags)}: SuperResolution transforms images; this is for generators" in capsys.readouterr().err
+        )
     assert run(["sample", "both/pretrain", "--animate", "--out", "moving.gif"]) == 0
     with Image.open("moving.gif") as moving:
         assert moving.n_frames == 3
 
 
-def test_a_folder_of_photographs_is_judged_as_a_whole_from_its_small_pictures(capsys):
+def test_a_folder_of_photographs_is_evaluated_as_a_whole_from_its_small_images(capsys):
     command = ["evaluate", "both/pretrain", "--data", "photos", "--data-root", "set3/HR", "--accelerator", "cpu"]
     assert run([*command, "--set", "low_root=set3/LR"]) == 0
     printed = capsys.readouterr().out
@@ -243,9 +245,9 @@ def test_the_last_stage_that_is_finished_is_evaluated_and_shown(capsys, tmp_path
     assert "adversarial at 32 images" in capsys.readouterr().out
 
 
-def test_pictures_that_the_networks_are_not_for_are_told_from_wrong_weights(capsys):
+def test_images_that_the_networks_are_not_for_are_told_from_wrong_weights(capsys):
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "channels=1"]) == 2
-    told = "--data photos: its pictures have 1 channel, both/pretrain is for 3; use --set channels=3"
+    told = "--data photos: its images have 1 channel, both/pretrain is for 3; use --set channels=3"
     assert told in capsys.readouterr().err
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "width=3"]) == 2
     assert "these weights are of another network" in capsys.readouterr().err

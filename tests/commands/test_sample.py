@@ -1,4 +1,4 @@
-"""What a generator makes, as a person sees it: grids, interpolations, animations, two runs side by side."""
+"""What a generator makes, as a user sees it: grids, interpolations, animations, two runs side by side."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from running import run_fork
 from skimage import data
 
 from paceline.cli.app import run
-from paceline.commands.sample import slerp
 from paceline.images.grids import GAP_PX, captioned, grid, save_animation
+from paceline.inference.interpolation import slerp
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 BRIGHT = (255, 0, 255)
@@ -54,14 +54,14 @@ def test_a_grid_shows_what_training_kept_at_that_checkpoint(capsys):
     assert "long at 1,280 images → long/grid.png" in capsys.readouterr().out
 
 
-def test_a_smaller_grid_shows_the_first_pictures_of_the_larger_one():
+def test_a_smaller_grid_shows_the_first_images_of_the_larger_one():
     assert run(["sample", "long", "--checkpoint", "last", "--grid", "1x5", "--out", "some/where.png"]) == 0
     small, large = pixels("some/where.png"), pixels("long/samples/samples-000000001920.png")
     assert small.shape == (CELL_PX + GAP_PX, 5 * CELL_PX + GAP_PX, 3)
     assert np.array_equal(small[:CELL_PX], large[:CELL_PX, : 5 * CELL_PX + GAP_PX])
 
 
-def test_an_interpolation_goes_from_one_fixed_picture_to_the_next():
+def test_an_interpolation_goes_from_one_fixed_image_to_the_next():
     assert run(["sample", "long", "--checkpoint", "last", "--interpolate", "--grid", "2x7"]) == 0
     between, whole = pixels("long/interpolation.png"), pixels("long/samples/samples-000000001920.png")
     assert between.shape == (2 * CELL_PX + GAP_PX, 7 * CELL_PX + GAP_PX, 3)
@@ -99,17 +99,17 @@ def test_two_runs_stand_side_by_side():
     ("command", "line"),
     [
         ("classifier", "Classification has no generator"),
-        ("classifier --animate", "classifier: keeps no grids in samples/ to animate"),
+        ("classifier --animate", "classifier: has no images in samples/ to animate"),
         ("nowhere", "nowhere: not a run's folder"),
         ("long --beside nowhere", "nowhere: not a run's folder"),
         ("long --grid 8", "--grid 8: expected rows and columns like 8x8"),
         ("long --grid 0x3", "--grid 0x3: expected rows"),
-        ("long --grid 100x100", "4,096 pictures at most"),
+        ("long --grid 100x100", "4,096 images at most"),
         ("long --out picture.jpg", "--out picture.jpg: expected a name that ends in .png"),
         ("long --animate --out moving.mp4", "--out moving.mp4: expected a name that ends in .gif or .webp"),
         ("long --animate --interpolate", "do not go together"),
-        ("long --animate --grid 2x2", "--grid 2x2: --animate shows the pictures that training kept"),
-        ("long --checkpoint 7", "--checkpoint 7: none was kept at so many images"),
+        ("long --animate --grid 2x2", "--grid 2x2: --animate shows the grids that training wrote"),
+        ("long --checkpoint 7", "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_one_line(command, line, capsys):
@@ -142,7 +142,7 @@ def test_a_caption_is_shortened_or_has_room():
     assert captioned(picture, "a", room=True).width == 20
 
 
-def test_a_grid_has_room_for_every_picture():
+def test_a_grid_has_room_for_every_image():
     pictures = np.arange(5, dtype=np.uint8).reshape(5, 1, 1, 1).repeat(40, 1).repeat(40, 2) + 1
     whole = grid(pictures)
     assert whole.shape == (2 * 42 + GAP_PX, 3 * 42 + GAP_PX, 1)

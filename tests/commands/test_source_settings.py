@@ -64,7 +64,7 @@ def test_a_setting_of_ones_own_source_is_kept_and_changes_the_data(place: Path) 
 
 def test_the_same_command_goes_on_and_another_value_is_refused(place: Path) -> None:
     again = run_fork(place, *TRAIN, "--set", "noise=3", "--images", "128")
-    assert again.wait() == 0 and "going on from 64 images" in again.stdout, again.stderr
+    assert again.wait() == 0 and "resuming from 64 images" in again.stdout, again.stderr
     other = run_fork(place, *TRAIN, "--set", "noise=4", "--images", "128")
     assert other.wait() == 2 and "(noise: 3.0 → 4.0)" in other.stderr
     evaluated = run_fork(place, "evaluate", "run", "--accelerator", "cpu")

@@ -1,4 +1,4 @@
-"""Image translation as a person runs it: rows in a folder, training, strips, numbers."""
+"""Image translation as a user runs it: rows in a folder, training, strips, numbers."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def test_training_judges_every_panel_and_keeps_strips():
+def test_training_evaluates_every_panel_and_keeps_strips():
     rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    judged = [row for row in rows if "validation/psnr" in row]
-    assert [row["images"] for row in judged] == [2, 4]
-    assert {"validation/stain_psnr", "validation/segmentation_ssim", "validation/iou"} <= judged[-1].keys()
+    evaluated = [row for row in rows if "validation/psnr" in row]
+    assert [row["images"] for row in evaluated] == [2, 4]
+    assert {"validation/stain_psnr", "validation/segmentation_ssim", "validation/iou"} <= evaluated[-1].keys()
     names = sorted(path.name for path in Path("run/samples").iterdir())
     assert names == [f"samples-{images:012}.png" for images in (0, 2, 4)]
     with Image.open(Path("run/samples", names[-1])) as strip:
@@ -63,6 +63,14 @@ def test_a_run_is_evaluated_on_whole_rows(capsys):
     assert run(["evaluate", "run", "--accelerator", "cpu"]) == 0
     said = capsys.readouterr().out
     assert "stain_psnr" in said and "dice" in said
+
+
+def test_a_folder_of_rows_that_was_named_is_measured_whole(capsys):
+    for number in range(5):
+        write_row(Path("others", f"{number}.png"), number)
+    assert run(["evaluate", "run", "--accelerator", "cpu", "--data-root", "others"]) == 0
+    (count,) = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.split()[0] == "count"]
+    assert count == "5"
 
 
 def test_a_row_that_does_not_fit_ends_in_one_line(capsys):

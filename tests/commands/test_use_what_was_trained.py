@@ -75,7 +75,7 @@ def test_classes_of_other_names_are_refused_rather_than_counted_as_those_of_thei
         (tmp_path / "digits" / split / "nought").rename(tmp_path / "digits" / split / "zero")
     capsys.readouterr()
     assert run(words) == 2
-    told = "--data folder: class 0 of its test split is 'one' and classifier learned 'nought'; use data with the same"
+    told = "--data folder: class 0 of its test split is 'one', and classifier was trained with 'nought'; use data with"
     error = capsys.readouterr().err
     assert told in error and error.count("\n") == 1
 
@@ -91,7 +91,7 @@ def test_the_classes_of_files_have_the_accuracy_that_evaluate_measures(capsys):
     assert 100 * sum(right) / len(right) == pytest.approx(float(measured[1]), abs=1e-5)
 
 
-def test_a_loaded_classifier_takes_pictures_and_tensors_and_leaves_the_program_as_it_was():
+def test_a_loaded_classifier_takes_images_and_tensors_and_leaves_the_program_as_it_was():
     torch.set_float32_matmul_precision("medium")
     model = paceline.load(Path("classifier"), device="cpu")
     assert model.classes == CLASSES and (model.spec.channels, model.spec.height) == (1, 12)
@@ -111,7 +111,7 @@ def test_a_loaded_classifier_takes_pictures_and_tensors_and_leaves_the_program_a
     torch.set_float32_matmul_precision("highest")
 
 
-def test_a_loaded_classifier_has_the_moving_average_that_was_judged():
+def test_a_loaded_classifier_has_the_ema_that_was_evaluated():
     weights = paceline.load("classifier", checkpoint=1024).networks["classifier"].state_dict()
     path = next(Path("classifier/checkpoints").glob("*1024/weights.safetensors"))
     kept = importlib.import_module("safetensors.torch").load_file(path)
@@ -124,18 +124,18 @@ def test_a_loaded_classifier_has_the_moving_average_that_was_judged():
 @pytest.mark.parametrize(
     ("pictures", "line"),
     [
-        (torch.zeros(2, 1, 12, 12), "expected pictures as uint8 [n, 1, 12, 12], not torch.float32 [2, 1, 12, 12]"),
+        (torch.zeros(2, 1, 12, 12), "expected images as uint8 [n, 1, 12, 12], not torch.float32 [2, 1, 12, 12]"),
         (torch.zeros(2, 3, 12, 12, dtype=torch.uint8), "not torch.uint8 [2, 3, 12, 12]"),
         (torch.zeros(2, 1, 5, 5, dtype=torch.uint8), "[n, 1, 12, 12], not torch.uint8 [2, 1, 5, 5]"),
-        (np.zeros((1, 1, 12, 12), object), "expected pictures as uint8 [n, 1, 12, 12], not object [1, 1, 12, 12]"),
-        ([Image.new("F", (9, 9))], "a picture cannot be used: 32-bit pixels"),
-        ("one.png", "give Pillow pictures in a list, or uint8 [n, 1, 12, 12]; not str"),
-        (["one.png"], "give Pillow pictures in a list, or uint8 [n, 1, 12, 12]; not str in a list"),
+        (np.zeros((1, 1, 12, 12), object), "expected images as uint8 [n, 1, 12, 12], not object [1, 1, 12, 12]"),
+        ([Image.new("F", (9, 9))], "an image cannot be used: 32-bit pixels"),
+        ("one.png", "expected Pillow images in a list, or uint8 [n, 1, 12, 12]; not str"),
+        (["one.png"], "expected Pillow images in a list, or uint8 [n, 1, 12, 12]; not str in a list"),
         ([np.zeros((12, 12), np.uint8)], "not ndarray in a list"),
         (7, "not int"),
     ],
 )
-def test_pictures_that_a_classifier_cannot_take_are_named(pictures, line):
+def test_images_that_a_classifier_cannot_take_are_named(pictures, line):
     with pytest.raises(UserError) as raised:
         paceline.load("classifier", device="cpu").predict(pictures)
     assert line in str(raised.value)
@@ -149,9 +149,9 @@ def test_a_file_that_cannot_be_used_is_named_and_the_others_are_told(tmp_path, c
     table = tmp_path / "made" / "table.csv"
     assert predict("classifier", str(tmp_path), "nowhere.png", "--top", "9", "--out", str(table)) == 1
     said = capsys.readouterr()
-    assert f"not used: {tmp_path}/broken.png: no picture of a known kind" in said.err
-    assert "not used: nowhere.png: no such picture or folder" in said.err
-    assert "1 of 3 pictures were done, 2 could not be used" in said.err
+    assert f"not used: {tmp_path}/broken.png: not an image of a known format" in said.err
+    assert "not used: nowhere.png: no such image or folder" in said.err
+    assert "1 of 3 images were processed, 2 could not be used" in said.err
     told = next(line for line in said.out.splitlines() if line.startswith(f"{tmp_path}/good.png: "))
     assert len(re.findall(r"\w+ \(\d+\.\d%\)", told)) == 4, "all classes, where there are fewer than asked for"
     (row,) = csv.DictReader(table.open())
@@ -165,13 +165,13 @@ def test_a_file_that_cannot_be_used_is_named_and_the_others_are_told(tmp_path, c
 def test_results_that_are_there_are_replaced_only_if_asked(capsys):
     Path("there.csv").write_text("mine")
     assert predict("classifier", "digits/test/one", "--out", "there.csv") == 2
-    assert "--out there.csv: is there already; --overwrite replaces it" in capsys.readouterr().err
+    assert "--out there.csv: the file exists; --overwrite replaces it" in capsys.readouterr().err
     assert Path("there.csv").read_text() == "mine"
     assert predict("classifier", "digits/test/one", "--out", "there.csv", "--overwrite") == 0
     assert Path("there.csv").read_text().startswith("file,class_1,probability_1")
     Path("there.onnx").write_text("mine")
     assert run(["export", "classifier", "--out", "there.onnx"]) == 2
-    assert "--out there.onnx: is there already; --overwrite replaces it" in capsys.readouterr().err
+    assert "--out there.onnx: the file exists; --overwrite replaces it" in capsys.readouterr().err
     assert Path("there.onnx").read_text() == "mine"
 
 
@@ -180,10 +180,10 @@ def test_results_that_are_there_are_replaced_only_if_asked(capsys):
     [
         (["--top", "0"], "--top 0: expected a number of classes, 1 or more"),
         (["--out", "table.txt"], "--out table.txt: expected a name that ends in .csv or .jsonl"),
-        (["--checkpoint", "7"], "--checkpoint 7: none was kept at so many images"),
+        (["--checkpoint", "7"], "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )
-def test_wrong_wishes_for_predictions_are_named(words, line, capsys):
+def test_wrong_options_of_predict_are_named(words, line, capsys):
     assert predict("classifier", "digits/test", *words) == 2
     told = capsys.readouterr().err
     assert line in told and len(told.splitlines()) == 1
@@ -201,8 +201,8 @@ def test_wrong_wishes_for_predictions_are_named(words, line, capsys):
 def test_a_command_that_is_not_for_a_recipe_names_the_one_that_is(command, of, other, tmp_path, capsys):
     assert run([command, of, "digits/test", "--out", str(tmp_path / "x.csv")]) == 2
     told = capsys.readouterr().err
-    assert f"which is what `{other}` is for, not `{command}`" in told and len(told.splitlines()) == 1
-    with pytest.raises(UserError, match=f"`{other}` is for, not `{command}`"):
+    assert f"which `{command}` does not do: use `{other}`" in told and len(told.splitlines()) == 1
+    with pytest.raises(UserError, match=f"`{command}` does not do: use `{other}`"):
         getattr(paceline.load(of, device="cpu"), command)(None)
 
 
@@ -231,8 +231,8 @@ def test_a_loaded_restorer_makes_what_apply_writes(tmp_path):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_loaded_restorer_names_what_is_no_picture():
-    with pytest.raises(UserError, match=r"give a Pillow picture, not str; Image.open\(FILE\) makes one of a file"):
+def test_a_loaded_restorer_names_what_is_no_image():
+    with pytest.raises(UserError, match=r"expected a Pillow image, not str; Image.open\(FILE\) opens a file"):
         paceline.load("restorer.safetensors", device="cpu").apply("one.png")
 
 
@@ -256,33 +256,33 @@ def test_a_recipe_that_nothing_can_use_is_refused_by_name(tmp_path, capsys):
     trained = run_fork(Path.cwd(), *words)
     assert trained.wait() == 0, trained.stderr
     assert predict("mute", "digits/test") == 2
-    assert "`predict` finds no use for recipe" in capsys.readouterr().err
+    assert "`predict` does not support recipe" in capsys.readouterr().err
     assert list(paceline.load("mute").networks) == ["net"]
 
 
-can_export = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
-    reason="needs the extra `export`",
-)
+def can_export(test):
+    """Mark a test that needs the packages of the extra `export`: `make test-extras` runs these."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    return pytest.mark.extras(pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")(test))
 
 
 @can_export
-def test_an_exported_classifier_takes_pictures_as_they_are_and_knows_its_classes(tmp_path, capsys):
+def test_an_exported_classifier_takes_images_as_they_are_and_knows_its_classes(tmp_path, capsys):
     import onnxruntime
 
     file = str(tmp_path / "model.onnx")
     assert run(["export", "classifier", "--out", file]) == 0
     said = capsys.readouterr().out
-    assert "input `pictures` uint8 [n, 1, 12, 12] in 0…255; output probabilities [n, 4]" in said
+    assert "input `images` uint8 [n, 1, 12, 12] in 0…255; output probabilities [n, 4]" in said
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     pictures = torch.randint(256, (5, 1, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    (made,) = session.run(["probabilities"], {"pictures": pictures.numpy()})
+    (made,) = session.run(["probabilities"], {"images": pictures.numpy()})
     assert np.abs(made - paceline.load("classifier", device="cpu").predict(pictures).numpy()).max() < 1e-5
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(CLASSES)
 
 
 @can_export
-def test_an_exported_generator_takes_the_noise_that_pictures_are_made_of_alone(tmp_path, capsys):
+def test_an_exported_generator_takes_the_noise_that_images_are_made_of_alone(tmp_path, capsys):
     import onnxruntime
 
     file = str(tmp_path / "model.onnx")
@@ -309,7 +309,7 @@ def write_weights_of(recipe: str, spec: DataSpec, *settings: str, spoilt: bool =
 
 @can_export
 @pytest.mark.parametrize("size", [0, 20])
-def test_a_classifier_that_learned_from_windows_is_exported_for_the_pictures_that_are_judged(size, tmp_path, capsys):
+def test_a_classifier_that_learned_from_windows_is_exported_for_the_images_that_are_evaluated(size, tmp_path, capsys):
     import onnxruntime
 
     trained = str(tmp_path / "run")
@@ -320,15 +320,15 @@ def test_a_classifier_that_learned_from_windows_is_exported_for_the_pictures_tha
     file = str(tmp_path / "model.onnx")
     assert run(["export", trained, "--out", file]) == 0
     shape = "[n, 1, 20, 20]" if size else "[n, 1, height, width]"
-    assert f"input `pictures` uint8 {shape} in 0…255" in capsys.readouterr().out
+    assert f"input `images` uint8 {shape} in 0…255" in capsys.readouterr().out
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     model = paceline.load(trained, device="cpu")
     for px in [(20, 20)] if size else [(20, 33), (64, 8)]:
         pictures = np.random.default_rng(0).integers(0, 256, (3, 1, *px), np.uint8)
-        (made,) = session.run(None, {"pictures": pictures})
+        (made,) = session.run(None, {"images": pictures})
         assert np.abs(made - model.predict(pictures).numpy()).max() < 1e-5
     if size:
-        with pytest.raises(UserError, match=r"expected pictures as uint8 \[n, 1, 20, 20\], not uint8 \[1, 1, 8, 8\]"):
+        with pytest.raises(UserError, match=r"expected images as uint8 \[n, 1, 20, 20\], not uint8 \[1, 1, 8, 8\]"):
             model.predict(np.zeros((1, 1, 8, 8), np.uint8))
 
 
@@ -336,7 +336,7 @@ def test_a_classifier_that_learned_from_windows_is_exported_for_the_pictures_tha
 def test_damaged_weights_are_not_exported(tmp_path, capsys):
     weights = write_weights_of("classification", DataSpec(1, 8, 8, num_classes=3), "width=2", spoilt=True)
     assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
-    assert "written.safetensors: its network gives numbers that are not finite" in capsys.readouterr().err
+    assert "written.safetensors: the network's output is not finite" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -382,7 +382,7 @@ def test_a_classifier_of_one_size_that_learned_from_windows_is_refused_with_what
     assert training.wait() == 0, training.stderr
     assert run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.onnx")]) == 2
     told = capsys.readouterr().err
-    assert "predict() of Dice cannot take whole pictures of 160×128 pixels" in told and len(told.splitlines()) == 1
+    assert "predict() of Dice cannot take whole images of 160×128 pixels" in told and len(told.splitlines()) == 1
 
 
 @can_export

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,17 @@ import pytest
 from PIL import Image
 
 from paceline.commands.pack import pack
+from paceline.contracts.recipe import Batch
+from paceline.data.loader import Loader
+from paceline.data.tickets import Tickets
 
 
-def random_pictures(*shape: int) -> np.ndarray:
+def raw_batches(loader: Loader, requests: Iterable[Tickets]) -> Iterator[Batch]:
+    """The batch of each request as the loader gives it, before the transforms."""
+    return map(loader.finish, loader.fetch(requests))
+
+
+def random_images(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
@@ -34,9 +42,9 @@ def write_npz(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.arange(12) % 3
     np.savez(
         root / "own.npz",
-        x_train=random_pictures(12, 8, 8, 3),
+        x_train=random_images(12, 8, 8, 3),
         y_train=labels,
-        x_test=random_pictures(6, 8, 8, 3),
+        x_test=random_images(6, 8, 8, 3),
         y_test=labels[:6],
     )
 
@@ -46,31 +54,31 @@ def write_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for kind in ("cat", "dog"):
             folder = root / split / kind
             folder.mkdir(parents=True)
-            for number, picture in enumerate(random_pictures(count, 10, 12, 3)):
-                Image.fromarray(picture).save(folder / f"{number}.png")
+            for number, image in enumerate(random_images(count, 10, 12, 3)):
+                Image.fromarray(image).save(folder / f"{number}.png")
 
 
 def write_photos(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one size, so that whole ones can share a batch; other tests mix sizes."""
     for split, count in (("train", 4), ("test", 2)):
         (root / split).mkdir()
-        for number, picture in enumerate(random_pictures(count, 14, 20, 3)):
-            Image.fromarray(picture).save(root / split / f"{number}.png")
+        for number, image in enumerate(random_images(count, 14, 20, 3)):
+            Image.fromarray(image).save(root / split / f"{number}.png")
 
 
 def write_pairs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split, count in (("train", 4), ("test", 2)):
         for kind, darker in (("blurry", 2), ("sharp", 1)):
             (root / split / kind / "scene").mkdir(parents=True)
-            for number, picture in enumerate(random_pictures(count, 14, 20, 3)):
-                Image.fromarray(picture // darker).save(root / split / kind / "scene" / f"{number}.png")
+            for number, image in enumerate(random_images(count, 14, 20, 3)):
+                Image.fromarray(image // darker).save(root / split / kind / "scene" / f"{number}.png")
 
 
 def write_panels(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of two panels."""
     for split, count in (("train", 4), ("test", 2)):
         (root / split).mkdir()
-        for number, row in enumerate(random_pictures(count, 14, 28, 3)):
+        for number, row in enumerate(random_images(count, 14, 28, 3)):
             Image.fromarray(row).save(root / split / f"{number}.png")
 
 
@@ -84,7 +92,7 @@ def write_cifar(dataset: str, num_classes: int, label_key: str) -> Callable[[Pat
         for attribute in ("train_list", "test_list"):
             known = []
             for file, _ in getattr(kind, attribute):
-                rows = {"data": random_pictures(4, 3072), label_key: [0, 1, 2, num_classes - 1]}
+                rows = {"data": random_images(4, 3072), label_key: [0, 1, 2, num_classes - 1]}
                 known.append([file, write_pickle(folder / file, rows)])
             monkeypatch.setattr(kind, attribute, known)
         names = {kind.meta["key"]: [f"class {number}" for number in range(num_classes)]}
@@ -118,7 +126,7 @@ def mnist_files() -> dict[str, bytes]:
     for split, count in (("train", 12), ("t10k", 6)):
         sizes = [count, 28, 28]
         header = b"\x00\x00\x08\x03" + b"".join(size.to_bytes(4, "big") for size in sizes)
-        files[f"{split}-images-idx3-ubyte"] = header + random_pictures(*sizes).tobytes()
+        files[f"{split}-images-idx3-ubyte"] = header + random_images(*sizes).tobytes()
         labels = (np.arange(count) % 10).astype(np.uint8).tobytes()
         files[f"{split}-labels-idx1-ubyte"] = b"\x00\x00\x08\x01" + count.to_bytes(4, "big") + labels
     return files
@@ -142,7 +150,7 @@ def write_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split, count in (("train", 12), ("test", 6)):
         url, file, _ = known[split]
         labels = np.arange(1, count + 1)[:, None] % 10 + 1  # the set calls the digit 0 ten
-        scipy.io.savemat(root / file, {"X": random_pictures(32, 32, 3, count), "y": labels})
+        scipy.io.savemat(root / file, {"X": random_images(32, 32, 3, count), "y": labels})
         known[split] = [url, file, md5(root / file)]
     monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", known)
 
@@ -154,7 +162,7 @@ def write_stl10(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = root / kind.base_folder
     folder.mkdir()
     for split, count in (("train", 4), ("test", 2), ("unlabeled", 1)):
-        (folder / f"{split}_X.bin").write_bytes(random_pictures(count, 3, 96, 96).tobytes())
+        (folder / f"{split}_X.bin").write_bytes(random_images(count, 3, 96, 96).tobytes())
         (folder / f"{split}_y.bin").write_bytes(np.arange(1, count + 1, dtype=np.uint8).tobytes())
     for attribute in ("train_list", "test_list"):
         known = [[file, md5(folder / file)] for file, _ in getattr(kind, attribute)]

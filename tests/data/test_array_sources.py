@@ -41,7 +41,7 @@ def npz(tmp_path: Path, **changes: Any) -> RunSettings:
     return RunSettings(data_root=str(tmp_path / "own.npz"))
 
 
-def test_npz_takes_grey_and_colour_pictures_and_labels_in_a_column(tmp_path: Path) -> None:
+def test_npz_takes_grey_and_colour_images_and_labels_in_a_column(tmp_path: Path) -> None:
     settings = npz(tmp_path)
     training, test = Npz("train", settings), Npz("test", settings)
     assert (training.spec.height, training.spec.width, training.spec.channels) == (5, 4, 1)

@@ -1,16 +1,18 @@
-"""The DALI loader: the batches of `workers` from picture files, and one line about all that it cannot serve."""
+"""The DALI loader: the batches of `workers` from image files, and one line about all that it cannot serve."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
-from made_data import random_pictures
+from made_data import random_images, raw_batches
 from PIL import Image, ImageFilter
 
 from paceline.config.settings import RunSettings
@@ -20,6 +22,7 @@ from paceline.data.feed import evaluation_batches
 from paceline.data.loader import Loader
 from paceline.data.loaders.dali import Dali
 from paceline.data.loaders.workers import Workers
+from paceline.data.pipeline import BatchPipeline
 from paceline.data.source import ArraySource, Source, Subset
 from paceline.data.sources.degraded import Degraded
 from paceline.data.sources.folder import Folder
@@ -29,15 +32,22 @@ from paceline.data.sources.photos import Photos
 from paceline.data.tickets import Stream, Tickets
 
 CPU = torch.device("cpu")
+Test = TypeVar("Test", bound=Callable[..., Any])
 BATCH, CROP, SCALE = 5, 12, 4
 SIZES = [(16, 24), (40, 13), (12, 12), (31, 29), (20, 20), (17, 50), (24, 24)]
 DECODERS_DIFFER_BY = 2  # grey levels, where two builds of libjpeg round differently; the same build gives 0
 
 
-@pytest.fixture(autouse=True)
-def needs_dali(request: pytest.FixtureRequest) -> None:
-    if request.node.name != "test_without_dali_one_line_names_the_extra":
-        pytest.importorskip("nvidia.dali")
+def has_dali() -> bool:
+    try:
+        return importlib.util.find_spec("nvidia.dali") is not None
+    except ModuleNotFoundError:  # not even its namespace
+        return False
+
+
+def needs_dali(test: Test) -> Test:
+    """Mark a test that needs the package: `make test-extras` installs it and runs these."""
+    return pytest.mark.extras(pytest.mark.skipif(not has_dali(), reason="needs NVIDIA DALI")(test))
 
 
 def save(file: Path, height: int, width: int, **options: object) -> None:
@@ -48,7 +58,7 @@ def save(file: Path, height: int, width: int, **options: object) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of each kind, with pictures of mixed sizes; one photograph lies on its side."""
+    """A folder of each kind, with images of mixed sizes; one photograph lies on its side."""
     root = tmp_path_factory.mktemp("files")
     sideways = Image.Exif()
     sideways[0x0112] = 6
@@ -82,11 +92,12 @@ def endless(source: Source) -> Iterator[Tickets]:
 
 def take(loader: Loader, count: int = 6) -> list[Batch]:
     try:
-        return list(itertools.islice(loader.load(endless(loader.source)), count))
+        return list(itertools.islice(raw_batches(loader, endless(loader.source)), count))
     finally:
         loader.close()
 
 
+@needs_dali
 @pytest.mark.parametrize("kind", ["png", "png with low", "pairs", "folder", "part of png", "jpeg"])
 def test_windows_and_labels_are_those_of_workers(kind: str, data: Path) -> None:
     source, allowed = open_source(data, kind), DECODERS_DIFFER_BY if kind == "jpeg" else 0
@@ -99,31 +110,34 @@ def test_windows_and_labels_are_those_of_workers(kind: str, data: Path) -> None:
             assert (ours[name].double() - field.double()).abs().max() <= allowed, name
 
 
+@needs_dali
 @pytest.mark.parametrize("kind", ["png", "png with low", "pairs", "folder"])
-def test_evaluation_gives_every_whole_picture_once_and_the_last_batch_short(kind: str, data: Path) -> None:
+def test_evaluation_gives_every_whole_image_once_and_the_last_batch_short(kind: str, data: Path) -> None:
     source = open_source(data, kind, "test")
     for rank in range(2):
-        ours, theirs = (
-            list(evaluation_batches(loader(source, CPU, RunSettings(workers=0)), rank, 2, torch.float32))
-            for loader in (Dali, Workers)
-        )
+        loaders = (loader(source, CPU, RunSettings(workers=0)) for loader in (Dali, Workers))
+        pipelines = (BatchPipeline(loader, None, torch.float32) for loader in loaders)
+        ours, theirs = (list(evaluation_batches(pipeline, rank, 2)) for pipeline in pipelines)
         assert ours
         for one, other in zip(ours, theirs, strict=True):
             assert all(torch.equal(one[name], other[name]) for name in other)
 
 
+@needs_dali
 def test_requests_of_a_length_that_varies_by_one_are_served(data: Path) -> None:
     source = open_source(data, "png")
     stream = Stream(0, len(source))
     requests = [stream.take(0, 2), stream.take(2, 5), stream.take(5, 6)]
-    batches = list(Dali(source, CPU, RunSettings(), CROP).load(requests))
+    batches = list(raw_batches(Dali(source, CPU, RunSettings(), CROP), requests))
     assert [len(batch["image"]) for batch in batches] == [2, 3, 1]
 
 
+@needs_dali
 def test_nothing_is_asked_for_and_nothing_comes(data: Path) -> None:
-    assert list(Dali(open_source(data, "png"), CPU, RunSettings(), CROP).load([])) == []
+    assert list(raw_batches(Dali(open_source(data, "png"), CPU, RunSettings(), CROP), [])) == []
 
 
+@needs_dali
 def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "train" / f"{number}.png", 20, 20)
@@ -135,6 +149,7 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
         take(Dali(source, CPU, RunSettings(), CROP))
 
 
+@needs_dali
 def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
     for number, split in itertools.product(range(2), ("train", "test")):
         save(tmp_path / split / f"{number}.png", 20, 20)
@@ -145,24 +160,26 @@ def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
         take(loader)
 
 
-def test_pictures_that_dali_would_show_differently_are_refused_by_name(tmp_path: Path) -> None:
+@needs_dali
+def test_images_that_dali_would_show_differently_are_refused_by_name(tmp_path: Path) -> None:
     for split in ("train", "test"):
         save(tmp_path / split / "plain.png", 20, 20)
-        pixels = random_pictures(20, 20, 4)
+        pixels = random_images(20, 20, 4)
         Image.fromarray(pixels).save(tmp_path / split / "veil.png")
     source = Photos("train", Photos.Settings(data_root=str(tmp_path), crop=CROP))
     with pytest.raises(UserError, match=r"--loader dali: .*veil\.png \(PNG, transparency\).*--loader workers"):
         Dali(source, CPU, RunSettings(), CROP)
 
 
-def test_sources_that_change_their_files_pictures_are_refused(data: Path, tmp_path: Path) -> None:
+@needs_dali
+def test_sources_that_change_their_files_images_are_refused(data: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         save(tmp_path / split / "row.png", 14, 28)
     worse = Degraded("train", Degraded.Settings(data_root=str(data / "png"), crop=CROP))
     scaled = Folder("train", RunSettings(data_root=str(data / "folder"), size=8))
     grey = Photos("train", Photos.Settings(data_root=str(data / "png"), channels=1, crop=CROP))
     rows = Panels("train", Panels.Settings(data_root=str(tmp_path), panels="image,target"))
-    array = ArraySource({"image": random_pictures(4, 8, 8, 3)}, DataSpec(3, 8, 8))
+    array = ArraySource({"image": random_images(4, 8, 8, 3)}, DataSpec(3, 8, 8))
     for source in (worse, scaled, grey, rows, array):
         with pytest.raises(UserError, match=r"--loader dali: .* use --loader workers"):
             Dali(source, CPU, RunSettings())
@@ -170,5 +187,5 @@ def test_sources_that_change_their_files_pictures_are_refused(data: Path, tmp_pa
 
 def test_without_dali_one_line_names_the_extra(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    with pytest.raises(UserError, match=r"not installed; pip install -e '\.\[dali\]'"):
+    with pytest.raises(UserError, match=r"not installed; pip install 'paceline\[dali\]'"):
         Dali(open_source(data, "png"), CPU, RunSettings(), CROP)

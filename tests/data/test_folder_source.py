@@ -1,4 +1,4 @@
-"""Pictures in folders: layouts, kinds of files, and files that are broken."""
+"""Images in folders: layouts, kinds of files, and files that are broken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_data import random_pictures
+from made_data import random_images
 from PIL import Image
 
 from paceline.config.settings import RunSettings
@@ -17,10 +17,10 @@ from paceline.core.errors import UserError
 from paceline.data.sources.folder import Folder
 
 
-def save(path: Path, picture: np.ndarray | Image.Image, **options: Any) -> Path:
+def save(path: Path, image: np.ndarray | Image.Image, **options: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-    picture.save(path, **options)
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    image.save(path, **options)
     return path
 
 
@@ -28,19 +28,19 @@ def settings(root: Path, **changes: object) -> RunSettings:
     return RunSettings(data_root=str(root), workers=0, **changes)  # type: ignore[arg-type]
 
 
-def read_only_picture(root: Path, **changes: object) -> np.ndarray:
+def read_only_image(root: Path, **changes: object) -> np.ndarray:
     return Folder("train", settings(root, **changes)).read(0)["image"]
 
 
-def save_train_and_test(root: Path, name: str, picture: np.ndarray | Image.Image, **options: Any) -> None:
+def save_train_and_test(root: Path, name: str, image: np.ndarray | Image.Image, **options: Any) -> None:
     for split in ("train", "test"):
-        save(root / split / name, picture, **options)
+        save(root / split / name, image, **options)
 
 
-def test_classes_are_the_folders_of_training_pictures(tmp_path: Path) -> None:
+def test_classes_are_the_folders_of_training_images(tmp_path: Path) -> None:
     for split, kind, count in (("train", "b", 2), ("train", "a", 3), ("test", "b", 1)):
         for number in range(count):
-            save(tmp_path / split / kind / f"{number}.png", random_pictures(6, 6, 3))
+            save(tmp_path / split / kind / f"{number}.png", random_images(6, 6, 3))
     training, test = Folder("train", settings(tmp_path)), Folder("test", settings(tmp_path))
     assert training.spec.class_names == test.spec.class_names == ("a", "b")
     assert [int(training.read(index)["label"]) for index in range(5)] == [0, 0, 0, 1, 1]
@@ -50,16 +50,16 @@ def test_classes_are_the_folders_of_training_pictures(tmp_path: Path) -> None:
 def test_without_a_test_folder_a_fixed_fifth_is_held_out(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         for number in range(10):
-            save(tmp_path / kind / "deep" / f"{number}.png", random_pictures(4, 4, 3))
+            save(tmp_path / kind / "deep" / f"{number}.png", random_images(4, 4, 3))
     training, test = Folder("train", settings(tmp_path)), Folder("test", settings(tmp_path))
     assert (len(training), len(test)) == (16, 4)
     assert not set(training.paths) & set(test.paths)
     assert training.spec.num_classes == 2
 
 
-def test_pictures_without_class_folders_have_no_labels(tmp_path: Path) -> None:
+def test_images_without_class_folders_have_no_labels(tmp_path: Path) -> None:
     for number in range(5):
-        save(tmp_path / f"{number}.PNG", random_pictures(4, 4, 3))
+        save(tmp_path / f"{number}.PNG", random_images(4, 4, 3))
     source = Folder("train", settings(tmp_path))
     assert len(source) == 4 and source.spec.num_classes == 0
     assert source.read_many(np.arange(4)).keys() == {"image"}
@@ -68,45 +68,45 @@ def test_pictures_without_class_folders_have_no_labels(tmp_path: Path) -> None:
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     for kind in ("boat", "train"):
         for number in range(5):
-            save(tmp_path / kind / f"{number}.png", random_pictures(4, 4, 3))
+            save(tmp_path / kind / f"{number}.png", random_images(4, 4, 3))
     assert Folder("train", settings(tmp_path)).spec.class_names == ("boat", "train")
 
 
-def test_pictures_beside_class_folders_are_left_out_and_told_of(tmp_path: Path) -> None:
-    save_train_and_test(tmp_path, "a/0.png", random_pictures(4, 4, 3))
-    save(tmp_path / "train" / "stray.png", random_pictures(4, 4, 3))
-    save(tmp_path / "train" / "a" / ".hidden.png", random_pictures(4, 4, 3))
+def test_images_beside_class_folders_are_left_out_and_told_of(tmp_path: Path) -> None:
+    save_train_and_test(tmp_path, "a/0.png", random_images(4, 4, 3))
+    save(tmp_path / "train" / "stray.png", random_images(4, 4, 3))
+    save(tmp_path / "train" / "a" / ".hidden.png", random_images(4, 4, 3))
     source = Folder("train", settings(tmp_path))
     assert len(source) == 1
-    assert source.notes == (f"1 pictures in {tmp_path} lie outside its class folders and are not used",)
+    assert source.notes == (f"1 images in {tmp_path} are outside its class folders and are not used",)
 
 
 @pytest.mark.parametrize("suffix", ["png", "bmp", "tif", "gif", "webp", "jpg"])
 def test_common_kinds_of_files_are_read(suffix: str, tmp_path: Path) -> None:
     flat = np.full((6, 6, 3), 200, dtype=np.uint8)
     save_train_and_test(tmp_path, f"a.{suffix}", flat)
-    assert np.abs(read_only_picture(tmp_path).astype(int) - 200).max() <= 4
+    assert np.abs(read_only_image(tmp_path).astype(int) - 200).max() <= 4
 
 
-def test_grey_pictures_become_colour_unless_asked_otherwise(tmp_path: Path) -> None:
-    grey = random_pictures(6, 6)
+def test_grey_images_become_colour_unless_asked_otherwise(tmp_path: Path) -> None:
+    grey = random_images(6, 6)
     save_train_and_test(tmp_path, "a.png", grey)
-    assert np.array_equal(read_only_picture(tmp_path), np.repeat(grey[..., None], 3, axis=2))
-    assert np.array_equal(read_only_picture(tmp_path, channels=1), grey[..., None])
+    assert np.array_equal(read_only_image(tmp_path), np.repeat(grey[..., None], 3, axis=2))
+    assert np.array_equal(read_only_image(tmp_path, channels=1), grey[..., None])
 
 
 def test_colour_becomes_grey_by_the_luma_of_television(tmp_path: Path) -> None:
-    colour = random_pictures(6, 6, 3)
+    colour = random_images(6, 6, 3)
     save_train_and_test(tmp_path, "a.png", colour)
     luma = colour @ np.array([0.299, 0.587, 0.114])
-    assert np.abs(read_only_picture(tmp_path, channels=1)[..., 0] - luma).max() <= 0.51
+    assert np.abs(read_only_image(tmp_path, channels=1)[..., 0] - luma).max() <= 0.51
 
 
 def test_sixteen_bits_are_scaled_and_not_cut_off(tmp_path: Path) -> None:
     values = np.array([[0, 257], [32896, 65535]], dtype=np.uint16)
     for name in ("a.png", "a.tif"):
         save_train_and_test(tmp_path / name, name, values)
-        assert read_only_picture(tmp_path / name, channels=1)[..., 0].tolist() == [[0, 1], [128, 255]]
+        assert read_only_image(tmp_path / name, channels=1)[..., 0].tolist() == [[0, 1], [128, 255]]
 
 
 def test_sixteen_bit_colour_is_scaled_too(tmp_path: Path) -> None:
@@ -116,34 +116,34 @@ def test_sixteen_bit_colour_is_scaled_too(tmp_path: Path) -> None:
         (tmp_path / split).mkdir()
         (tmp_path / split / "a.png").write_bytes(png(chunks))
     assert Folder("train", settings(tmp_path, size=1)).read(0)["image"].shape == (1, 1, 3)
-    assert read_only_picture(tmp_path)[0, 0].tolist() == [0, 128, 255]
+    assert read_only_image(tmp_path)[0, 0].tolist() == [0, 128, 255]
 
 
 def test_pixels_without_a_fixed_white_are_refused(tmp_path: Path) -> None:
     save_train_and_test(tmp_path, "a.tif", Image.fromarray(np.ones((4, 4), dtype=np.float32)))
     with pytest.raises(UserError, match=r"a\.tif: unreadable image \(32-bit pixels"):
-        read_only_picture(tmp_path)
+        read_only_image(tmp_path)
 
 
 def test_transparent_pixels_show_white(tmp_path: Path) -> None:
-    picture = np.zeros((2, 2, 4), dtype=np.uint8)
-    picture[0, :, 3] = 255  # the upper row is opaque black
-    save_train_and_test(tmp_path, "a.png", picture)
-    assert read_only_picture(tmp_path)[..., 0].tolist() == [[0, 0], [255, 255]]
+    image = np.zeros((2, 2, 4), dtype=np.uint8)
+    image[0, :, 3] = 255  # the upper row is opaque black
+    save_train_and_test(tmp_path, "a.png", image)
+    assert read_only_image(tmp_path)[..., 0].tolist() == [[0, 0], [255, 255]]
 
 
-def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
-    picture = random_pictures(4, 4, 3)
+def test_a_image_is_turned_as_its_camera_says(tmp_path: Path) -> None:
+    image = random_images(4, 4, 3)
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 90° clockwise to view
-    save_train_and_test(tmp_path, "a.png", picture, exif=exif)
-    assert np.array_equal(read_only_picture(tmp_path), np.rot90(picture, -1))
+    save_train_and_test(tmp_path, "a.png", image, exif=exif)
+    assert np.array_equal(read_only_image(tmp_path), np.rot90(image, -1))
 
 
-def test_the_middle_square_is_taken_and_the_first_picture_gives_the_size(tmp_path: Path) -> None:
-    wide = random_pictures(6, 10, 3)
+def test_the_middle_square_is_taken_and_the_first_image_gives_the_size(tmp_path: Path) -> None:
+    wide = random_images(6, 10, 3)
     save_train_and_test(tmp_path, "a.png", wide)
-    save_train_and_test(tmp_path, "b.png", random_pictures(20, 9, 3))
+    save_train_and_test(tmp_path, "b.png", random_images(20, 9, 3))
     source = Folder("train", settings(tmp_path))
     assert (source.spec.height, source.spec.width) == (6, 6)
     assert np.array_equal(source.read(0)["image"], wide[:, 2:8])
@@ -154,35 +154,35 @@ def test_shrinking_averages_over_all_pixels(tmp_path: Path) -> None:
     stripes = np.zeros((64, 64, 3), dtype=np.uint8)
     stripes[:, ::2] = 255
     save_train_and_test(tmp_path, "a.png", stripes)
-    assert np.abs(read_only_picture(tmp_path, size=8).astype(int) - 127)[:, 1:-1].max() <= 3
+    assert np.abs(read_only_image(tmp_path, size=8).astype(int) - 127)[:, 1:-1].max() <= 3
 
 
-def test_an_unreadable_picture_is_named_with_the_way_out(tmp_path: Path) -> None:
-    save_train_and_test(tmp_path, "a.png", random_pictures(4, 4, 3))
-    (tmp_path / "train" / "b.png").write_bytes(b"no picture")
+def test_an_unreadable_image_is_named_with_the_way_out(tmp_path: Path) -> None:
+    save_train_and_test(tmp_path, "a.png", random_images(4, 4, 3))
+    (tmp_path / "train" / "b.png").write_bytes(b"no image")
     source = Folder("train", settings(tmp_path))
     with pytest.raises(UserError, match=r"train/b\.png: unreadable image .*--bad-images skip") as raised:
         source.read(1)
     assert "\n" not in str(raised.value)
 
 
-def test_unreadable_pictures_are_left_out_and_counted_when_asked(tmp_path: Path) -> None:
+def test_unreadable_images_are_left_out_and_counted_when_asked(tmp_path: Path) -> None:
     for kind in ("a", "b"):
-        save_train_and_test(tmp_path, f"{kind}/good.png", random_pictures(8, 8, 3))
-    (tmp_path / "train" / "a" / "0.jpg").write_bytes(b"no picture")
+        save_train_and_test(tmp_path, f"{kind}/good.png", random_images(8, 8, 3))
+    (tmp_path / "train" / "a" / "0.jpg").write_bytes(b"no image")
     whole = (tmp_path / "train" / "a" / "good.png").read_bytes()
     (tmp_path / "train" / "a" / "torn.png").write_bytes(whole[: len(whole) // 2])
     source = Folder("train", settings(tmp_path, bad_images="skip"))
     assert [path.name for path in source.paths] == ["good.png", "good.png"]
     assert [int(source.read(index)["label"]) for index in range(2)] == [0, 1]
-    assert source.notes == (f"left out 2 unreadable of 4 pictures in {tmp_path}: train/a/0.jpg, train/a/torn.png",)
+    assert source.notes == (f"left out 2 unreadable of 4 images in {tmp_path}: train/a/0.jpg, train/a/torn.png",)
 
 
-def test_nothing_but_unreadable_pictures_is_an_error_even_when_skipping(tmp_path: Path) -> None:
+def test_nothing_but_unreadable_images_is_an_error_even_when_skipping(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
-        (tmp_path / split / "a.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match="none of its 1 pictures can be read"):
+        (tmp_path / split / "a.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match="none of its 1 images can be read"):
         Folder("train", settings(tmp_path, bad_images="skip"))
     with pytest.raises(UserError, match=r"a\.png: unreadable image"):
         Folder("train", settings(tmp_path))
@@ -193,7 +193,7 @@ def test_nothing_but_unreadable_pictures_is_an_error_even_when_skipping(tmp_path
 def test_a_small_file_that_claims_to_be_huge_is_refused_before_it_is_decoded(side: int, tmp_path: Path) -> None:
     header = struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
-    save_train_and_test(tmp_path, "a.png", random_pictures(4, 4, 3))
+    save_train_and_test(tmp_path, "a.png", random_images(4, 4, 3))
     (tmp_path / "train" / "b.png").write_bytes(png(chunks))
     with pytest.raises(UserError, match=r"b\.png: unreadable image .*(limit|bomb)"):
         Folder("train", settings(tmp_path)).read(1)
@@ -210,9 +210,9 @@ def png(chunks: list[tuple[bytes, bytes]]) -> bytes:
     ("folders", "message"),
     [
         (None, "absent: no such folder"),
-        ([], "has no pictures"),
-        (["train/a", "test/a"], "train/a: has no pictures"),
-        (["a"], "a: has no pictures"),
+        ([], "has no images"),
+        (["train/a", "test/a"], "train/a: has no images"),
+        (["a"], "a: has no images"),
         (["train"], "has no folder 'test'"),
     ],
 )
@@ -226,13 +226,13 @@ def test_a_missing_or_empty_folder_is_named(folders: list[str] | None, message: 
 
 
 def test_a_class_that_is_never_trained_on_is_named(tmp_path: Path) -> None:
-    save_train_and_test(tmp_path, "a/0.png", random_pictures(4, 4, 3))
-    save(tmp_path / "test" / "b" / "0.png", random_pictures(4, 4, 3))
-    with pytest.raises(UserError, match="class 'b' has no folder of training pictures"):
+    save_train_and_test(tmp_path, "a/0.png", random_images(4, 4, 3))
+    save(tmp_path / "test" / "b" / "0.png", random_images(4, 4, 3))
+    with pytest.raises(UserError, match="class 'b' has no folder of training images"):
         Folder("test", settings(tmp_path))
 
 
-def test_one_picture_cannot_be_split(tmp_path: Path) -> None:
-    save(tmp_path / "a.png", random_pictures(4, 4, 3))
-    with pytest.raises(UserError, match="one picture is too few"):
+def test_one_image_cannot_be_split(tmp_path: Path) -> None:
+    save(tmp_path / "a.png", random_images(4, 4, 3))
+    with pytest.raises(UserError, match="one image is too few"):
         Folder("train", settings(tmp_path))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from made_data import raw_batches
 
 from paceline.commands.configure import configure
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
+from paceline.core import registry
+from paceline.core.errors import UserError
 from paceline.data import memory
+from paceline.data.loader import Fit, Loader
 from paceline.data.loader_choice import choose_loader, choose_loaders
 from paceline.data.loaders.resident import Resident
 from paceline.data.loaders.workers import Workers
@@ -125,6 +130,52 @@ def test_a_choice_builds_the_loader_with_its_data_at_home(room: SetRoom) -> None
     room(cpu=4)
     loader = choose_loader(RunSettings(), samples(4), CPU).build(samples(4), CPU, RunSettings())
     assert isinstance(loader, Resident) and loader.home == CPU
-    (batch,) = loader.load([in_order(0, 4)])
+    (batch,) = raw_batches(loader, [in_order(0, 4)])
     assert batch["image"].shape == (4, 3, 8, 8)
     loader.close()
+
+
+OWN_LOADER = """
+from paceline.data.loader import Fit, Loader
+
+class Own(Loader):
+    auto_order = {order}
+
+    @classmethod
+    def fits(cls, source, device, budget):
+        return Fit(len(source) < 3, "fewer than three" if len(source) < 3 else "three or more")
+
+    def fetch(self, requests):
+        raise NotImplementedError
+"""
+
+
+def test_a_loader_in_a_users_file_says_itself_whether_it_fits(tmp_path: Path, room: SetRoom) -> None:
+    room(cpu=3)
+    file = tmp_path / "own.py"
+    file.write_text(OWN_LOADER.format(order=None))
+    settings = RunSettings(loader=str(file))
+    assert choose_loader(settings, samples(2), CPU) == (str(file), "fewer than three", None)
+    name, why, home = choose_loader(settings, samples(3), CPU)
+    assert (name, home) == ("resident", CPU) and why.startswith("three or more; ") and " fit in " in why
+
+
+def test_auto_tries_loaders_in_their_declared_order(monkeypatch: pytest.MonkeyPatch, room: SetRoom) -> None:
+    room(cpu=10)
+    assert choose_loader(RunSettings(), samples(2), CPU).name == "resident"
+    monkeypatch.setattr(Workers, "auto_order", Resident.auto_order - 1)  # type: ignore[operator]
+    assert choose_loader(RunSettings(), samples(2), CPU) == ("workers", "it fits", None)
+
+
+def test_a_source_that_no_loader_fits_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for loader in (Resident, Workers):
+        monkeypatch.setattr(loader, "fits", classmethod(lambda cls, *_: Fit(False, f"not by {cls.__name__}")))
+    with pytest.raises(UserError, match=r"--loader auto: no loader .*: not by Resident; not by Workers"):
+        choose_loader(RunSettings(), samples(1), CPU)
+
+
+@pytest.mark.parametrize("name", registry.names("loader"))
+def test_every_loader_describes_itself(name: str) -> None:
+    loader = registry.load_class("loader", name, Loader)
+    assert loader.description and bool(loader.package) == bool(loader.extra)
+    assert not loader.package or loader.auto_order is None, "what needs a package is used only when it is named"

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_data import raw_batches
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
@@ -25,7 +26,7 @@ from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource, Sample, Source, Subset
 from paceline.data.sources.digits import Digits
 from paceline.data.tickets import Stream, Tickets, in_order
-from paceline.data.transforms import Augment, prepare
+from paceline.data.transforms import Augment, transform
 
 CPU = torch.device("cpu")
 DEVICES = [CPU, *([torch.device("cuda", 0)] if torch.cuda.is_available() else [])]
@@ -44,7 +45,7 @@ def endless(source: Source) -> Iterator[Tickets]:
 
 def take(loader: Loader, source: Source, count: int) -> list[Batch]:
     try:
-        return list(itertools.islice(loader.load(endless(source)), count))
+        return list(itertools.islice(raw_batches(loader, endless(source)), count))
     finally:
         loader.close()
 
@@ -62,10 +63,10 @@ class Slow(Source):
 
     def read(self, index: int) -> Sample:
         if index == 99:
-            raise UserError("pictures/99.png: unreadable image")
+            raise UserError("images/99.png: unreadable image")
         time.sleep(0.0005 * (index % 7 == 0))
-        picture = np.random.default_rng(index).integers(0, 256, (6, 4, 3), dtype=np.uint8)
-        return {"image": picture, "label": np.asarray(index % 10), "mask": picture[..., :1]}
+        image = np.random.default_rng(index).integers(0, 256, (6, 4, 3), dtype=np.uint8)
+        return {"image": image, "label": np.asarray(index % 10), "mask": image[..., :1]}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_prepared_batches_have_the_same_bits_on_every_loader_and_device(
     batches = take(build(name, source, device, workers), source, 4)
     for one, other in zip(batches, expected, strict=True):
         for dtype in (torch.float32, torch.bfloat16):
-            prepared, reference = prepare(one, augment, dtype), prepare(other, augment, dtype)
+            prepared, reference = transform(one, augment, dtype), transform(other, augment, dtype)
             assert prepared.keys() == {"image", "label", "mask", "index"}
             assert prepared["mask"].shape == (BATCH, 1, 6, 4)
             for field in prepared:
@@ -119,7 +120,7 @@ def test_prepared_batches_have_the_same_bits_on_every_loader_and_device(
 def test_the_last_batch_of_an_evaluation_may_be_short(name: str, workers: int, digits: Source) -> None:
     loader = build(name, digits, workers=workers)
     requests = [in_order(start, min(start + 100, len(digits))) for start in range(0, len(digits), 100)]
-    batches = list(loader.load(requests))
+    batches = list(raw_batches(loader, requests))
     assert [len(batch["index"]) for batch in batches] == [100, 100, 100, 59]
     assert torch.equal(torch.cat([batch["index"] for batch in batches]), torch.arange(len(digits)))
 
@@ -128,7 +129,7 @@ def test_the_last_batch_of_an_evaluation_may_be_short(name: str, workers: int, d
 def test_a_persons_mistake_keeps_its_one_line(name: str, workers: int) -> None:
     with pytest.raises(UserError) as raised:
         take(build(name, Slow(), workers=workers), Slow(), 4)
-    assert str(raised.value) == "pictures/99.png: unreadable image"
+    assert str(raised.value) == "images/99.png: unreadable image"
 
 
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
@@ -140,7 +141,7 @@ def test_loading_leaves_torchs_random_numbers_alone(name: str, workers: int, dig
 
 def test_data_in_memory_is_read_in_pieces_to_the_same_end(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pixels, "BYTES_PER_READ", 100 * 1032)
-    pieces = pixels.Pixels(digits, CPU, RunSettings()).samples
+    pieces = pixels.Pixels(digits, CPU, num_workers=0).samples
     assert np.array_equal(pieces["image"].numpy(), digits.read_many(np.arange(len(digits)))["image"])
 
 
@@ -165,7 +166,7 @@ def wait_until_gone(pids: list[int], seconds: float = 5.0) -> bool:
 def test_closing_a_loader_ends_its_workers(digits: Source) -> None:
     before = set(children(os.getpid()))
     loader = Workers(digits, CPU, RunSettings(workers=2))
-    batches = loader.load(endless(digits))
+    batches = raw_batches(loader, endless(digits))
     next(batches)
     started = [pid for pid in children(os.getpid()) if pid not in before]
     assert len(started) == 2
@@ -180,7 +181,7 @@ def test_the_next_evaluation_has_the_same_workers(digits: Source) -> None:
     requests = [in_order(start, start + 50) for start in (0, 50, 100)]
     seen = []
     for _ in range(3):
-        batches = list(loader.load(requests))
+        batches = list(raw_batches(loader, requests))
         assert torch.equal(torch.cat([batch["index"] for batch in batches]), torch.arange(150))
         seen.append([pid for pid in children(os.getpid()) if pid not in before])
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 2
@@ -190,7 +191,7 @@ def test_the_next_evaluation_has_the_same_workers(digits: Source) -> None:
 
 def test_two_rows_of_requests_at_once_do_not_disturb_each_other(digits: Source) -> None:
     loader = Workers(digits, CPU, RunSettings(workers=1))
-    first, second = (loader.load([in_order(start, start + 9) for start in (at, at + 9)]) for at in (0, 100))
+    first, second = (raw_batches(loader, [in_order(start, start + 9) for start in (at, at + 9)]) for at in (0, 100))
     found = [int(next(rows)["index"][0]) for rows in (first, second, first, second)]
     loader.close()
     assert found == [0, 100, 9, 109]
@@ -209,7 +210,7 @@ stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
 source = ArraySource({"image": np.zeros((8, 2, 2, 1), np.uint8)}, DataSpec(1, 2, 2))
 requests = (in_order(0, 8) for _ in itertools.count())
-batches = Workers(source, torch.device("cpu"), RunSettings(workers=2)).load(requests)
+batches = Workers(source, torch.device("cpu"), RunSettings(workers=2)).fetch(requests)
 for _ in range(2):  # one from each worker: both have begun
     next(batches)
 print("ready", flush=True)
@@ -252,13 +253,13 @@ def test_a_signal_to_the_whole_job_leaves_the_trainer_its_workers(trainer: subpr
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
 def test_no_batch_waits_for_the_gpu(name: str, workers: int, digits: Source) -> None:
     loader = build(name, digits, torch.device("cuda", 0), workers)
-    batches = loader.load(endless(digits))
+    batches = raw_batches(loader, endless(digits))
     augment = Augment(pad_crop=4, flip=True, cutout=8)
-    prepare(next(batches), augment, torch.bfloat16)
+    transform(next(batches), augment, torch.bfloat16)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for batch in itertools.islice(batches, 8):
-            prepare(batch, augment, torch.bfloat16)
+            transform(batch, augment, torch.bfloat16)
     finally:
         torch.cuda.set_sync_debug_mode("default")
         loader.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_data import random_pictures
+from made_data import random_images
 from PIL import Image
 
 from paceline.commands.pack import pack
@@ -30,7 +30,7 @@ def photos(tmp_path: Path) -> Path:
     for split in ("train", "test"):
         (root / split).mkdir(parents=True)
         for number in range(6):
-            Image.fromarray(random_pictures(20 + number, 30, 3)).save(root / split / f"{number}.png")
+            Image.fromarray(random_images(20 + number, 30, 3)).save(root / split / f"{number}.png")
     return root
 
 
@@ -72,7 +72,7 @@ def test_packing_goes_on_after_being_killed(photos: Path, tmp_path: Path, capsys
     with pytest.raises(UserError, match="packing was not finished"):
         open_packed(tmp_path / "packed")
     with open(tmp_path / "packed" / "train" / "image.pixels", "ab") as pixels:
-        pixels.write(b"half a picture")
+        pixels.write(b"half an image")
     with open(partial, "ab") as rows:
         rows.write(b"half a row")
     with pytest.raises(
@@ -81,7 +81,7 @@ def test_packing_goes_on_after_being_killed(photos: Path, tmp_path: Path, capsys
     ):
         pack("digits", str(tmp_path / "packed"), NO_FLAGS, {})
     assert pack(str(slow), str(tmp_path / "packed"), {"data_root": str(photos), "workers": 0}, {}) == 0
-    assert "going on: train" in capsys.readouterr().out
+    assert "resuming: train" in capsys.readouterr().out
     packed, source = open_packed(tmp_path / "packed"), Photos("train", Photos.Settings(data_root=str(photos)))
     for index in range(len(source)):
         assert np.array_equal(packed.read(index)["image"], source.read(index)["image"])
@@ -95,7 +95,7 @@ def packed(photos: Path, tmp_path: Path) -> Path:
 
 def test_packing_again_checks_every_pixel(packed: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0
-    assert "all of it is whole" in capsys.readouterr().out
+    assert "all checksums match" in capsys.readouterr().out
     flip_a_bit(packed / "test" / "image.pixels", -1)
     with pytest.raises(UserError, match=r"test/image\.pixels: 5\.png is damaged"):
         pack(str(photos), str(packed), NO_FLAGS, {})
@@ -110,7 +110,7 @@ def flip_a_bit(file: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("by_window", [False, True])
-def test_a_damaged_picture_is_named_and_the_others_are_read(by_window: bool, packed: Path) -> None:
+def test_a_damaged_image_is_named_and_the_others_are_read(by_window: bool, packed: Path) -> None:
     flip_a_bit(packed / "train" / "image.pixels", 5)
     source = open_packed(packed)
     read = (lambda index: source.read_window(index, Window(10, 10, 4, 4))) if by_window else source.read
@@ -141,7 +141,7 @@ def test_another_version_and_other_folders_are_refused(packed: Path, photos: Pat
     manifest = json.loads((packed / "pack.json").read_text())
     (packed / "pack.json").write_text(json.dumps(manifest | {"version": 1}))
     for read in (lambda: open_packed(packed), lambda: pack(str(photos), str(packed), NO_FLAGS, {})):
-        with pytest.raises(UserError, match=r"version 1 of the format, and this is 2; remove .*packed, then pack"):
+        with pytest.raises(UserError, match=r"version 1 of the format, expected 3; remove .*packed, then pack"):
             read()
     (packed / "pack.json").write_text('{"format": ')
     with pytest.raises(UserError, match=r"pack\.json: damaged"):
@@ -162,7 +162,7 @@ def test_what_the_folder_says_of_itself_is_held_to_its_checksum(change: str, pac
     if change == "a wrong count":
         split["count"] -= 1
     elif change == "other channels":
-        split["spec"]["channels"] = split["pictures"]["image"] = 1
+        split["spec"]["channels"] = split["images"]["image"] = 1
     elif change == "a missing key":
         del split["mixed"]
     else:
@@ -176,14 +176,14 @@ def test_what_the_folder_says_of_itself_is_held_to_its_checksum(change: str, pac
 def test_what_was_fixed_when_packing_cannot_be_changed_later(packed: Path) -> None:
     with pytest.raises(UserError, match=r"channels=1: .* was packed with 3; pack its source into another folder"):
         open_packed(packed, channels=1)
-    with pytest.raises(UserError, match=r"size=7: .* was packed in another size"):
+    with pytest.raises(UserError, match=r"size=7: .* was packed with 30×20 pixels"):
         open_packed(packed, size=7)
     with pytest.raises(UserError, match="has no split 'validation'; it holds train, test"):
         open_packed(packed, "validation")
 
 
-def test_unreadable_pictures_are_left_out_of_a_pack_when_asked(photos: Path, tmp_path: Path) -> None:
-    (photos / "train" / "bad.png").write_bytes(b"no picture")
+def test_unreadable_images_are_left_out_of_a_pack_when_asked(photos: Path, tmp_path: Path) -> None:
+    (photos / "train" / "bad.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"bad\.png: unreadable"):
         pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
     assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS | {"bad_images": "skip"}, {}) == 0
@@ -193,7 +193,7 @@ def test_unreadable_pictures_are_left_out_of_a_pack_when_asked(photos: Path, tmp
 def test_what_to_pack_must_be_there_and_said_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pack nowhere: no such folder, and no source of that name"):
         pack("nowhere", str(tmp_path / "packed"), NO_FLAGS, {})
-    with pytest.raises(UserError, match="--data degraded: photos is no folder"):
+    with pytest.raises(UserError, match="--data degraded: photos is not a folder"):
         pack("photos", str(tmp_path / "packed"), NO_FLAGS | {"data": "degraded"}, {})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_data import random_pictures
+from made_data import random_images
 from PIL import Image
 from running import Running, run_fork, start_fork, wait_until
 
@@ -17,12 +17,12 @@ from paceline.commands.pack import pack
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.lock import LOCK, Lock
-from paceline.data.loaders.workers import _say_unless_left
 from paceline.data.open_sources import open_sources
 from paceline.data.packing import writer as packing
 from paceline.data.packing.origin import describe
 from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
+from paceline.data.worker_pool import _print_unless_parent_left
 
 COUNT = 40  # of which a look at 16 would miss some
 NO_FLAGS = {"workers": 0}
@@ -56,8 +56,8 @@ def photos(tmp_path: Path) -> Path:
     root = tmp_path / "photos"
     for split, count in (("train", COUNT), ("test", 2)):
         (root / split).mkdir(parents=True)
-        for number, picture in enumerate(random_pictures(count, 9, 8, 3)):
-            Image.fromarray(picture).save(root / split / f"{number:02}.png")
+        for number, image in enumerate(random_images(count, 9, 8, 3)):
+            Image.fromarray(image).save(root / split / f"{number:02}.png")
     return root
 
 
@@ -76,14 +76,14 @@ def refused(match: str) -> pytest.RaisesExc[UserError]:
 
 
 def replace(file: Path) -> None:
-    """Another picture of the same size, under the same name."""
+    """Another image of the same size, under the same name."""
     size = file.stat().st_size
     Image.fromarray(255 - np.asarray(Image.open(file))).save(file)
     os.truncate(file, max(size, file.stat().st_size))
 
 
 def test_changed_labels_are_noticed(tmp_path: Path) -> None:
-    arrays = {"x_train": random_pictures(12, 4, 4, 3), "x_test": random_pictures(2, 4, 4, 3)}
+    arrays = {"x_train": random_images(12, 4, 4, 3), "x_test": random_images(2, 4, 4, 3)}
     labels = np.arange(12) % 3
     again = ("npz", str(tmp_path / "packed"), {"data_root": str(tmp_path / "own.npz"), "workers": 0}, {})
     np.savez(tmp_path / "own.npz", **arrays, y_train=labels, y_test=labels[:2])
@@ -132,7 +132,7 @@ def test_a_moved_source_is_the_same_and_a_pack_needs_none(photos: Path, tmp_path
     assert len(Packed("train", RunSettings(data_root=str(tmp_path / "packed")))) == COUNT
 
 
-@pytest.mark.parametrize("changed", ["21", "99"])  # a picture; a label, too
+@pytest.mark.parametrize("changed", ["21", "99"])  # an image; a label, too
 def test_a_source_that_only_reading_tells_of_is_read_again(changed: str, own: Path, tmp_path: Path) -> None:
     again = (str(tmp_path / "own.py"), str(tmp_path / "packed"), {"data_root": str(own), "workers": 0}, {})
     assert pack(*again) == pack(*again) == 0
@@ -172,7 +172,7 @@ def interrupted(folder: Path, own: Path) -> Running:
 def test_after_ctrl_c_one_line_says_that_it_goes_on_and_what_was_changed_is_refused(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert interrupted(tmp_path, own).stderr == "paceline: interrupted; the same command goes on\n"
+    assert interrupted(tmp_path, own).stderr == "paceline: interrupted; run the same command again to resume\n"
     goes_on = ("own.py", "packed", {"data_root": str(own), "workers": 0}, {})
     monkeypatch.chdir(tmp_path)
     before = (own / "1.txt").read_text()
@@ -198,11 +198,11 @@ def begun(photos: Path, folder: Path, count: int) -> dict[str, Photos]:
             raise Killed
 
     with pytest.raises(Killed):
-        packing.fill(sources["train"], folder / "train", RunSettings(workers=0), kill)
+        packing.fill(sources["train"], folder / "train", 0, kill)
     return sources
 
 
-def test_a_packed_picture_that_was_replaced_before_going_on_is_noticed(photos: Path, tmp_path: Path) -> None:
+def test_a_packed_image_that_was_replaced_before_going_on_is_noticed(photos: Path, tmp_path: Path) -> None:
     begun(photos, tmp_path / "packed", 20)
     replace(photos / "train" / "04.png")
     with refused("train: its files have other names, sizes or times of change"):
@@ -219,7 +219,7 @@ def test_pixels_that_were_lost_are_packed_again(photos: Path, tmp_path: Path) ->
 def test_files_that_change_while_they_are_packed_are_noticed(photos: Path, tmp_path: Path) -> None:
     sources = begun(photos, tmp_path / "packed", 20)
     for split, source in sources.items():
-        packing.fill(source, tmp_path / "packed" / split, RunSettings(workers=0), lambda done: None)
+        packing.fill(source, tmp_path / "packed" / split, 0, lambda done: None)
     replace(photos / "train" / "04.png")
     with refused("train: files were changed while they were packed"):
         packing.finish(tmp_path / "packed", sources)
@@ -229,9 +229,9 @@ def test_a_full_disk_is_said_in_one_line_and_the_same_command_goes_on(photos: Pa
     words = ("pack", "photos", "packed", "--workers", "0")
     stopped = run_fork(tmp_path, *words, largest_file=5000)
     assert stopped.wait() == 2
-    assert stopped.stderr == "paceline: packed: file too large; make room, and the same command goes on\n"
+    assert stopped.stderr == "paceline: packed: file too large; make room, then run the same command again to resume\n"
     again = run_fork(tmp_path, *words)
-    assert again.wait() == 0 and "going on: train" in again.stdout
+    assert again.wait() == 0 and "resuming: train" in again.stdout
     packed = Packed("train", RunSettings(data_root=str(tmp_path / "packed")))
     source = Photos("train", Photos.Settings(data_root=str(photos)))
     assert all(np.array_equal(packed.read(index)["image"], source.read(index)["image"]) for index in range(COUNT))
@@ -239,7 +239,7 @@ def test_a_full_disk_is_said_in_one_line_and_the_same_command_goes_on(photos: Pa
 
 def test_a_folder_that_cannot_be_made_is_said_in_one_line(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/packed: Not a directory; name a folder that can be made and written"):
+    with pytest.raises(UserError, match=r"file/packed: Not a directory; name a folder that can be created and written"):
         pack(str(photos), str(tmp_path / "file" / "packed"), NO_FLAGS, {})
 
 
@@ -254,9 +254,9 @@ def test_a_pack_has_the_splits_of_its_source(own: Path, tmp_path: Path) -> None:
 
 def test_a_worker_whose_reader_left_says_nothing_and_other_errors_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     for error in (BrokenPipeError(), ConnectionResetError(), EOFError()):
-        _say_unless_left(type(error), error, None)
+        _print_unless_parent_left(type(error), error, None)
     assert capsys.readouterr().err == ""
-    _say_unless_left(KeyError, KeyError("unexpected"), None)
+    _print_unless_parent_left(KeyError, KeyError("unexpected"), None)
     assert "KeyError: 'unexpected'" in capsys.readouterr().err
 
 
@@ -284,6 +284,6 @@ def test_a_folder_that_another_process_finishes_meanwhile_stays_whole(
         return goes_on
 
     monkeypatch.setattr("paceline.commands.pack.begin", begin_too_late)
-    with pytest.raises(UserError, match="another process has just packed into it; the same command checks it"):
+    with pytest.raises(UserError, match="another process has just packed it; run the same command again to check it"):
         pack(str(photos), str(packed), NO_FLAGS, {})
     assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0

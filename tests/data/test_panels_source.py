@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_data import raw_batches
 from PIL import Image
 
 from paceline.config.settings import RunSettings
@@ -15,7 +16,7 @@ from paceline.data.loaders.resident import Resident
 from paceline.data.loaders.workers import Workers
 from paceline.data.sources.panels import Panels
 from paceline.data.tickets import Stream
-from paceline.data.transforms import Augment, prepare
+from paceline.data.transforms import Augment, transform
 
 SIDE = 16
 
@@ -39,20 +40,20 @@ def test_a_row_is_cut_into_its_named_panels(tmp_path):
     assert source.spec.panels == ("stain", "nuclei", "segmentation")
     assert (source.spec.height, source.spec.width, len(source)) == (SIDE, SIDE, 2)
     sample = source.read(1)
-    assert {name: int(picture.flat[0]) for name, picture in sample.items()} == {
+    assert {name: int(image.flat[0]) for name, image in sample.items()} == {
         "image": 10,
         "stain": 11,
         "nuclei": 12,
         "segmentation": 13,
     }
-    assert all(picture.shape == (SIDE, SIDE, 3) and np.ptp(picture) == 0 for picture in sample.values())
+    assert all(image.shape == (SIDE, SIDE, 3) and np.ptp(image) == 0 for image in sample.values())
 
 
 def test_the_input_may_be_any_panel_others_may_be_left_out_and_the_segmentation_comes_last(tmp_path):
     write_rows(tmp_path, 4)
     source = open_rows(tmp_path, panels="segmentation,-,image,stain")
     assert source.spec.panels == ("stain", "segmentation")
-    assert {name: int(picture.flat[0]) for name, picture in source.read(0).items()} == {
+    assert {name: int(image.flat[0]) for name, image in source.read(0).items()} == {
         "segmentation": 0,
         "image": 2,
         "stain": 3,
@@ -80,9 +81,9 @@ def test_folders_a_and_b_are_matched_by_name(tmp_path):
             Image.new("RGB", (20, 12), (shade,) * 3).save(tmp_path / folder / f"{name}{suffix}")
     source = open_rows(tmp_path, "test")
     assert source.spec.panels == ("target",) and len(source) == 2
-    assert {name: int(picture.flat[0]) for name, picture in source.read(0).items()} == {"image": 3, "target": 4}
+    assert {name: int(image.flat[0]) for name, image in source.read(0).items()} == {"image": 3, "target": 4}
     swapped = open_rows(tmp_path, panels="photo,image")
-    assert {name: int(picture.flat[0]) for name, picture in swapped.read(0).items()} == {"photo": 1, "image": 2}
+    assert {name: int(image.flat[0]) for name, image in swapped.read(0).items()} == {"photo": 1, "image": 2}
     (tmp_path / "trainB" / "y.bmp").unlink()
     with pytest.raises(UserError, match=r"trainA/y.png has no partner"):
         open_rows(tmp_path)
@@ -107,10 +108,10 @@ def test_a_row_that_is_not_made_of_the_named_panels_is_refused_by_name(tmp_path)
         ("image,a,b,segmentation", r"0.png: 96×16 pixels are not 4 panels of one width .they look like 6."),
         ("image,a,b,c,segmentation", r"are not 5 panels of one width"),
         ("", r"a row of 96×16 pixels; say what its panels are.*--set panels="),
-        ("a,b,c,d,e,f", r"panels=a,b,c,d,e,f: name every panel.*the input 'image'"),
-        ("image,a,a,b,c,d", r"each in its own way"),
-        ("image,a b,c,d,e,f", r"'a b' is no name"),
-        ("image,-,-,-,-,-", r"name every panel"),
+        ("a,b,c,d,e,f", r"panels=a,b,c,d,e,f: give every panel a name.*call the input 'image'"),
+        ("image,a,a,b,c,d", r"a name of its own"),
+        ("image,a b,c,d,e,f", r"'a b' is not a valid name"),
+        ("image,-,-,-,-,-", r"give every panel a name"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(tmp_path, panels, message):
@@ -126,7 +127,7 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
     with pytest.raises(UserError, match="has no folder test"):
         open_rows(tmp_path, "test")
     (tmp_path / "trainA").mkdir()
-    with pytest.raises(UserError, match="has trainA and no trainB"):
+    with pytest.raises(UserError, match="has trainA but no trainB"):
         open_rows(tmp_path)
 
 
@@ -168,9 +169,9 @@ def test_windows_flips_and_turns_are_common_to_all_panels_with_either_loader(tmp
     settings = RunSettings(workers=0)
     batches = []
     for loader in (Workers, Resident):
-        (raw,) = loader(source, torch.device("cpu"), settings, 8).load([Stream(0, len(source)).take(0, 12)])
+        (raw,) = raw_batches(loader(source, torch.device("cpu"), settings, 8), [Stream(0, len(source)).take(0, 12)])
         assert torch.equal(raw["image"] // 4, raw["quarter"]) and raw["half"].shape == (12, 3, 8, 8)
-        batches.append(prepare(raw, Augment(flip=True, rot90=True), torch.float64))
+        batches.append(transform(raw, Augment(flip=True, rot90=True), torch.float64))
     assert all(torch.equal(batches[0][name], batches[1][name]) for name in ("image", "half", "quarter"))
     levels = {name: ((batches[0][name] + 1) * 127.5).round().long() for name in ("image", "half")}
     assert torch.equal(levels["image"] // 2, levels["half"])

@@ -18,8 +18,8 @@ from paceline.data.sources.photos import Photos
 
 def save(file: Path, height: int, width: int, seed: int = 0, **how: object) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    picture = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    Image.fromarray(picture).save(file, **how)  # type: ignore[arg-type]
+    image = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(image).save(file, **how)  # type: ignore[arg-type]
 
 
 def settings(root: Path, **changes: object) -> Degraded.Settings:
@@ -67,7 +67,7 @@ def test_of_a_plain_folder_a_fixed_fifth_is_for_testing(tmp_path: Path) -> None:
     assert len(testing) == 2 and sorted(training + testing) == [f"{number}.png" for number in range(10)]
 
 
-def test_other_pictures_can_be_tested_on(tmp_path: Path) -> None:
+def test_other_images_can_be_tested_on(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "own" / f"{number}.png", 9, 9)
         save(tmp_path / "set" / "HR" / f"img_{number}.png", 17 + number, 23)
@@ -135,7 +135,7 @@ def test_a_file_in_low_resolution_of_another_size_is_refused_by_name(tmp_path: P
     for number in range(3):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", 4, 4 if number else 5)
-    with pytest.raises(UserError, match=r"0\.png: 5×4 pixels are no whole fraction of the 16×16 of 0\.png"):
+    with pytest.raises(UserError, match=r"0\.png: 5×4 pixels are not an integer fraction of the 16×16 of 0\.png"):
         Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
     (tmp_path / "low" / "0.png").unlink()
     with pytest.raises(UserError, match=r"0\.png has no file in --low-root"):
@@ -144,16 +144,18 @@ def test_a_file_in_low_resolution_of_another_size_is_refused_by_name(tmp_path: P
     assert len(kept) == 2 and "left out 1 of 3" in kept.notes[0]
 
 
-def test_files_of_other_pictures_are_not_said_to_have_a_scale(tmp_path: Path) -> None:
+def test_files_of_other_images_are_not_said_to_have_a_scale(tmp_path: Path) -> None:
     for number, (height, width) in enumerate(((5, 9), (8, 8), (7, 3), (4, 4))):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", height, width)
     with pytest.raises(UserError) as refused:
         Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
     first, second, _ = str(refused.value).split("0.png: ", 1)[1].split(", ", 2)
-    assert first == "9×5 pixels are no whole fraction of the 16×16 of 0.png (is it the same picture?)"
-    assert second.endswith("2.png: 3×7 pixels are no whole fraction of the 16×16 of 2.png (is it the same picture?)")
-    assert "3.png: 4×4 pixels are 1/4 of the 16×16 of 3.png, where others are 1/2" in str(refused.value)
+    assert first == "9×5 pixels are not an integer fraction of the 16×16 of 0.png (is it the same image?)"
+    assert second.endswith(
+        "2.png: 3×7 pixels are not an integer fraction of the 16×16 of 2.png (is it the same image?)"
+    )
+    assert "3.png: 4×4 pixels are 1/4 of the 16×16 of 3.png; others are 1/2" in str(refused.value)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -172,7 +174,7 @@ def test_unusable_files_are_refused_by_name_or_left_out(tmp_path: Path) -> None:
     frames[0].save(root / "train" / "moving.gif", save_all=True, append_images=frames[1:])
     save(root / "train" / "small.png", 4, 4)
     expected = (
-        r"bomb\.png: .*900 megapixels.* limit of 89 megapixels.*empty\.jpg: unreadable image \(no picture.*"
+        r"bomb\.png: .*900 megapixels.* limit of 89 megapixels.*empty\.jpg: unreadable image \(not an image.*"
         r"large\.png: unreadable image \(9500 × 9500 pixels.* and 1 more; --bad-images skip leaves"
     )
     with pytest.raises(UserError, match=expected):
@@ -189,18 +191,18 @@ def bomb(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def test_a_folder_without_usable_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_usable_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    with pytest.raises(UserError, match="has no pictures"):
+    with pytest.raises(UserError, match="has no images"):
         Photos("train", settings(tmp_path))
     (tmp_path / "train" / "a.png").touch()
-    with pytest.raises(UserError, match=r"none of its pictures can be used: a\.png"):
+    with pytest.raises(UserError, match=r"none of its images can be used: a\.png"):
         Photos("train", settings(tmp_path, bad_images="skip"))
     with pytest.raises(UserError, match="no such folder"):
         Photos("train", settings(tmp_path / "nowhere"))
 
 
-def test_a_picture_that_was_taken_sideways_is_upright_in_its_size_too(tmp_path: Path) -> None:
+def test_a_image_that_was_taken_sideways_is_upright_in_its_size_too(tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
     for suffix in ("png", "jpg", "tif"):
@@ -210,7 +212,7 @@ def test_a_picture_that_was_taken_sideways_is_upright_in_its_size_too(tmp_path: 
     assert [source.read(index)["image"].shape for index in range(3)] == [(16, 10, 3)] * 3
 
 
-def test_a_picture_that_is_said_to_lie_sideways_after_its_pixels_is_refused_by_name_or_decoded_first(
+def test_a_image_that_is_said_to_lie_sideways_after_its_pixels_is_refused_by_name_or_decoded_first(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "train" / "late.png"
@@ -234,10 +236,10 @@ def test_all_kinds_of_pixels_become_eight_bit_colour(tmp_path: Path) -> None:
     Image.fromarray((rows / 257).astype(np.uint8)).convert("P").save(tmp_path / "train" / "b_palette.png")
     Image.new("CMYK", (10, 10), (0, 0, 0, 0)).save(tmp_path / "train" / "c_cmyk.jpg")
     Image.new("RGBA", (10, 10), (0, 0, 0, 0)).save(tmp_path / "train" / "d_alpha.png")
-    pictures = [Photos("train", settings(tmp_path)).read(index)["image"] for index in range(4)]
-    assert all(picture.shape == (10, 10, 3) for picture in pictures)
-    assert pictures[0].max() == 255 and np.abs(pictures[0].astype(int) - pictures[1]).max() <= 1
-    assert pictures[2].min() >= 250 and pictures[3].min() == 255
+    images = [Photos("train", settings(tmp_path)).read(index)["image"] for index in range(4)]
+    assert all(image.shape == (10, 10, 3) for image in images)
+    assert images[0].max() == 255 and np.abs(images[0].astype(int) - images[1]).max() <= 1
+    assert images[2].min() >= 250 and images[3].min() == 255
 
 
 @pytest.mark.parametrize(("image", "target"), [("input", "target"), ("img", "gt"), ("blurry", "sharp")])
@@ -273,7 +275,7 @@ def test_pairs_that_do_not_match_are_listed(tmp_path: Path) -> None:
         Pairs("train", settings(tmp_path))
 
 
-def test_what_degrades_a_picture_follows_from_the_seed_and_its_number(tmp_path: Path) -> None:
+def test_what_degrades_a_image_follows_from_the_seed_and_its_number(tmp_path: Path) -> None:
     for number in range(10):
         save(tmp_path / f"{number}.png", 20, 30)
     options = {"degrade_blur": 1.0, "degrade_noise": 10.0, "degrade_jpeg": 80}
@@ -288,7 +290,7 @@ def test_what_degrades_a_picture_follows_from_the_seed_and_its_number(tmp_path: 
 
 
 @pytest.mark.parametrize("option", [{"degrade_noise": 20.0}, {"degrade_blur": 2.0}, {"degrade_jpeg": 10}])
-def test_each_degradation_alone_makes_a_picture_worse(option: dict[str, float], tmp_path: Path) -> None:
+def test_each_degradation_alone_makes_a_image_worse(option: dict[str, float], tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     ramp = np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8)
     Image.fromarray(np.where(np.arange(64) % 8 < 4, ramp, 255 - ramp).astype(np.uint8)).save(
@@ -308,5 +310,5 @@ def test_degradations_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "train" / "a.png", 10, 10)
     with pytest.raises(UserError, match="degrade_blur, degrade_noise or degrade_jpeg"):
         Degraded("train", settings(tmp_path, degrade_noise=0.0))
-    with pytest.raises(UserError, match="--low-root is for --data photos"):
+    with pytest.raises(UserError, match="--low-root: source degraded makes its own images"):
         Degraded("train", settings(tmp_path, low_root=str(tmp_path)))

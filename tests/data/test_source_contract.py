@@ -63,7 +63,7 @@ def test_numbers_that_need_no_reading_are_those_of_the_samples(name: str, make_d
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_window_is_a_part_of_the_whole_in_every_picture_of_a_sample(name: str, make_data) -> None:
+def test_a_window_is_a_part_of_the_whole_in_every_image_of_a_sample(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     whole, part = source.read(1), source.read_window(1, Window(2, 4, 4, 2))
     assert part.keys() == whole.keys()
@@ -119,8 +119,8 @@ def test_a_source_in_a_persons_own_file_is_used_by_its_path(tmp_path: Path) -> N
         "from paceline.contracts.recipe import DataSpec\n"
         "class Stripes(ArraySource):\n"
         "    def __init__(self, split, settings):\n"
-        "        pictures = np.zeros((5, 4, 4, 1), dtype=np.uint8)\n"
-        "        super().__init__({'image': pictures, 'label': np.arange(5)}, DataSpec(1, 4, 4, num_classes=5))\n"
+        "        images = np.zeros((5, 4, 4, 1), dtype=np.uint8)\n"
+        "        super().__init__({'image': images, 'label': np.arange(5)}, DataSpec(1, 4, 4, num_classes=5))\n"
     )
     source = build(str(file), "train", RunSettings())
     assert len(source) == 5 and source.read(4)["label"] == 4
@@ -135,7 +135,7 @@ def test_held_out_samples_are_not_trained_on() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_files_of_a_sample_hold_the_pictures_that_reading_gives(name: str, make_data) -> None:
+def test_the_files_of_a_sample_hold_the_images_that_reading_gives(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     encoded = source.encoded(1)
     if encoded is None:

@@ -14,7 +14,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torchvision.datasets
-from made_data import mnist_files, random_pictures, zip_files
+from made_data import mnist_files, random_images, zip_files
 
 from paceline.config.settings import RunSettings
 from paceline.core import registry
@@ -104,9 +104,9 @@ def test_a_folder_that_cannot_be_locked_is_read_all_the_same(make_data) -> None:
     assert len(Mnist("train", settings)) == 12
 
 
-def test_pictures_and_labels_are_those_in_the_files(make_data) -> None:
+def test_images_and_labels_are_those_in_the_files(make_data) -> None:
     settings = make_data("cifar10")
-    rows = random_pictures(4, 3072).reshape(4, 3, 32, 32).transpose(0, 2, 3, 1)
+    rows = random_images(4, 3072).reshape(4, 3, 32, 32).transpose(0, 2, 3, 1)
     source = Cifar10("test", settings)
     assert np.array_equal(source.arrays["image"], rows)
     assert source.arrays["label"].tolist() == [0, 1, 2, 9]
@@ -121,10 +121,10 @@ def test_cifar100_has_its_hundred_fine_classes(make_data) -> None:
 def test_svhn_calls_the_digit_zero_zero(make_data) -> None:
     source = Svhn("test", make_data("svhn"))
     assert source.arrays["label"].tolist() == [2, 3, 4, 5, 6, 7]
-    assert np.array_equal(source.arrays["image"][1], random_pictures(32, 32, 3, 6)[..., 1])
+    assert np.array_equal(source.arrays["image"][1], random_images(32, 32, 3, 6)[..., 1])
 
 
 def test_stl10_stands_upright_and_counts_classes_from_zero(make_data) -> None:
     source = Stl10("test", make_data("stl10"))
-    assert np.array_equal(source.arrays["image"], random_pictures(2, 3, 96, 96).transpose(0, 3, 2, 1))
+    assert np.array_equal(source.arrays["image"], random_images(2, 3, 96, 96).transpose(0, 3, 2, 1))
     assert source.arrays["label"].tolist() == [0, 1]

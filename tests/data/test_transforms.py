@@ -9,7 +9,7 @@ import torch
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, Stream
-from paceline.data.transforms import Augment, prepare
+from paceline.data.transforms import Augment, transform
 
 LARGEST_UNIFORM = float(np.nextafter(np.float32(1), np.float32(0)))
 AUGMENTS = [
@@ -23,25 +23,25 @@ AUGMENTS = [
 
 
 def raw_batch(num: int = 40, channels: int = 3, height: int = 9, width: int = 7) -> Batch:
-    pictures = np.random.default_rng(1).integers(0, 256, (num, height, width, channels), dtype=np.uint8)
+    images = np.random.default_rng(1).integers(0, 256, (num, height, width, channels), dtype=np.uint8)
     index, uniforms = Stream(seed=0, length=100).take(0, num)
     return {
-        "image": torch.from_numpy(pictures).permute(0, 3, 1, 2),
+        "image": torch.from_numpy(images).permute(0, 3, 1, 2),
         "label": torch.arange(num),
         "index": torch.from_numpy(index),
         "uniforms": torch.from_numpy(uniforms),
     }
 
 
-def prepare_slowly(picture: np.ndarray, uniforms: np.ndarray, augment: Augment) -> np.ndarray:
-    _, height, width = picture.shape
+def prepare_slowly(image: np.ndarray, uniforms: np.ndarray, augment: Augment) -> np.ndarray:
+    _, height, width = image.shape
     pad = augment.pad_crop
     top, left = (int(np.floor(uniforms[column] * (2 * pad + 1))) for column in (CROP_ROW, CROP_COLUMN))
-    padded = np.pad(picture, ((0, 0), (pad, pad), (pad, pad)))
-    picture = padded[:, top : top + height, left : left + width]
+    padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))
+    image = padded[:, top : top + height, left : left + width]
     if augment.flip and uniforms[FLIP] < 0.5:
-        picture = picture[:, :, ::-1]
-    scaled = picture.astype(np.float64) / 127.5 - 1
+        image = image[:, :, ::-1]
+    scaled = image.astype(np.float64) / 127.5 - 1
     if augment.cutout:
         row, column = int(uniforms[CUTOUT_ROW] * height), int(uniforms[CUTOUT_COLUMN] * width)
         top, left = row - augment.cutout // 2, column - augment.cutout // 2
@@ -53,7 +53,7 @@ def prepare_slowly(picture: np.ndarray, uniforms: np.ndarray, augment: Augment) 
 @pytest.mark.parametrize("augment", AUGMENTS, ids=str)
 def test_a_batch_is_what_its_samples_are_one_by_one(augment: Augment, channels: int) -> None:
     raw = raw_batch(channels=channels)
-    image = prepare(raw, augment, torch.float64)["image"]
+    image = transform(raw, augment, torch.float64)["image"]
     slow = [prepare_slowly(raw["image"][n].numpy(), raw["uniforms"][n].numpy(), augment) for n in range(len(image))]
     assert np.allclose(image.numpy(), np.stack(slow), atol=1e-12, rtol=0)
 
@@ -61,9 +61,9 @@ def test_a_batch_is_what_its_samples_are_one_by_one(augment: Augment, channels: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_a_batch_and_its_parts_have_the_same_bits(dtype: torch.dtype) -> None:
     raw, augment = raw_batch(), AUGMENTS[-1]
-    whole = prepare(raw, augment, dtype)["image"]
+    whole = transform(raw, augment, dtype)["image"]
     parts = [
-        prepare({name: value[start : start + 13] for name, value in raw.items()}, augment, dtype)["image"]
+        transform({name: value[start : start + 13] for name, value in raw.items()}, augment, dtype)["image"]
         for start in range(0, 40, 13)
     ]
     assert whole.dtype == dtype
@@ -74,16 +74,16 @@ def test_black_is_minus_one_and_white_is_one_and_nothing_lies_outside() -> None:
     every_value = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
     raw = {"image": every_value, "uniforms": torch.zeros(1, 8)}
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        image = prepare(raw, None, dtype)["image"].flatten()
+        image = transform(raw, None, dtype)["image"].flatten()
         assert image[0] == -1 and image[-1] == 1
         assert image.diff().min() >= 0
     exact = torch.arange(256, dtype=torch.float64) / 127.5 - 1
-    assert torch.allclose(prepare(raw, None, torch.float32)["image"].flatten().double(), exact, atol=1e-7, rtol=0)
+    assert torch.allclose(transform(raw, None, torch.float32)["image"].flatten().double(), exact, atol=1e-7, rtol=0)
 
 
 def test_without_augmentation_only_the_numbers_change() -> None:
     raw = raw_batch()
-    batch = prepare(raw, None, torch.float32)
+    batch = transform(raw, None, torch.float32)
     assert batch.keys() == {"image", "label", "index"}
     assert torch.equal(batch["label"], raw["label"]) and torch.equal(batch["index"], raw["index"])
     assert torch.equal(batch["image"].add(1).mul(127.5).round().to(torch.uint8), raw["image"])
@@ -92,14 +92,14 @@ def test_without_augmentation_only_the_numbers_change() -> None:
 def test_the_caller_keeps_its_batch() -> None:
     raw = raw_batch()
     before = {name: value.clone() for name, value in raw.items()}
-    prepare(raw, AUGMENTS[-1], torch.float32)
+    transform(raw, AUGMENTS[-1], torch.float32)
     assert raw.keys() == before.keys()
     assert all(torch.equal(raw[name], before[name]) for name in raw)
 
 
 @pytest.mark.parametrize("augment", AUGMENTS, ids=str)
-def test_pictures_stay_in_channels_last_memory(augment: Augment) -> None:
-    image = prepare(raw_batch(), augment, torch.float32)["image"]
+def test_images_stay_in_channels_last_memory(augment: Augment) -> None:
+    image = transform(raw_batch(), augment, torch.float32)["image"]
     assert image.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -107,14 +107,14 @@ def test_pictures_stay_in_channels_last_memory(augment: Augment) -> None:
 def test_the_largest_number_below_one_gives_the_last_place(pad: int) -> None:
     white = torch.full((1, 1, pad + 1, pad + 1), 255, dtype=torch.uint8)
     raw = {"image": white, "uniforms": torch.full((1, 8), LARGEST_UNIFORM)}
-    moved = prepare(raw, Augment(pad_crop=pad), torch.float32)["image"]
+    moved = transform(raw, Augment(pad_crop=pad), torch.float32)["image"]
     assert moved[0, 0, 0, 0] == 1 and moved.sum() == 1 - (moved.numel() - 1)
 
 
-def test_pictures_that_belong_together_move_together() -> None:
+def test_images_that_belong_together_move_together() -> None:
     raw = raw_batch()
     raw["target"] = raw["image"].clone(memory_format=torch.preserve_format)
-    batch = prepare(raw, AUGMENTS[-1], torch.float32)
+    batch = transform(raw, AUGMENTS[-1], torch.float32)
     assert torch.equal(batch["image"], batch["target"])
 
 
@@ -122,7 +122,7 @@ def test_pictures_that_belong_together_move_together() -> None:
     ("flip", "flip_allowed", "expected"),
     [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
 )
-def test_the_source_says_whether_mirroring_is_allowed_unless_a_person_does(
+def test_the_source_says_whether_flips_are_allowed_unless_the_user_does(
     flip: str, flip_allowed: bool, expected: bool
 ) -> None:
     settings = RunSettings(pad_crop=4, flip=flip, cutout=8)  # type: ignore[arg-type]

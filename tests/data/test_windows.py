@@ -1,4 +1,4 @@
-"""Pictures of mixed sizes: windows that follow from tickets alone, the same on every loader; whole ones when judged."""
+"""Images of mixed sizes: windows that follow from tickets alone, the same on every loader; whole ones when judged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_data import random_pictures
+from made_data import random_images, raw_batches
 from PIL import Image
 
 from paceline.commands.pack import pack
@@ -25,10 +25,11 @@ from paceline.data.feed import Cut, TrainingFeed, evaluation_batches
 from paceline.data.fingerprint import fingerprint
 from paceline.data.loader import Loader
 from paceline.data.loaders import resident
+from paceline.data.pipeline import BatchPipeline
 from paceline.data.source import ArraySource, Source, split_off
 from paceline.data.sources.photos import Photos
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, ROT90, Stream, Tickets
-from paceline.data.transforms import Augment, prepare
+from paceline.data.transforms import Augment, transform
 
 CPU = torch.device("cpu")
 BATCH, CROP, SCALE = 12, 12, 4
@@ -45,7 +46,7 @@ def save(file: Path, height: int, width: int) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of each kind, with pictures of mixed sizes."""
+    """A folder of each kind, with images of mixed sizes."""
     root = tmp_path_factory.mktemp("mixed")
     for split, (number, (height, width)) in itertools.product(("train", "test"), enumerate(SIZES)):
         save(root / "photos" / split / f"{number}.png", height, width)
@@ -60,8 +61,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_source(data: Path, kind: str, split: str = "train") -> Source:
     if kind == "array":
-        pictures = random_pictures(len(SIZES), 19, 14, 3)
-        return ArraySource({"image": pictures, "label": np.arange(len(SIZES))}, DataSpec(3, 19, 14, num_classes=8))
+        images = random_images(len(SIZES), 19, 14, 3)
+        return ArraySource({"image": images, "label": np.arange(len(SIZES))}, DataSpec(3, 19, 14, num_classes=8))
     options: dict[str, Any] = {"data_root": str(data / kind)}
     if kind == "photos with low":
         options = {"data_root": str(data / "high"), "low_root": str(data / "low" / split)}
@@ -93,7 +94,7 @@ def test_every_loader_cuts_the_windows_of_the_tickets(
 ) -> None:
     source = open_source(data, kind)
     loader = build(name, source, workers, monkeypatch, CROP)
-    for batch, request in zip(loader.load(endless(source)), itertools.islice(endless(source), 4), strict=False):
+    for batch, request in zip(raw_batches(loader, endless(source)), itertools.islice(endless(source), 4), strict=False):
         sizes = np.array([source.read(int(index))["image"].shape[:2] for index in request.index])
         for row, window in enumerate(windows(request.uniforms, sizes, CROP, source.spec.scale)):
             whole = source.read(int(request.index[row]))
@@ -112,14 +113,14 @@ def test_every_loader_cuts_the_windows_of_the_tickets(
 
 @pytest.mark.parametrize("kind", ["photos", "photos with low", "pairs", "degraded", "packed photos", "packed pairs"])
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_evaluation_gives_every_whole_picture_once(
+def test_evaluation_gives_every_whole_image_once(
     name: str, workers: int, kind: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(data, kind, "test")
     seen = []
     for rank in range(3):
         loader = build(name, source, workers, monkeypatch)
-        for batch in evaluation_batches(loader, rank, 3, torch.float64):
+        for batch in evaluation_batches(BatchPipeline(loader, None, torch.float64), rank, 3):
             (index,) = batch["index"].tolist()
             seen.append(index)
             for field, value in source.read(index).items():
@@ -149,7 +150,7 @@ def test_of_packed_samples_too_those_smaller_than_the_crop_can_be_left_out(data:
         assert "left out 5 of 8" in source.notes[0]
         names.append([source.name_of(index) for index in range(len(source))])
     assert names[0] == names[1]
-    with pytest.raises(UserError, match="none of its pictures has the 60×60 pixels"):
+    with pytest.raises(UserError, match="none of its images has the 60×60 pixels"):
         registry.load_class("source", "packed", Source)("train", dataclasses.replace(settings, crop=60))
 
 
@@ -162,8 +163,9 @@ def test_steps_of_training_have_windows_and_draws(
     steps = []
     for loader in (build("workers", source, 0, monkeypatch, CROP), build(name, source, workers, monkeypatch, CROP)):
         cut, augment = Cut(BATCH, 2, 0, 1), Augment(flip=True, rot90=True)
-        feed = TrainingFeed(loader, Stream(0, len(source)), cut, 1, augment, drawer, torch.float32)
-        steps.append([feed.complete(micro) for step in feed.steps(0, 2 * BATCH) for micro in step.fetched[0]])
+        pipeline = BatchPipeline(loader, augment, torch.float32)
+        feed = TrainingFeed(pipeline, Stream(0, len(source)), cut, 1, drawer)
+        steps.append([pipeline.finish(micro) for step in feed.steps(0, 2 * BATCH) for micro in step.fetched[0]])
         loader.close()
     for one, other in zip(*steps, strict=True):
         assert one.keys() == {"image", "target", "index", "noise"} and one["image"].shape == (6, 3, CROP, CROP)
@@ -192,13 +194,13 @@ def test_a_window_does_not_depend_on_the_batch_around_it() -> None:
     assert windows(other, sizes, 16, 0) == together
 
 
-def test_a_picture_smaller_than_the_crop_is_named_with_both_sizes(data: Path) -> None:
+def test_a_image_smaller_than_the_crop_is_named_with_both_sizes(data: Path) -> None:
     source = open_source(data, "photos")
     with pytest.raises(UserError, match=r"--crop 13: smaller than 13×13 pixels: 2\.png 12×12; .* at most 12"):
         registry.load_class("loader", "workers", Loader)(source, CPU, RunSettings(), 13)
 
 
-def test_pictures_of_different_sizes_are_not_batched_without_a_crop(data: Path) -> None:
+def test_images_of_different_sizes_are_not_batched_without_a_crop(data: Path) -> None:
     source = open_source(data, "photos")
     assert source.sizes is not None
     with pytest.raises(UserError, match=r"--crop 0: .*0\.png 24×16, 1\.png 13×40.* at most 12"):
@@ -211,7 +213,7 @@ def test_the_crop_is_a_multiple_of_the_scale_of_the_files(data: Path) -> None:
         registry.load_class("loader", "resident", Loader)(source, CPU, RunSettings(), 10)
 
 
-def test_held_out_pictures_keep_their_sizes_and_names(data: Path) -> None:
+def test_held_out_images_keep_their_sizes_and_names(data: Path) -> None:
     source = open_source(data, "photos")
     training, validation = split_off(source, 0.25, seed=0)
     for part in (training, validation):
@@ -223,33 +225,33 @@ def test_held_out_pictures_keep_their_sizes_and_names(data: Path) -> None:
     assert len({part.name_of(i) for part in (training, validation) for i in range(len(part))}) == len(SIZES)
 
 
-def test_other_pictures_have_another_fingerprint(data: Path, tmp_path: Path) -> None:
+def test_other_images_have_another_fingerprint(data: Path, tmp_path: Path) -> None:
     source = open_source(data, "photos")
     for number, (height, width) in enumerate(SIZES):
         for split in ("train", "test"):
             save(tmp_path / split / f"{number}.png", width, height)
     other = Photos("train", Photos.Settings(data_root=str(tmp_path)))
     assert fingerprint(source) == fingerprint(open_source(data, "photos")) != fingerprint(other)
-    image, target = random_pictures(3, 6, 6, 3), random_pictures(3, 6, 6, 3) // 2
+    image, target = random_images(3, 6, 6, 3), random_images(3, 6, 6, 3) // 2
     pairs = [ArraySource({"image": image, "target": one}, DataSpec(3, 6, 6)) for one in (target, target, target + 1)]
     first, same, changed = map(fingerprint, pairs)
     assert first == same != changed, "what should come out is part of the data"
 
 
 def test_quarter_turns_are_those_of_numpy_in_every_field() -> None:
-    pictures = {"image": random_pictures(8, 6, 6, 3), "low": random_pictures(8, 3, 3, 3)}
-    raw = {name: torch.from_numpy(field).permute(0, 3, 1, 2) for name, field in pictures.items()}
+    images = {"image": random_images(8, 6, 6, 3), "low": random_images(8, 3, 3, 3)}
+    raw = {name: torch.from_numpy(field).permute(0, 3, 1, 2) for name, field in images.items()}
     uniforms = torch.zeros(8, NUM_UNIFORMS)
     uniforms[:, ROT90] = torch.arange(8) / 8
-    batch = prepare(raw | {"uniforms": uniforms}, Augment(rot90=True), torch.float64)
-    for name, field in pictures.items():
+    batch = transform(raw | {"uniforms": uniforms}, Augment(rot90=True), torch.float64)
+    for name, field in images.items():
         found = ((batch[name] + 1) * 127.5).round().permute(0, 2, 3, 1).numpy()
         for row in range(8):
             assert np.array_equal(found[row], np.rot90(field[row], row // 2))
 
 
 def test_what_cannot_be_turned_or_padded_is_refused() -> None:
-    with pytest.raises(UserError, match="rot90=on: needs square pictures, not 5×4"):
+    with pytest.raises(UserError, match="rot90=on: needs square images, not 5×4"):
         Augment.from_settings(RunSettings(rot90="on"), DataSpec(3, 4, 5))
     with pytest.raises(UserError, match="pad_crop=4"):
         Augment.from_settings(RunSettings(pad_crop=4, crop=8), DataSpec(3, 8, 8))

@@ -1,21 +1,30 @@
+import numpy as np
 import pytest
 import torch
 from torchmetrics.classification import MulticlassAccuracy
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
+from paceline.data.source import ArraySource
+from paceline.evaluation.contract import Case, OpenedRun
 from paceline.evaluation.evaluators.accuracy import Accuracy
 
 CPU = torch.device("cpu")
 
 
-def judge_of(num_classes: int) -> Accuracy:
-    return Accuracy(DataSpec(channels=3, height=8, width=8, num_classes=num_classes), CPU, RunSettings())
+def evaluator_of(num_classes: int) -> Accuracy:
+    spec = DataSpec(channels=3, height=8, width=8, num_classes=num_classes)
+    source = ArraySource({"image": np.zeros((1, 8, 8, 3), np.uint8)}, spec)
+    return Accuracy(Case(source, "test", len(source), no_run), spec, CPU, RunSettings())
 
 
-def judged(logits: torch.Tensor, labels: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """The sums of a judge that saw the samples in batches of these sizes."""
-    evaluator = judge_of(logits.shape[1])
+def no_run(folder: str) -> OpenedRun:
+    raise AssertionError(f"{folder} is not needed")
+
+
+def sums_of(logits: torch.Tensor, labels: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """The sums of an evaluator that got the samples in batches of these sizes."""
+    evaluator = evaluator_of(logits.shape[1])
     for part, label in zip(logits.split(sizes), labels.split(sizes), strict=True):
         evaluator.update({"logits": part}, {"label": label})
     return evaluator.sums()
@@ -26,8 +35,8 @@ def test_accuracy_over_uneven_parts_is_that_of_torchmetrics_over_the_whole(num_c
     torch.manual_seed(0)
     labels = torch.randint(num_classes, (257,))
     logits = torch.randn(257, num_classes) + 2 * torch.nn.functional.one_hot(labels, num_classes)
-    ranks = [judged(logits[:101], labels[:101], [64, 37]), judged(logits[101:], labels[101:], [100, 55, 1])]
-    results = judge_of(num_classes).results(sum(ranks))
+    ranks = [sums_of(logits[:101], labels[:101], [64, 37]), sums_of(logits[101:], labels[101:], [100, 55, 1])]
+    results = evaluator_of(num_classes).results(sum(ranks))
     for name, k in (("top1", 1), ("top5", min(5, num_classes))):
         theirs = MulticlassAccuracy(num_classes, top_k=k, average="micro")
         assert results[name] == pytest.approx(100 * theirs(logits, labels).item(), abs=1e-4)
@@ -39,25 +48,25 @@ def test_accuracy_over_uneven_parts_is_that_of_torchmetrics_over_the_whole(num_c
 def test_accuracy_does_not_depend_on_how_the_samples_are_spread():
     torch.manual_seed(0)
     logits, labels = torch.randn(30, 10), torch.randint(10, (30,))
-    whole, parts = judged(logits, labels, [30]), judged(logits, labels, [7, 20, 3])
+    whole, parts = sums_of(logits, labels, [30]), sums_of(logits, labels, [7, 20, 3])
     assert torch.equal(whole[1:], parts[1:])
     torch.testing.assert_close(whole, parts, rtol=1e-14, atol=0)
 
 
 def test_of_equal_logits_the_lower_class_ranks_first():
     logits = torch.zeros(10, 10, dtype=torch.bfloat16)
-    results = judge_of(10).results(judged(logits, torch.arange(10), [10]))
+    results = evaluator_of(10).results(sums_of(logits, torch.arange(10), [10]))
     assert (results["top1"], results["top5"]) == (10, 50)
 
 
 def test_logits_that_are_not_numbers_are_never_right():
     logits, labels = torch.full((4, 3), torch.nan), torch.tensor([0, 1, 2, 0])
-    results = judge_of(3).results(judged(logits, labels, [4]))
+    results = evaluator_of(3).results(sums_of(logits, labels, [4]))
     assert (results["top1"], results["top5"]) == (0, 0)
 
 
 def test_sums_are_float64_and_belong_to_the_caller():
-    evaluator = judge_of(3)
+    evaluator = evaluator_of(3)
     evaluator.update({"logits": torch.eye(3)}, {"label": torch.arange(3)})
     evaluator.sums().zero_()
     assert evaluator.sums().dtype == torch.float64 and evaluator.sums().ndim == 1

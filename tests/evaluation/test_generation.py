@@ -1,4 +1,4 @@
-"""Generated pictures judged: against torchmetrics, over parts, with kept statistics, by stated networks."""
+"""Generated images evaluated: against torchmetrics, over parts, with cached statistics, by stated networks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
 from paceline.data.tickets import NUM_UNIFORMS
-from paceline.data.transforms import prepare, to_eight_bits
-from paceline.evaluation import kept_statistics
+from paceline.data.transforms import to_eight_bits, transform
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.generation import Generation
 from paceline.evaluation.features import inception
 from paceline.evaluation.features.choice import Pixels
 from paceline.evaluation.protocol import require_same, same_protocol
+from paceline.evaluation.statistics_cache import cache_folder
 from paceline.runs.finished_run import open_run
 
 CPU = torch.device("cpu")
@@ -36,8 +36,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def pictures(count: int, seed: int) -> Tensor:
-    """uint8 pictures with some structure: a few random patterns, mixed."""
+def images(count: int, seed: int) -> Tensor:
+    """uint8 images with some structure: a few random patterns, mixed."""
     generator = torch.Generator().manual_seed(seed)
     patterns = torch.randn(20, 3 * 12 * 12, generator=torch.Generator().manual_seed(0))
     mixed = torch.randn(count, 20, generator=generator) @ patterns * 12 + 128 + 5 * seed
@@ -56,23 +56,22 @@ def no_run(path: str) -> tuple:
     raise AssertionError(f"{path} was not asked for")
 
 
-def begun(real: Tensor, count: int, **settings: object) -> Generation:
-    evaluator = Generation(DATA_SPEC, CPU, RunSettings(data="patterns", **settings))
-    evaluator.begin(Case(source_of(real), "train", count, no_run))
-    return evaluator
+def evaluator_of(real: Tensor, count: int, **settings: object) -> Generation:
+    case = Case(source_of(real), "train", count, no_run)
+    return Generation(case, DATA_SPEC, CPU, RunSettings(data="patterns", **settings))
 
 
-def judged(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings: object) -> dict[str, float]:
-    """The results where each part between cuts was seen by a judge of its own."""
-    judges = [begun(real, len(made), **settings) for _ in range(len(cuts) + 1)]
+def measured(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings: object) -> dict[str, float]:
+    """The results where each part between cuts went to an evaluator of its own."""
+    evaluators = [evaluator_of(real, len(made), **settings) for _ in range(len(cuts) + 1)]
     for pool, add in ((real, "update_samples"), (made, "update")):
-        parts = zip(torch.arange(len(pool)).tensor_split(cuts), pool.tensor_split(cuts), judges, strict=True)
+        parts = zip(torch.arange(len(pool)).tensor_split(cuts), pool.tensor_split(cuts), evaluators, strict=True)
         for index, part, evaluator in parts:
             for rows, positions in zip(part.split(64), index.split(64), strict=True):
                 batch = {"image": scaled(rows), "index": positions}
                 evaluator.update_samples(batch) if add == "update_samples" else evaluator.update(batch, batch)
-    judges[0].end_samples(sum(evaluator.sample_sums() for evaluator in judges))
-    return judges[0].results(sum(evaluator.sums() for evaluator in judges))
+    evaluators[0].end_samples(sum(evaluator.sample_sums() for evaluator in evaluators))
+    return evaluators[0].results(sum(evaluator.sums() for evaluator in evaluators))
 
 
 class PixelModule(nn.Module):
@@ -81,47 +80,47 @@ class PixelModule(nn.Module):
     num_features = 3 * Pixels.SIDE_PX**2
 
     def forward(self, some: Tensor) -> Tensor:
-        return Pixels(DATA_SPEC).see(some).features
+        return Pixels(DATA_SPEC).extract(some).vectors
 
 
-def test_fid_is_that_of_torchmetrics_on_the_same_features_and_pictures():
-    real, made = pictures(900, 1), pictures(700, 2)
+def test_fid_is_that_of_torchmetrics_on_the_same_features_and_images():
+    real, made = images(900, 1), images(700, 2)
     theirs = FrechetInceptionDistance(PixelModule()).set_dtype(torch.float64)
     theirs.update(real, real=True)
     theirs.update(made, real=False)
-    ours = judged(real, made)
+    ours = measured(real, made)
     assert ours["FID[pixels-8x8]"] == pytest.approx(theirs.compute().item(), abs=1e-6)
     assert ours["FID[pixels-8x8]"] > 0.1 and ours["count"] == 700
     assert not any("[" not in name for name in ours if name != "count")
 
 
-def test_the_numbers_do_not_depend_on_how_the_pictures_are_spread():
-    real, made = pictures(600, 1), pictures(600, 2)
-    assert judged(real, made, cuts=(123, 400)) == pytest.approx(judged(real, made), rel=1e-9)
+def test_the_numbers_do_not_depend_on_how_the_images_are_spread():
+    real, made = images(600, 1), images(600, 2)
+    assert measured(real, made, cuts=(123, 400)) == pytest.approx(measured(real, made), rel=1e-9)
 
 
-def test_statistics_of_real_pictures_are_kept_by_their_content_and_protocol(tmp_path):
-    real, made = pictures(300, 1), pictures(300, 2)
-    assert begun(real, 300).needs_samples
-    results = judged(real, made)
-    again = begun(real, 300)
+def test_statistics_of_real_images_are_cached_by_their_content_and_protocol(tmp_path):
+    real, made = images(300, 1), images(300, 2)
+    assert evaluator_of(real, 300).needs_samples
+    results = measured(real, made)
+    again = evaluator_of(real, 300)
     assert not again.needs_samples
     again.update({"image": scaled(made)}, {"index": torch.arange(300)})
     assert again.results(again.sums()) == pytest.approx(results, rel=1e-9)
     changed = real.clone()
     changed[150, 0, 3, 3] ^= 1
-    assert begun(changed, 300).needs_samples
-    assert begun(real[:299], 300).needs_samples
-    assert begun(real, 300, feature_precision="tf32").needs_samples
-    (file,) = kept_statistics.folder().glob("*.safetensors")
+    assert evaluator_of(changed, 300).needs_samples
+    assert evaluator_of(real[:299], 300).needs_samples
+    assert evaluator_of(real, 300, feature_precision="tf32").needs_samples
+    (file,) = cache_folder().glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
-    assert begun(real, 300).needs_samples
+    assert evaluator_of(real, 300).needs_samples
 
 
-def test_pictures_are_judged_as_they_would_be_saved():
-    real = pictures(300, 1)
+def test_images_are_evaluated_as_they_would_be_saved():
+    real = images(300, 1)
     made = scaled(real) + 0.3 / 127.5  # rounds away
-    evaluator = begun(real, 300)
+    evaluator = evaluator_of(real, 300)
     evaluator.update_samples({"image": scaled(real), "index": torch.arange(300)})
     evaluator.end_samples(evaluator.sample_sums())
     evaluator.update({"image": made}, {"index": torch.arange(300)})
@@ -130,31 +129,31 @@ def test_pictures_are_judged_as_they_would_be_saved():
     assert results["precision[pixels-8x8]"] == results["recall[pixels-8x8]"] == 1
 
 
-def test_fewer_pictures_than_features_are_refused_unless_allowed_and_few_ones_are_warned_of():
+def test_fewer_images_than_features_are_refused_unless_allowed_and_few_ones_are_warned_of():
     with pytest.raises(
-        UserError, match=r"191 pictures .* too few for the covariance of 192 features; .*few_images=allow"
+        UserError, match=r"191 images .* too few for the covariance of 192 features; .*few_images=allow"
     ):
-        begun(pictures(191, 1), 500)
-    with pytest.raises(UserError, match="100 pictures"):
-        begun(pictures(500, 1), 100)
-    assert "mean little" in begun(pictures(100, 1), 500, few_images="allow").notes[0]
-    assert "biased" in begun(pictures(400, 1), 500).notes[0]
-    assert begun(pictures(960, 1), 960).notes == ()
+        evaluator_of(images(191, 1), 500)
+    with pytest.raises(UserError, match="100 images"):
+        evaluator_of(images(500, 1), 100)
+    assert "mean little" in evaluator_of(images(100, 1), 500, few_images="allow").notes[0]
+    assert "biased" in evaluator_of(images(400, 1), 500).notes[0]
+    assert evaluator_of(images(960, 1), 960).notes == ()
 
 
 def test_protocols_are_alike_only_if_all_but_the_seed_agrees():
-    real = pictures(300, 1)
-    protocol = begun(real, 300).protocol()
+    real = images(300, 1)
+    protocol = evaluator_of(real, 300).protocol()
     assert {"features", "weights", "resize", "real", "made", "seed", "split", "fingerprint"} <= protocol.keys()
-    assert same_protocol(protocol, begun(real, 300, seed=7).protocol())
-    other = begun(real, 250).protocol()
+    assert same_protocol(protocol, evaluator_of(real, 300, seed=7).protocol())
+    other = evaluator_of(real, 250).protocol()
     assert not same_protocol(protocol, other)
     with pytest.raises(UserError, match=r"run a and run b were not measured alike .*made: 300 ≠ 250"):
         require_same({"run a": protocol, "run b": other})
 
 
 class Scripted(nn.Module):
-    """Takes the place of Inception: some numbers for a picture."""
+    """Takes the place of Inception: some numbers for an image."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -173,38 +172,38 @@ def saved(tmp_path: Path, network: nn.Module) -> tuple[str, str]:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path, monkeypatch):
-    network, real = Scripted(2048), pictures(250, 1)
+    network, real = Scripted(2048), images(250, 1)
     path, digest = saved(tmp_path, network)
-    with pytest.raises(UserError, match=f"not an Inception file that is known here .*--inception-sha256 {digest}"):
-        begun(real, 250, inception=path)
-    with pytest.raises(UserError, match=f"its SHA-256 is {digest}, and --inception-sha256 says 00ff"):
-        begun(real, 250, inception=path, inception_sha256="00ff")
+    with pytest.raises(UserError, match=f"not a known Inception file .*--inception-sha256 {digest}"):
+        evaluator_of(real, 250, inception=path)
+    with pytest.raises(UserError, match=f"its SHA-256 is {digest}, not that of --inception-sha256 00ff"):
+        evaluator_of(real, 250, inception=path, inception_sha256="00ff")
     with pytest.raises(UserError, match="no such file"):
-        begun(real, 250, inception=str(tmp_path / "nothing.pt"))
-    answer = network(inception.trial_picture(CPU) / 128 - 1)[0, :8]
+        evaluator_of(real, 250, inception=str(tmp_path / "nothing.pt"))
+    answer = network(inception.make_test_image(CPU) / 128 - 1)[0, :8]
     monkeypatch.setattr(inception, "ANSWER", tuple(answer.tolist()))  # now this one is the Inception
     with pytest.raises(UserError, match=r"too few for the covariance of 2,048 features"):
-        begun(real, 250, inception=path, inception_sha256=digest)
-    evaluator = begun(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
+        evaluator_of(real, 250, inception=path, inception_sha256=digest)
+    evaluator = evaluator_of(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
     assert evaluator.label == "" and evaluator.protocol()["weights"] == digest
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_a_trusted_file_that_is_no_inception_is_refused(tmp_path):
     for network, reason in (
-        (Scripted(10), r"gives \(1, 10\) for a picture, not \(1, 2048\)"),
-        (Scripted(2048), "not the Inception of 2015: it sees other features"),
+        (Scripted(10), r"gives \(1, 10\) for an image, not \(1, 2048\)"),
+        (Scripted(2048), "not the Inception of 2015: it computes other features"),
     ):
         path, digest = saved(tmp_path, network)
         with pytest.raises(UserError, match=reason):
-            begun(pictures(250, 1), 250, inception=path, inception_sha256=digest)
+            evaluator_of(images(250, 1), 250, inception=path, inception_sha256=digest)
     text = tmp_path / "text.pt"
     text.write_text("not a network")
     with pytest.raises(UserError, match="not a network in TorchScript"):
-        begun(pictures(250, 1), 250, inception=str(text), inception_sha256=sha256(text.read_bytes()).hexdigest())
+        evaluator_of(images(250, 1), 250, inception=str(text), inception_sha256=sha256(text.read_bytes()).hexdigest())
 
 
-def test_pictures_are_enlarged_as_tensorflow_1_does_it():
+def test_images_are_enlarged_as_tensorflow_1_does_it():
     row = torch.tensor([0.0, 8.0, 4.0]).expand(1, 1, 1, 3)
     enlarged = inception.resize_like_tensorflow(row, 6)
     assert enlarged[0, 0, 0].tolist() == [0, 4, 8, 6, 4, 4]  # pixel i lies at i / 2; the last one is repeated
@@ -213,7 +212,7 @@ def test_pictures_are_enlarged_as_tensorflow_1_does_it():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny classifier and a tiny generator that was judged by it."""
+    """A folder with a tiny classifier and a tiny generator that was evaluated by it."""
     folder = tmp_path_factory.mktemp("runs")
     classifier = ["train", "classification", "--preset", "quick", "--set", "width=4", "--images", "640"]
     trained = run_fork(folder, *classifier, "--accelerator", "cpu", "--out", "classifier")
@@ -224,7 +223,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_generator_is_judged_while_it_trains_and_its_best_checkpoint_is_known(runs):
+def test_a_generator_is_evaluated_while_it_trains_and_its_best_checkpoint_is_known(runs):
     rows = [json.loads(line) for line in (runs / "gan" / "metrics.jsonl").read_text().splitlines()]
     name = "train/FID[resnet18-digits]"
     values = {row["images"]: row[name] for row in rows if name in row}
@@ -245,7 +244,7 @@ def values_in(text: str) -> dict[str, float]:
 def test_two_processes_measure_what_one_does(runs):
     found = []
     for size in (1, 2):
-        # The second one computes its own statistics of the real pictures, too.
+        # The second one computes its own statistics of the real images, too.
         sets = ["--set", "features=classifier", "--set", f"feature_precision={'fp32' if size == 1 else 'tf32'}"]
         command = ["evaluate", "gan", "--accelerator", "cpu", "--devices", str(size), *sets]
         before = set(runs.glob("stdout-*"))
@@ -255,24 +254,26 @@ def test_two_processes_measure_what_one_does(runs):
     assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
-def test_a_run_goes_on_only_if_it_is_judged_as_before(runs):
+def test_a_run_goes_on_only_if_it_is_evaluated_as_before(runs):
     command = ["train", TINY_GAN, "--accelerator", "cpu", "--out", "gan", "--images", "2560"]
     refused = run_fork(runs, *command, "--set", "features=classifier", "--set", "generated_images=700")
     assert refused.wait() == 2
-    assert "measured otherwise (made: 1438 ≠ 700)" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert (
+        "measured with another protocol (made: 1438 ≠ 700)" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    )
 
 
-def test_features_of_another_kind_of_run_or_of_other_pictures_are_refused(runs, monkeypatch):
+def test_features_of_another_kind_of_run_or_of_other_images_are_refused(runs, monkeypatch):
     refused = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=gan")
     assert refused.wait() == 2 and "features=gan: not a classification run" in refused.stderr
     monkeypatch.chdir(runs)
-    evaluator = Generation(DATA_SPEC, CPU, RunSettings(features="classifier"))
-    with pytest.raises(UserError, match="features=classifier: it knows pictures of 8×8×1, and these are of 12×12×3"):
-        evaluator.begin(Case(source_of(pictures(300, 1)), "train", 300, open_run))
+    case = Case(source_of(images(300, 1)), "train", 300, open_run)
+    with pytest.raises(UserError, match="features=classifier: trained on images of 8×8×1, and these are of 12×12×3"):
+        Generation(case, DATA_SPEC, CPU, RunSettings(features="classifier"))
 
 
-def test_real_pictures_survive_the_way_through_the_loader():
+def test_real_images_survive_the_way_through_the_loader():
     values = torch.arange(256).to(torch.uint8).view(1, 1, 16, 16)
     for dtype in (torch.float32, torch.float64):
-        batch = prepare({"image": values, "uniforms": torch.zeros(1, NUM_UNIFORMS)}, None, dtype)
+        batch = transform({"image": values, "uniforms": torch.zeros(1, NUM_UNIFORMS)}, None, dtype)
         assert torch.equal(to_eight_bits(batch["image"]), values)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
 ROUNDED = 2**-11  # by at most this share when a number becomes float16
 
 
-def pictures(*shape: int, seed: int = 0) -> Tensor:
+def images(*shape: int, seed: int = 0) -> Tensor:
     """Numbers of both signs, in float16, as [n, h, w, c]."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, torch.float16)
 
@@ -58,7 +58,7 @@ def test_a_convolution_is_rounded_once_and_fills_its_channels_alone(num_in, num_
     torch.manual_seed(0)
     weight = torch.randn(num_out, num_in, *kernel, device=DEVICE) / (num_in * kernel[0] * kernel[1]) ** 0.5
     bias = torch.randn(num_out, device=DEVICE)
-    wide = pictures(3, 9, 8, 16 + num_in)
+    wide = images(3, 9, 8, 16 + num_in)
     x = wide[..., 16:]
     wanted = F.conv2d(channels_first(x).double(), weight.double(), bias.double(), stride, padding)
     out = torch.full((3, *wanted.shape[2:], num_out + 32), -7.0, dtype=torch.float16, device=DEVICE)
@@ -73,7 +73,7 @@ def test_a_convolution_is_rounded_once_and_fills_its_channels_alone(num_in, num_
 
 @pytest.mark.parametrize("stride, padding", [(2, 0), (1, 1)])
 def test_a_pool_takes_the_largest_of_nine_neighbours(stride, padding):
-    x = pictures(2, 9, 11, 24)
+    x = images(2, 9, 11, 24)
     wanted = F.max_pool2d(channels_first(x).float(), 3, stride, padding)
     out = torch.empty((2, *wanted.shape[2:], 40), dtype=torch.float16, device=DEVICE)
     kernels.pool(x, out[..., 16:], stride, padding, average=False)
@@ -92,9 +92,9 @@ def test_an_average_leaves_out_what_lies_beyond_the_edge():
 def test_the_whole_network_sees_in_float16_what_it_sees_in_float32():
     torch.manual_seed(0)
     network = inception_network(file_network(padding_counts=False).state_dict()).to(DEVICE)
-    seen = torch.rand(2, 3, 75, 75, device=DEVICE) * 2 - 1  # the smallest pictures that it takes
+    seen = torch.rand(2, 3, 75, 75, device=DEVICE) * 2 - 1  # the smallest images that it takes
     with computing_in("fp16"):
         wanted, found = network(seen), Half(network)(seen)
     assert found.shape == (2, 2048) and found.dtype == torch.float32
-    assert (wanted[0] - wanted[1]).abs().max() > 0.01 * wanted.max(), "pictures can be told apart"
+    assert (wanted[0] - wanted[1]).abs().max() > 0.01 * wanted.max(), "images can be told apart"
     assert (found - wanted).abs().max() < 2e-3 * wanted.max()

@@ -27,11 +27,11 @@ def opened(
     """What a file is opened as, and the network that it was made of."""
     torch.manual_seed(0)
     network, path = file_network(padding_counts=padding_counts), folder / "narrow.pt"
-    trial = inception.enlarged(inception.trial_picture(CPU))
+    trial = inception.enlarged(inception.make_test_image(CPU))
     with computing_in("fp32"):  # a trace keeps, for ever, whether its convolutions may be in TF32
         torch.jit.trace(network, trial).save(str(path))
     digest = sha256(path.read_bytes()).hexdigest()
-    with pytest.raises(UserError, match="not the Inception of 2015: it sees other features"):
+    with pytest.raises(UserError, match="not the Inception of 2015: it computes other features"):
         inception.load_inception(str(path), digest, CPU)
     patch.setattr(inception, "ANSWER", tuple(network(trial)[0, :8].tolist()))  # now this one is the Inception
     return inception.load_inception(str(path), digest, device), network
@@ -39,17 +39,17 @@ def opened(
 
 def folded_beside(scripted: FeatureNetwork, folder: Path, device: torch.device) -> str:
     """Why our own network was not taken, for a failure's message; raises where it cannot be run at all."""
-    trial = inception.trial_picture(device)
+    trial = inception.make_test_image(device)
     weights = inception.load_script(str(folder / "narrow.pt"), device).state_dict()
     answer, found = (
-        network(trial, "fp32").features for network in (scripted, FoldedInception(inception_network(weights), ""))
+        network(trial, "fp32").vectors for network in (scripted, FoldedInception(inception_network(weights), ""))
     )
     return (
         f"differs by {(found - answer).abs().max():.1e} of {answer.max():.1e} at most, {answer.mean():.1e} on average"
     )
 
 
-def some_pictures() -> Tensor:
+def some_images() -> Tensor:
     """Smooth ones, and noise."""
     generator = torch.Generator().manual_seed(1)
     coarse = torch.randint(0, 256, (2, 3, 4, 4), generator=generator, dtype=torch.uint8)
@@ -62,11 +62,11 @@ def some_pictures() -> Tensor:
 def test_our_network_sees_what_the_file_sees_in_every_arithmetic(tmp_path, monkeypatch, device):
     ours, file = opened(tmp_path, monkeypatch, device)
     assert isinstance(ours, FoldedInception), folded_beside(ours, tmp_path, device)
-    wanted = file(inception.enlarged(some_pictures()))
-    assert wanted.shape == (4, 2048) and (wanted[0] - wanted[1]).abs().max() > 0.1, "pictures can be told apart"
+    wanted = file(inception.enlarged(some_images()))
+    assert wanted.shape == (4, 2048) and (wanted[0] - wanted[1]).abs().max() > 0.1, "images can be told apart"
     on_gpu = {"tf32": 3e-3, "fp16": 2e-3}
     for arithmetic, within in {"fp32": 1e-5, **({"tf32": 1e-5} if device == CPU else on_gpu)}.items():
-        features = ours(some_pictures().to(device), arithmetic).features.cpu()
+        features = ours(some_images().to(device), arithmetic).vectors.cpu()
         assert features.dtype == torch.float32 and features.isfinite().all()
         assert (features - wanted).abs().max() < within * wanted.max(), arithmetic
 
@@ -83,34 +83,34 @@ def test_fp16_is_refused_where_it_does_not_work(tmp_path, monkeypatch, broken, r
     pytest.importorskip("triton")
     ours, _ = opened(tmp_path, monkeypatch)
     monkeypatch.setattr("paceline.evaluation.features.inception_half.Half", broken)
-    with pytest.raises(UserError, match=rf"feature_precision=fp16: {refused}; take feature_precision=tf32"):
-        ours(some_pictures(), "fp16")
+    with pytest.raises(UserError, match=rf"feature_precision=fp16: {refused}; use feature_precision=tf32"):
+        ours(some_images(), "fp16")
 
 
 def test_a_file_of_the_same_names_that_computes_otherwise_is_run_as_it_is(tmp_path, monkeypatch):
     network, file = opened(tmp_path, monkeypatch, padding_counts=True)
     assert isinstance(network, ScriptedInception)
-    wanted = file(inception.enlarged(some_pictures()))
-    assert torch.allclose(network(some_pictures(), "fp32").features, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UserError, match="feature_precision=fp16: only the Inception of a known file has it"):
+    wanted = file(inception.enlarged(some_images()))
+    assert torch.allclose(network(some_images(), "fp32").vectors, wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="feature_precision=fp16: only the Inception of a known file supports it"):
         network.require("fp16", GPU)
 
 
 def test_fp16_is_for_gpus():
     network = FoldedInception(nn.Identity(), "")
     network.require("fp16", GPU)
-    with pytest.raises(UserError, match=r"feature_precision=fp16 is for GPUs.* take feature_precision=fp32"):
+    with pytest.raises(UserError, match=r"feature_precision=fp16 is for GPUs.* use feature_precision=fp32"):
         network.require("fp16", CPU)
 
 
 def test_enlarging_by_two_matrices_is_enlarging_pixel_by_pixel():
-    pictures = torch.rand(2, 3, 5, 7) * 255
-    enlarged = inception.resize_like_tensorflow(pictures, 12)
+    images = torch.rand(2, 3, 5, 7) * 255
+    enlarged = inception.resize_like_tensorflow(images, 12)
     for row, column in ((0, 0), (1, 11), (6, 5), (11, 3), (11, 11)):
         y, x = row * 5 / 12, column * 7 / 12
         top, left = int(y), int(x)
         bottom, right = min(top + 1, 4), min(left + 1, 6)
-        upper = pictures[..., top, left] * (1 - x + left) + pictures[..., top, right] * (x - left)
-        lower = pictures[..., bottom, left] * (1 - x + left) + pictures[..., bottom, right] * (x - left)
+        upper = images[..., top, left] * (1 - x + left) + images[..., top, right] * (x - left)
+        lower = images[..., bottom, left] * (1 - x + left) + images[..., bottom, right] * (x - left)
         wanted = upper * (1 - y + top) + lower * (y - top)
         assert torch.allclose(enlarged[..., row, column], wanted, rtol=1e-5, atol=1e-4)

@@ -1,4 +1,4 @@
-"""PSNR and SSIM: scikit-image's, under named protocols, whatever the parts that pictures come in."""
+"""PSNR and SSIM: scikit-image's, under named protocols, whatever the parts that images come in."""
 
 import sys
 
@@ -15,10 +15,10 @@ from paceline.core.registry import load_class
 from paceline.data.source import ArraySource, Subset
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.restoration import Restoration, _lpips_network
-from paceline.evaluation.image_metrics import PSNR_OF_EQUALS, in_levels, luma, psnr, ssim
+from paceline.evaluation.image_metrics import PSNR_OF_EQUALS, luma, psnr, ssim, to_levels
 
-PICTURE = torch.from_numpy(data.astronaut()[100:196, 180:300].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
-NOISY = (PICTURE + 0.1 * torch.randn(PICTURE.shape, generator=torch.Generator().manual_seed(0))).clamp(-1, 1)
+IMAGE = torch.from_numpy(data.astronaut()[100:196, 180:300].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+NOISY = (IMAGE + 0.1 * torch.randn(IMAGE.shape, generator=torch.Generator().manual_seed(0))).clamp(-1, 1)
 
 
 def no_run(folder: str):
@@ -26,24 +26,22 @@ def no_run(folder: str):
 
 
 def source_of(*sizes: tuple[int, int]) -> Subset:
-    """Pictures of these heights and widths, by name only."""
+    """Images of these heights and widths, by name only."""
     source = ArraySource({"image": np.zeros((len(sizes), 1, 1, 3), np.uint8)}, DataSpec(3, 1, 1))
     source.sizes = np.array(sizes)
     return Subset(source, range(len(sizes)))
 
 
-def make_judge(
+def make_evaluator(
     protocol: str = "y", output_scale: int = 4, sizes: tuple[tuple[int, int], ...] = ((96, 120),)
 ) -> Restoration:
-    evaluator = load_class("evaluator", "restoration", Restoration)(
-        DataSpec(3, 96, 96), torch.device("cpu"), RunSettings(protocol=protocol)
-    )
-    evaluator.begin(Case(source_of(*sizes), "test", len(sizes), no_run, output_scale))
-    return evaluator
+    case = Case(source_of(*sizes), "test", len(sizes), no_run, output_scale)
+    evaluator_class = load_class("evaluator", "restoration", Restoration)
+    return evaluator_class(case, DataSpec(3, 96, 96), torch.device("cpu"), RunSettings(protocol=protocol))
 
 
 def measure(predictions: list[dict[str, torch.Tensor]], **settings) -> dict[str, float]:
-    evaluator = make_judge(**settings)
+    evaluator = make_evaluator(**settings)
     for prediction in predictions:
         evaluator.update(prediction, {})
     return evaluator.results(evaluator.sums())
@@ -55,7 +53,7 @@ def as_array(levels: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("colours", [1, 3])
 def test_values_are_those_of_scikit_image(colours):
-    made, target = (in_levels(pictures[:, :colours]) for pictures in (NOISY, PICTURE))
+    made, target = (to_levels(images[:, :colours]) for images in (NOISY, IMAGE))
     theirs = peak_signal_noise_ratio(as_array(target), as_array(made), data_range=255)
     assert psnr(made, target).item() == pytest.approx(theirs, abs=1e-6)
     theirs = structural_similarity(
@@ -79,8 +77,8 @@ def test_luma_is_matlabs():
 
 @pytest.mark.parametrize(("protocol", "convert"), [("y", luma), ("rgb", lambda levels: levels)])
 def test_a_protocol_compares_its_channels_without_the_border(protocol, convert):
-    found = measure([{"image": NOISY, "target": PICTURE}], protocol=protocol, output_scale=4)
-    made, target = (convert(in_levels(pictures)[..., 4:-4, 4:-4]) for pictures in (NOISY, PICTURE))
+    found = measure([{"image": NOISY, "target": IMAGE}], protocol=protocol, output_scale=4)
+    made, target = (convert(to_levels(images)[..., 4:-4, 4:-4]) for images in (NOISY, IMAGE))
     assert found == {
         f"psnr[{protocol}]": pytest.approx(psnr(made, target).item(), abs=1e-9),
         f"ssim[{protocol}]": pytest.approx(ssim(made, target).item(), abs=1e-9),
@@ -88,30 +86,30 @@ def test_a_protocol_compares_its_channels_without_the_border(protocol, convert):
     }
 
 
-def test_pictures_of_the_same_size_lose_no_border():
-    spoiled = PICTURE.clone()
+def test_images_of_the_same_size_lose_no_border():
+    spoiled = IMAGE.clone()
     spoiled[..., :2, :] *= -1
-    prediction = {"image": spoiled, "target": PICTURE}
+    prediction = {"image": spoiled, "target": IMAGE}
     assert measure([prediction], output_scale=2)["psnr[y]"] == PSNR_OF_EQUALS
     assert measure([prediction], output_scale=1)["psnr[y]"] < 30
 
 
 def test_results_are_rounded_as_files_would_be():
-    within = PICTURE + 0.4 / 127.5
-    beyond = PICTURE + (PICTURE > 0.99) * 3.0
-    assert measure([{"image": within, "target": PICTURE}])["psnr[y]"] == PSNR_OF_EQUALS
-    assert measure([{"image": beyond.clamp(min=-1), "target": PICTURE}]) == measure(
-        [{"image": beyond.clamp(-1, 1), "target": PICTURE}]
+    within = IMAGE + 0.4 / 127.5
+    beyond = IMAGE + (IMAGE > 0.99) * 3.0
+    assert measure([{"image": within, "target": IMAGE}])["psnr[y]"] == PSNR_OF_EQUALS
+    assert measure([{"image": beyond.clamp(min=-1), "target": IMAGE}]) == measure(
+        [{"image": beyond.clamp(-1, 1), "target": IMAGE}]
     )
 
 
-def test_a_number_is_the_mean_over_pictures_of_any_sizes_and_parts():
-    small = {"image": NOISY[..., :40, :50], "target": PICTURE[..., :40, :50]}
-    large = {"image": NOISY, "target": PICTURE}
+def test_a_number_is_the_mean_over_images_of_any_sizes_and_parts():
+    small = {"image": NOISY[..., :40, :50], "target": IMAGE[..., :40, :50]}
+    large = {"image": NOISY, "target": IMAGE}
     whole = measure([large, small, small])
     alone = [measure([one])["psnr[y]"] for one in (large, small, small)]
     assert whole["psnr[y]"] == pytest.approx(np.mean(alone), abs=1e-12) and whole["count"] == 3
-    first, second, third = make_judge(), make_judge(), make_judge()  # three ranks, of which one saw nothing
+    first, second, third = make_evaluator(), make_evaluator(), make_evaluator()  # three ranks, of which one saw nothing
     first.update(large, {})
     second.update({name: torch.cat([field, field]) for name, field in small.items()}, {})
     spread = third.results(first.sums() + second.sums() + third.sums())
@@ -119,22 +117,26 @@ def test_a_number_is_the_mean_over_pictures_of_any_sizes_and_parts():
 
 
 def test_what_a_recipe_is_held_against_is_measured_under_its_name():
-    found = measure([{"image": PICTURE, "bicubic": NOISY, "target": PICTURE}])
+    found = measure([{"image": IMAGE, "bicubic": NOISY, "target": IMAGE}])
     assert set(found) == {"psnr[y]", "ssim[y]", "bicubic_psnr[y]", "bicubic_ssim[y]", "count"}
-    assert found["bicubic_psnr[y]"] == measure([{"image": NOISY, "target": PICTURE}])["psnr[y]"]
+    assert found["bicubic_psnr[y]"] == measure([{"image": NOISY, "target": IMAGE}])["psnr[y]"]
 
 
 def test_the_protocol_says_all_that_numbers_must_share():
-    protocols = [make_judge().protocol(), make_judge("rgb").protocol(), make_judge(output_scale=2).protocol()]
+    protocols = [
+        make_evaluator().protocol(),
+        make_evaluator("rgb").protocol(),
+        make_evaluator(output_scale=2).protocol(),
+    ]
     assert all(a != b for number, a in enumerate(protocols) for b in protocols[:number])
-    assert make_judge("rgb").label == "rgb"
+    assert make_evaluator("rgb").label == "rgb"
 
 
-def test_a_picture_smaller_than_the_window_is_named_before_any_is_restored():
+def test_a_image_smaller_than_the_window_is_named_before_any_is_restored():
     with pytest.raises(UserError, match=r"sample 1: a side of 19 pixels is too short .* 8 are left; .* the test split"):
-        make_judge(sizes=((40, 40), (40, 19), (40, 23)))
-    make_judge(sizes=((20, 20),))  # 12 of them, without a border of 4
-    make_judge(output_scale=1, sizes=((11, 30),))
+        make_evaluator(sizes=((40, 40), (40, 19), (40, 23)))
+    make_evaluator(sizes=((20, 20),))  # 12 of them, without a border of 4
+    make_evaluator(output_scale=1, sizes=((11, 30),))
 
 
 STAND_IN = """
@@ -164,14 +166,14 @@ def perceptual_package(tmp_path, monkeypatch):
 
 
 def test_a_perceptual_distance_is_measured_where_its_package_is(perceptual_package):
-    found = measure([{"image": NOISY, "target": PICTURE}])
-    wanted = (in_levels(NOISY) - in_levels(PICTURE)).abs().mean().item() / 127.5
+    found = measure([{"image": NOISY, "target": IMAGE}])
+    wanted = (to_levels(NOISY) - to_levels(IMAGE)).abs().mean().item() / 127.5
     assert found["lpips[y]"] == pytest.approx(wanted, rel=1e-5)
-    assert make_judge().protocol()["lpips"] == "alex"
+    assert make_evaluator().protocol()["lpips"] == "alex"
 
 
 def test_a_perceptual_distance_without_its_weights_is_left_out_and_said(perceptual_package):
     perceptual_package.write_text(STAND_IN.replace('!= "alex"', '== "alex"'))
-    evaluator = make_judge()
+    evaluator = make_evaluator()
     assert evaluator.notes == ("LPIPS is not measured: no such network",)
-    assert "lpips[y]" not in measure([{"image": NOISY, "target": PICTURE}])
+    assert "lpips[y]" not in measure([{"image": NOISY, "target": IMAGE}])

@@ -74,5 +74,5 @@ def test_precision_and_recall_are_those_of_all_distances():
 def test_the_inception_score_is_the_number_of_classes_where_all_are_certain_and_equally_frequent():
     likelihoods, counts = torch.full((2, 5), 20.0, dtype=torch.float64), torch.full((2,), 100.0, dtype=torch.float64)
     assert inception_score(counts, likelihoods, torch.zeros(2)) == pytest.approx(5)
-    entropy = torch.full((2,), 100 * np.log(0.2), dtype=torch.float64)  # every picture could be anything
+    entropy = torch.full((2,), 100 * np.log(0.2), dtype=torch.float64)  # every image could be anything
     assert inception_score(counts, likelihoods, entropy) == pytest.approx(1)

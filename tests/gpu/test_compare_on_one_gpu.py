@@ -29,7 +29,7 @@ def test_two_on_one_gpu_are_labelled_and_not_recommended(tmp_path: Path) -> None
     labels = [group["label"] for group in report["groups"].values()]
     assert labels == ["single", "dp × 2 (on one GPU)", "ddp × 2 (on one GPU)"]
     assert report["recommendation"]["group"] == "classification-single-1-64"
-    assert "ceilings of several processes on one GPU" in " ".join(report["not_measured"])
+    assert "step ladder of several processes on one GPU" in " ".join(report["not_measured"])
 
 
 @pytest.mark.skipif(torch.cuda.device_count() != 1, reason="needs exactly one GPU")

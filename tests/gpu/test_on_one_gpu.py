@@ -58,7 +58,7 @@ def test_a_captured_step_gives_the_bits_of_an_eager_one(recipe: str, settings: d
     ours, theirs = graphed.recipe.state_dict(), eager.recipe.state_dict()
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
     for name, learner in eager.step.learners.items():
-        for a, b in zip(learner.average, graphed.step.learners[name].average, strict=True):
+        for a, b in zip(learner.ema, graphed.step.learners[name].ema, strict=True):
             assert torch.equal(a, b)
     for a, b in zip(eager.entries, graphed.entries, strict=True):  # type: ignore[attr-defined]
         assert torch.equal(a.values, b.values)
@@ -176,5 +176,5 @@ def test_a_deterministic_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: P
     running.wait()
     assert max((killed / "checkpoints").glob("0*")).name < max((whole / "checkpoints").glob("0*")).name
     again = subprocess.run(command(str(killed)), check=True, capture_output=True, text=True)
-    assert "going on from" in again.stdout
+    assert "resuming from" in again.stdout
     assert final(killed) == final(whole)

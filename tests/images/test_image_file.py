@@ -1,4 +1,4 @@
-"""Picture files of all kinds: what is read of them is what a person sees, and what is written keeps it."""
+"""ImageData files of all kinds: what is read of them is what a person sees, and what is written keeps it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 import tifffile
 from PIL import ExifTags, Image, ImageCms
 
-from paceline.images.decode import BadPicture, decode, upright_size
-from paceline.images.image_file import Canvas, Picture, read_picture
+from paceline.images.decode import BadImage, decode, upright_size
+from paceline.images.image_file import Canvas, ImageData, read_image
 
 DEEP = np.random.default_rng(0).integers(0, 65536, (20, 30, 4), dtype=np.uint16)
 TURNED = {
@@ -39,7 +39,7 @@ def test_a_tiff_is_upright_in_its_size_and_its_pixels(kind: str, orientation: in
     tifffile.imwrite(file, pixels, compression=compression, extratags=[(0x0112, "H", 1, orientation, True)])
     upright = TURNED[orientation](pixels)
     assert upright_size(file) == upright.shape[:2]
-    found = read_picture(file)
+    found = read_image(file)
     assert np.array_equal(np.squeeze(found.pixels), upright) and not found.note
     eight = upright if upright.dtype == np.uint8 else upright / 257
     assert np.abs(np.asarray(decode(file)) - eight).max() <= 1
@@ -48,24 +48,24 @@ def test_a_tiff_is_upright_in_its_size_and_its_pixels(kind: str, orientation: in
 def test_colours_of_16_bits_are_rgb_alone_and_a_fourth_channel_only_what_the_file_says(tmp_path: Path) -> None:
     file = tmp_path / "deep.tif"
     tifffile.imwrite(file, DEEP, photometric="rgb", extrasamples=["unassalpha"])
-    found = read_picture(file)
+    found = read_image(file)
     assert np.array_equal(found.pixels, DEEP[..., :3])
     assert found.alpha is not None and np.array_equal(np.asarray(found.alpha), DEEP[..., 3] >> 8)
 
     tifffile.imwrite(file, DEEP, photometric="rgb", extrasamples=["unspecified"])
-    found = read_picture(file)
+    found = read_image(file)
     assert np.array_equal(found.pixels, DEEP[..., :3]) and found.alpha is None
-    assert "which is no transparency, was left out" in found.note
+    assert "not transparency was left out" in found.note
 
     half = np.full_like(DEEP, 32768)
     half[..., :3] //= 2  # as they are where they were multiplied by it
     tifffile.imwrite(file, half, photometric="rgb", extrasamples=["assocalpha"])
-    assert np.abs(read_picture(file).pixels.astype(int) - 32768).max() <= 2
+    assert np.abs(read_image(file).pixels.astype(int) - 32768).max() <= 2
 
     cyan = np.zeros_like(DEEP)
     cyan[..., 0] = 65535
     tifffile.imwrite(file, cyan, photometric="separated")
-    found = read_picture(file)
+    found = read_image(file)
     assert found.alpha is None and found.pixels.dtype == np.uint8 and (found.pixels == (0, 255, 255)).all()
     assert "16-bit colours were read with 8 bits" in found.note
 
@@ -74,21 +74,21 @@ def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
     file = tmp_path / "planes.tif"
     narrow = DEEP[:, :3, :3]  # as many columns as colours
     tifffile.imwrite(file, np.moveaxis(narrow, -1, 0), photometric="rgb", planarconfig="separate")
-    assert np.array_equal(read_picture(file).pixels, narrow)
-    with pytest.raises(BadPicture, match="16-bit colours in separate planes"):
+    assert np.array_equal(read_image(file).pixels, narrow)
+    with pytest.raises(BadImage, match="16-bit colours in separate planes"):
         decode(file)
     tifffile.imwrite(file, np.stack([DEEP[..., :3], DEEP[::-1, :, :3]]), photometric="rgb")
-    found = read_picture(file)
-    assert np.array_equal(found.pixels, DEEP[..., :3]) and found.note == "only the first of its pages was taken"
+    found = read_image(file)
+    assert np.array_equal(found.pixels, DEEP[..., :3]) and found.note == "only the first of its pages was read"
 
 
 def test_greys_of_16_bits_run_from_black_to_white_whatever_the_file_counts_from(tmp_path: Path) -> None:
     file = tmp_path / "negative.tif"
     tifffile.imwrite(file, DEEP[..., 0], photometric="miniswhite")
-    assert np.array_equal(read_picture(file).pixels[..., 0], 65535 - DEEP[..., 0])
+    assert np.array_equal(read_image(file).pixels[..., 0], 65535 - DEEP[..., 0])
     assert np.abs(np.asarray(decode(file)) - (65535 - DEEP[..., 0]) / 257).max() <= 0.51
     file.write_bytes(row_of_twelve_bits(0, 273, 2730, 4095))
-    assert read_picture(file).pixels.ravel().tolist() == [0, 4369, 43690, 65535]
+    assert read_image(file).pixels.ravel().tolist() == [0, 4369, 43690, 65535]
     assert np.asarray(decode(file)).ravel().tolist() == [0, 17, 170, 255]
 
 
@@ -107,7 +107,7 @@ def test_a_png_of_16_bit_greys_with_transparency_stays_grey_and_is_told_of(tmp_p
     chunks = [(b"IHDR", struct.pack(">2I5B", 30, 20, 16, 4, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
     parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
-    found = read_picture(file)
+    found = read_image(file)
     assert found.note == "its 16-bit greys and transparency were read with 8 bits"
     assert np.array_equal(found.pixels[..., 0], DEEP[..., 0] >> 8)
     assert found.alpha is not None and np.array_equal(np.asarray(found.alpha), DEEP[..., 1] >> 8)
@@ -119,7 +119,7 @@ def test_colour_profiles_are_kept_where_the_colours_are(tmp_path: Path) -> None:
     colours.quantize(16).save(tmp_path / "palette.png", icc_profile=PROFILE)
     colours.convert("CMYK").save(tmp_path / "ink.jpg", icc_profile=PROFILE)
     for name, kept in (("deep.tif", PROFILE), ("palette.png", PROFILE), ("ink.jpg", None)):
-        found = read_picture(tmp_path / name)
+        found = read_image(tmp_path / name)
         made = tmp_path / f"made{found.suffix}"
         copied(found).save(made, found.alpha, found.profile)
         with Image.open(made) as image:
@@ -127,10 +127,10 @@ def test_colour_profiles_are_kept_where_the_colours_are(tmp_path: Path) -> None:
     assert np.array_equal(tifffile.imread(tmp_path / "made.tif"), DEEP[..., :3])
 
 
-def copied(picture: Picture) -> Canvas:
-    height, width = picture.pixels.shape[:2]
-    canvas = Canvas(height, width, deep=picture.deep)
-    canvas.paste(0, 0, picture.pixels / (np.iinfo(picture.pixels.dtype).max / 2) - 1)
+def copied(image: ImageData) -> Canvas:
+    height, width = image.pixels.shape[:2]
+    canvas = Canvas(height, width, deep=image.deep)
+    canvas.paste(0, 0, image.pixels / (np.iinfo(image.pixels.dtype).max / 2) - 1)
     return canvas
 
 
@@ -155,7 +155,7 @@ def test_transparency_beside_colours_of_16_bits_is_written_without_a_second_copy
 
 @pytest.mark.parametrize("suffix", [".jpg", ".tif", ".png"])
 @pytest.mark.parametrize("mode", ["RGB", "L", "I;16"])
-def test_when_where_and_by_whom_a_picture_was_taken_is_kept_and_what_is_no_longer_true_is_not(
+def test_when_where_and_by_whom_a_image_was_taken_is_kept_and_what_is_no_longer_true_is_not(
     mode: str, suffix: str, tmp_path: Path
 ) -> None:
     if (mode, suffix) == ("I;16", ".jpg"):
@@ -172,12 +172,12 @@ def test_when_where_and_by_whom_a_picture_was_taken_is_kept_and_what_is_no_longe
     exif[ExifTags.IFD.GPSInfo] = {ExifTags.GPS.GPSLatitudeRef: "N"}
     taken = tmp_path / f"taken{suffix}"
     Image.new(mode, (30, 20)).save(taken, exif=exif.tobytes())
-    picture = read_picture(taken)
-    assert picture.pixels.shape[:2] == (30, 20)
-    canvas = Canvas(60, 40, deep=picture.deep)
-    canvas.paste(0, 0, np.zeros((60, 40, picture.pixels.shape[-1]), np.float32))
-    made = tmp_path / f"made{picture.suffix}"
-    canvas.save(made, exif=picture.exif)
+    image = read_image(taken)
+    assert image.pixels.shape[:2] == (30, 20)
+    canvas = Canvas(60, 40, deep=image.deep)
+    canvas.paste(0, 0, np.zeros((60, 40, image.pixels.shape[-1]), np.float32))
+    made = tmp_path / f"made{image.suffix}"
+    canvas.save(made, exif=image.exif)
     with Image.open(made) as found:
         assert found.size == (40, 60)
         words = found.getexif()
@@ -190,6 +190,6 @@ def test_when_where_and_by_whom_a_picture_was_taken_is_kept_and_what_is_no_longe
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_damaged_words_of_a_camera_are_no_reason_not_to_use_a_picture(tmp_path: Path) -> None:
+def test_damaged_words_of_a_camera_are_no_reason_not_to_use_a_image(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
-    assert read_picture(tmp_path / "a.png").exif == b""
+    assert read_image(tmp_path / "a.png").exif == b""

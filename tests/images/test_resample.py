@@ -1,4 +1,4 @@
-"""Pictures made smaller and larger on the device are those that Pillow makes."""
+"""Images made smaller and larger on the device are those that Pillow makes."""
 
 import numpy as np
 import pytest
@@ -16,21 +16,21 @@ PICTURES = {
 }
 
 
-def as_tensor(picture: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 127.5 - 1
+def as_tensor(image: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(image).permute(2, 0, 1)[None].float() / 127.5 - 1
 
 
-def as_levels(pictures: torch.Tensor) -> np.ndarray:
-    return ((pictures + 1) * 127.5)[0].permute(1, 2, 0).numpy()
+def as_levels(images: torch.Tensor) -> np.ndarray:
+    return ((images + 1) * 127.5)[0].permute(1, 2, 0).numpy()
 
 
 @pytest.mark.parametrize("factor", [1 / 8, 1 / 4, 1 / 2, 2, 4])
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_picture_is_the_one_that_pillow_saves(name, factor):
-    picture = PICTURES[name]
-    height, width = (round(side * factor) for side in picture.shape[:2])
-    pillows = np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC))
-    ours = as_levels(bicubic_as_saved(as_tensor(picture), height, width))
+def test_a_image_is_the_one_that_pillow_saves(name, factor):
+    image = PICTURES[name]
+    height, width = (round(side * factor) for side in image.shape[:2])
+    pillows = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+    ours = as_levels(bicubic_as_saved(as_tensor(image), height, width))
     assert np.abs(ours - ours.round()).max() < 1e-4, "not one of 256 levels"
     difference = np.abs(ours - pillows)
     assert difference.max() < 1.01
@@ -47,28 +47,28 @@ def test_the_plain_filter_keeps_what_eight_bits_would_lose():
 
 
 def test_half_precision_around_it_changes_nothing():
-    pictures = as_tensor(PICTURES["a photograph"])
+    images = as_tensor(PICTURES["a photograph"])
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(bicubic_as_saved(pictures, 40, 38), bicubic_as_saved(pictures.clone(), 40, 38))
-        assert bicubic(pictures.bfloat16(), 40, 38).dtype == torch.float32
+        assert torch.equal(bicubic_as_saved(images, 40, 38), bicubic_as_saved(images.clone(), 40, 38))
+        assert bicubic(images.bfloat16(), 40, 38).dtype == torch.float32
 
 
-def test_a_batch_gives_what_each_picture_gives():
-    pictures = torch.rand(3, 3, 32, 40, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    together = bicubic_as_saved(pictures, 8, 10)
-    assert torch.equal(together, torch.cat([bicubic_as_saved(one[None], 8, 10) for one in pictures]))
+def test_a_batch_gives_what_each_image_gives():
+    images = torch.rand(3, 3, 32, 40, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    together = bicubic_as_saved(images, 8, 10)
+    assert torch.equal(together, torch.cat([bicubic_as_saved(one[None], 8, 10) for one in images]))
 
 
 def test_what_a_multiple_leaves_over_is_cut_at_the_end():
-    picture = torch.arange(7 * 9.0).view(1, 1, 7, 9)
-    assert torch.equal(cut_to_multiple(picture, 4), picture[..., :4, :8])
-    assert cut_to_multiple(picture, 1) is not None and cut_to_multiple(picture, 1).shape == picture.shape
+    image = torch.arange(7 * 9.0).view(1, 1, 7, 9)
+    assert torch.equal(cut_to_multiple(image, 4), image[..., :4, :8])
+    assert cut_to_multiple(image, 1) is not None and cut_to_multiple(image, 1).shape == image.shape
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (9, 14)])
 def test_what_is_exported_enlarges_in_the_same_way_to_the_border(factor, size, monkeypatch):
-    pictures = torch.rand(2, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    enlarged = bicubic(pictures, size[0] * factor, size[1] * factor)
+    images = torch.rand(2, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    enlarged = bicubic(images, size[0] * factor, size[1] * factor)
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
-    assert (bicubic(pictures, size[0] * factor, size[1] * factor) - enlarged).abs().max() < 1e-6
+    assert (bicubic(images, size[0] * factor, size[1] * factor) - enlarged).abs().max() < 1e-6

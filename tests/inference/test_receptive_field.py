@@ -1,4 +1,4 @@
-"""Tiles with the halo that was found give what the whole picture gives, and one pixel less does not always."""
+"""Tiles with the halo that was found give what the whole image gives, and one pixel less does not always."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lively(network: nn.Module) -> nn.Module:
 
 
 def middle_from_a_tile(network: nn.Module, whole: Tensor, halo: int, begin: int, side: int, scale: int) -> Tensor:
-    """A tile in the middle of the picture, computed from itself and its halo alone."""
+    """A tile in the middle of the image, computed from itself and its halo alone."""
     rows = slice(max(0, begin - halo), begin + side + halo)
     made = network(whole[..., rows, rows])
     place = slice((begin - rows.start) * scale, (begin - rows.start + side) * scale)
@@ -85,7 +85,7 @@ def test_strides_make_the_multiple():
     assert field_of(SRResNet(4, width=4, num_blocks=1).eval(), 4).multiple_px == 1
 
 
-def test_what_looks_at_the_whole_picture_is_said():
+def test_what_looks_at_the_whole_image_is_said():
     class Squeezed(nn.Module):
         def forward(self, pictures: Tensor) -> Tensor:
             return pictures * pictures.mean((2, 3), keepdim=True)
@@ -99,13 +99,13 @@ def test_what_looks_at_the_whole_picture_is_said():
             return pictures.flip(-1)
 
     normed = field_of(ResnetGenerator(ngf=2, num_blocks=1, norm="instance").eval())
-    assert normed.obstacles == ("it normalises by the statistics of the whole picture",)
+    assert normed.obstacles == ("it normalises by the statistics of the whole image",)
     assert (
         field_of(SRResNet(2, width=4, num_blocks=1).train(), 2).obstacles == normed.obstacles
     )  # BatchNorm that learns
-    assert "whole picture" in field_of(Squeezed()).obstacles[0]
-    assert "whole picture" in field_of(Pooled()).obstacles[0]
-    assert field_of(Turned()).obstacles == ("the operation 'flip' is not one whose reach is known",)
+    assert "whole image" in field_of(Squeezed()).obstacles[0]
+    assert "whole image" in field_of(Pooled()).obstacles[0]
+    assert field_of(Turned()).obstacles == ("the receptive field of the operation 'flip' is not known",)
 
 
 def test_pooling_dilation_and_enlargement_are_followed():

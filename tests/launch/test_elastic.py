@@ -47,8 +47,8 @@ def test_a_killed_process_is_started_again_and_the_bits_are_the_same(tmp_path: P
     assert set(addresses) == {"0100007F"}, "127.0.0.1 as the kernel writes it"
     os.kill(ranks[1], signal.SIGKILL)
     assert running.wait() == 0, running.stderr
-    assert "rank 1 was killed by signal 9; beginning again from the last checkpoint (0 restarts left)" in running.stderr
-    assert "going on from" in running.stdout
+    assert "rank 1 was killed by signal 9; restarting from the last checkpoint (0 restarts left)" in running.stderr
+    assert "resuming from" in running.stdout
     assert run_ranks(tmp_path, 2, *command, "--out", str(tmp_path / "whole")) == [0, 0]
     assert weights_of(run) == weights_of(tmp_path / "whole")
 
@@ -63,11 +63,11 @@ def test_a_process_that_hangs_is_found_and_nothing_is_left(tmp_path: Path) -> No
     wait_until(lambda: not processes_naming(str(run)), seconds=5)
 
 
-def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_user_error_is_not_retried(tmp_path: Path) -> None:
     command = ("train", TINY, "--devices", "2", "--max-restarts", "3", "--out", str(tmp_path / "run"))
     running = start_command(tmp_path, *command, "--set", "not_finite_at=4")
     assert running.wait() == 2
-    assert "is not finite" in running.stderr and "beginning again" not in running.stderr
+    assert "is not finite" in running.stderr and "restarting" not in running.stderr
 
 
 def test_under_real_torchrun_the_ranks_meet_too(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_under_real_torchrun_the_ranks_meet_too(tmp_path: Path) -> None:
         ({"nnodes": "1:2", "rdzv": "127.0.0.1:29400", "batch_size": "4/device"}, "--batch-size 4/device"),
     ],
 )
-def test_a_meeting_that_cannot_be_is_refused(settings: dict[str, str], complaint: str) -> None:
+def test_a_rendezvous_that_cannot_be_is_rejected(settings: dict[str, str], complaint: str) -> None:
     with pytest.raises(UserError) as error:
         Rendezvous.of(RunSettings(**settings))  # type: ignore[arg-type]
     assert complaint in str(error.value)

@@ -61,7 +61,7 @@ def test_a_job_that_is_told_to_stop_asks_its_hosts_and_is_queued_again(here: Pat
         assert job.poll() is None
     job.send_signal(subprocess.signal.SIGUSR1)  # type: ignore[attr-defined]
     output, _ = job.communicate(timeout=30)
-    assert job.returncode == 75 and "queued again" in output
+    assert job.returncode == 75 and "requeued" in output
     assert (here / "asked").exists()
     assert (here / "scontrol").read_text().splitlines()[0] == "requeue 12345"
 
@@ -79,15 +79,15 @@ def test_without_requeue_a_job_is_not_queued_again(here: Path) -> None:
         (("--partition", "a; touch pwned"), "--partition 'a; touch pwned'"),
         (("--account", "a b"), "--account 'a b'"),
         (("--nodes", "0"), "--nodes 0"),
-        (("--gpus-per-node", "2"), "--devices 3: --gpus-per-node says 2"),
+        (("--gpus-per-node", "2"), "--devices 3: differs from --gpus-per-node 2"),
         (("--batch-size", "4"), "batch"),
-        (("--strategy", "single"), "--strategy single: runs in one process"),
+        (("--strategy", "single"), "--strategy single: runs in one process; use ddp or lightning"),
         (("--out", "a\nb"), "line breaks"),
         (("--data-root", "https://me:secret@host/"), "holds a credential"),
-        (("--submit",), "sinfo: SLURM is not on this machine"),
+        (("--submit",), "sinfo: SLURM is not installed on this machine"),
     ],
 )
-def test_a_wish_that_cannot_be_is_refused_in_one_line(
+def test_options_that_cannot_be_are_rejected_in_one_line(
     here: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -112,7 +112,7 @@ def test_plain_machines_get_the_command_to_type(here: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("hosts", ["a,,b", "a,a", "a b,c", "$(touch pwned),b"])
-def test_hosts_that_are_none_are_refused(here: Path, capsys: pytest.CaptureFixture[str], hosts: str) -> None:
+def test_hosts_that_are_none_are_rejected(here: Path, capsys: pytest.CaptureFixture[str], hosts: str) -> None:
     assert run(["launch", "torchrun", "classification", "--hosts", hosts]) == 2
     assert "--hosts" in capsys.readouterr().err
 

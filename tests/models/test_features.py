@@ -45,7 +45,7 @@ def normalised(pictures: torch.Tensor) -> torch.Tensor:
 
 def test_pictures_of_which_the_poolings_leave_nothing_are_refused():
     assert Features("random", "conv5_4")(torch.zeros(1, 3, 16, 17)).shape[-2:] == (1, 1)
-    with pytest.raises(UserError, match="vgg_layer=conv5_4: needs pictures of 16 pixels, and these have 20×15"):
+    with pytest.raises(UserError, match="vgg_layer=conv5_4: needs images of 16 pixels, and these have 20×15"):
         Features("random", "conv5_4")(torch.zeros(1, 3, 15, 20))
 
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_used_is_named(tmp_path):
     cases[str(tmp_path / "empty.pth")] = "is empty$"
     whole = saved(tmp_path, {"features.0.weight": torch.zeros(4, 3, 3, 3)}, "cut.pth")
     Path(whole).write_bytes(Path(whole).read_bytes()[:-100])
-    cases[whole] = "cannot be read, perhaps it is cut off"
+    cases[whole] = "cannot be read; the file may be truncated"
     torch.save(torch.nn.ReLU(), tmp_path / "program.pth")
     cases[str(tmp_path / "program.pth")] = "holds more than tensors, and is not read: save its state_dict alone$"
     for path, message in cases.items():

@@ -57,7 +57,7 @@ def test_the_discriminator_learns_from_the_generators_fakes_which_come_from_the_
     assert torch.equal(before["real"], after["real"]) and not torch.equal(before["fake"], after["fake"])
 
 
-def test_real_and_fake_pictures_have_batchnorm_statistics_of_their_own():
+def test_real_and_fake_images_have_batchnorm_statistics_of_their_own():
     recipe = build(d_norm="batch")
     batch = after_generator(recipe)
     alone = recipe.discriminator(batch["image"])
@@ -115,7 +115,7 @@ def test_normalisation_and_spectral_norm_are_as_asked():
 @pytest.mark.parametrize(
     ("height", "width", "fits"), [(32, 32, True), (64, 64, True), (28, 28, False), (32, 64, False)]
 )
-def test_only_pictures_that_fit_the_networks_are_taken(height, width, fits):
+def test_images_of_unsupported_sizes_are_rejected(height, width, fits):
     spec = DataSpec(channels=3, height=height, width=width)
     if fits:
         assert build(spec).predict({"noise": torch.zeros(2, 5).double()})["image"].shape == (2, 3, height, width)
@@ -127,7 +127,7 @@ def test_only_pictures_that_fit_the_networks_are_taken(height, width, fits):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"diffaugment": "colour"}, "diffaugment=colour: unknown change 'colour'; did you mean 'color'"),
+        ({"diffaugment": "colour"}, "diffaugment=colour: unknown augmentation 'colour'; did you mean 'color'"),
         ({"r1": -1.0}, "r1=-1: must be at least 0"),
         ({"ngf": 0}, "ngf=0: must be at least 1"),
     ],

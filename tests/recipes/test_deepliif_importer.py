@@ -44,8 +44,8 @@ def test_the_tensors_of_a_file_fit_the_recipe():
     tiny = {"generator": "resnet_6", "segmentation_generator": "unet_32", "ngf": 1, "ndf": 1, "d_layers": 1}
     recipe = Translation(TranslationSettings(**tiny, norm="instance"), spec)
     other = Translation(TranslationSettings(**tiny, norm="instance"), spec)
-    written = {f"module.{name}": tensor for name, tensor in other.generators["GS1"].state_dict().items()}
-    written["module.model.1.running_mean"] = torch.zeros(1)  # as old versions of torch kept for InstanceNorm
+    written = dict(other.generators["GS1"].state_dict())
+    written["model.1.running_mean"] = torch.zeros(1)  # as old versions of torch kept for InstanceNorm
     network = networks_of(["latest_net_G1.pth", "latest_net_G22.pth"])["latest_net_G22.pth"]
     state = renamed(network, written, recipe.state_dict())
     assert {name for name in recipe.state_dict() if name.startswith("generators.GS1.")} == state.keys()

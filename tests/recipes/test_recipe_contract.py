@@ -1,6 +1,8 @@
 """What every recipe must keep to; a new file in recipes/ is tested by existing, and so are those that `new` writes."""
 
+import ast
 import dataclasses
+import inspect
 import itertools
 import typing
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import torch
 
 from paceline.commands import new
 from paceline.config.settings import LearnerSettings, RunSettings
+from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
@@ -22,7 +25,7 @@ NUM_SAMPLES = 4
 
 
 def written_by_new() -> list[str]:
-    """The files of recipes that `paceline new` starts a person's own from."""
+    """The recipe files that `paceline new` writes."""
     files = sorted(Path(new.__file__).with_name("templates").glob("*.py"))
     return [str(file) for file in files if file.stem != "source"]
 
@@ -69,9 +72,8 @@ def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:
         sum(loss.terms.values()).backward()
         yield phase, loss
         batch |= {name: tensor.detach() for name, tensor in loss.shared.items()}
-        batch |= {
-            name: fact.detach().expand(NUM_SAMPLES) for name, fact in loss.signals.items() if name in recipe.signals
-        }
+        signals = {name: value for name, value in loss.signals.items() if name in recipe.signals}
+        batch |= {name: value.detach().expand(NUM_SAMPLES) for name, value in signals.items()}
 
 
 every_recipe = pytest.mark.parametrize("name", registry.names("recipe") + written_by_new())
@@ -124,7 +126,7 @@ def test_losses_of_a_recipe_are_scalars_and_what_phases_share_has_a_row_per_samp
     for _, loss in run_phases(build(name)):
         assert loss.terms
         assert all(term.ndim == 0 and term.isfinite() for term in loss.terms.values())
-        assert all(fact.ndim == 0 for fact in loss.signals.values())
+        assert all(signal.ndim == 0 for signal in loss.signals.values())
         assert all(tensor.ndim > 0 and len(tensor) == NUM_SAMPLES for tensor in loss.shared.values())
 
 
@@ -140,7 +142,7 @@ def test_losses_of_a_recipe_draw_no_random_numbers_of_their_own(name):
 
 
 @every_recipe
-def test_predictions_of_a_recipe_have_a_row_per_sample_and_its_judge_exists(name):
+def test_predictions_of_a_recipe_have_a_row_per_sample_and_its_evaluator_exists(name):
     recipe = build(name).eval()
     with torch.no_grad():
         prediction = recipe.predict(make_batch(recipe))
@@ -152,8 +154,27 @@ def test_predictions_of_a_recipe_have_a_row_per_sample_and_its_judge_exists(name
         assert prediction["image"].abs().max() <= 1
     if recipe.evaluator:
         assert recipe.evaluator in registry.names("evaluator")
-        split, _, metric = recipe.best[0].partition("/")
-        assert split == recipe.evaluated_on and metric and recipe.best[1] in ("min", "max")
+        split, _, metric = recipe.best.metric.partition("/")
+        assert split == recipe.evaluated_on and metric and recipe.best.mode in ("min", "max")
+
+
+def test_every_importer_reads_files_for_a_recipe():
+    used = {load(name).importer for name in registry.names("recipe")} - {""}
+    assert used == set(registry.names("importer"))
+    for name in used:
+        importer = registry.load_class("importer", name, Importer)
+        for method in ("__init__", "data_spec", "tensors"):
+            assert getattr(importer, method) is not getattr(Importer, method), f"{name} has no {method}()"
+
+
+@every_recipe
+def test_a_recipe_asks_for_no_device_and_no_stream(name):
+    recipe_class = load(name)
+    for defined_in in (base for base in recipe_class.__mro__ if issubclass(base, Recipe) and base is not Recipe):
+        tree = ast.parse(Path(inspect.getfile(defined_in)).read_text())
+        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not attributes & {"device", "cuda", "is_cuda", "to"} and "paceline.core.streams" not in imported
 
 
 def choices(name: str) -> Iterator[tuple[str, Any]]:
@@ -191,4 +212,4 @@ def test_settings_with_which_the_same_weights_compute_something_else_are_named(n
             found = recipe.predict(make_batch(recipe))
         made.update(made or found)
         same = all(torch.equal(found[key], value) for key, value in made.items())
-        assert same, f"weights learned with {before} fit {settings}, and compute something else: bound_to_weights"
+        assert same, f"weights learned with {before} fit {settings}, and compute something else: must_match_weights"

@@ -121,7 +121,7 @@ def test_small_pictures_of_the_source_are_used_where_there_are_some():
     assert recipe.preview(batch)["low"].eq(0).all()
 
 
-def test_a_strip_shows_all_in_one_size():
+def test_a_preview_shows_all_images_in_one_size():
     shown = build(scale="4").preview(make_batch())
     assert list(shown) == ["low", "bicubic", "restored", "target"]
     assert {picture.shape for picture in shown.values()} == {(3, 3, 32, 32)}
@@ -158,7 +158,7 @@ def test_restoration_can_have_features_and_a_discriminator():
     ("spec", "settings", "message"),
     [
         (DataSpec(3, 30, 30), {"scale": "4"}, "30×30 pixels, which is no multiple of scale=4: use --crop 96"),
-        (DataSpec(3, 32, 32, scale=4), {}, "scale=2: the files of small pictures are smaller by 4"),
+        (DataSpec(3, 32, 32, scale=4), {}, "scale=2: the files of small images are smaller by 4"),
         (DATA_SPEC, {"stage": "both"}, "stage=both: this is several runs"),
         (DATA_SPEC, {"pixel": 0.0}, "pixel=0: the loss has no term with a weight"),
         (DATA_SPEC, {"vgg_layer": "conv6_1"}, "unknown layer of VGG19 'conv6_1'"),
@@ -177,7 +177,7 @@ def test_files_of_another_scale_are_refused_in_every_split(tmp_path):
     roots = {"data_root": "own", "test_root": "HR", "test_low_root": "LR"}
     flags = {name: str(tmp_path / folder) for name, folder in roots.items()}
     config = configure("super_resolution", flags, assignments=["validation=0"], small=True)
-    with pytest.raises(UserError, match="scale=2: the files of small pictures for test are smaller by 4"):
+    with pytest.raises(UserError, match="scale=2: the low-resolution images for test are smaller by 4"):
         make_recipe(config, open_sources(config))
 
 

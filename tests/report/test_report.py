@@ -130,7 +130,7 @@ def test_the_page_needs_nothing_but_itself(runs: Path) -> None:
 
 def test_what_was_not_measured_is_said(report: dict[str, Any]) -> None:
     told = " ".join(report["not_measured"])
-    assert "GPU utilisation" in told and "ceilings and parity" in told and "communication of ddp × 2" in told
+    assert "GPU utilisation" in told and "step ladder and parity" in told and "communication of ddp × 2" in told
 
 
 def test_other_data_or_another_recipe_or_no_run_is_refused_by_name(
@@ -147,7 +147,7 @@ def test_other_data_or_another_recipe_or_no_run_is_refused_by_name(
         (runs / name / "config.toml").write_text(_as_dcgan(changed) if name == "other-recipe" else changed)
     (runs / "empty").mkdir(exist_ok=True)
     for words, told in {
-        ("single-2", "other-data"): "single-2 and other-data are of different data",
+        ("single-2", "other-data"): "single-2 and other-data used different data",
         ("single-2", "other-recipe"): "single-2 and other-recipe are of different recipes (classification, dcgan)",
         ("single-2", "empty"): "empty: not a run's folder",
         ("single-2", "nowhere"): "nowhere: not a run's folder",
@@ -173,20 +173,21 @@ def test_broken_lines_of_metrics_are_left_out_and_counted(runs: Path, monkeypatc
     assert run(["compare", "torn", "single-4", "--out", "with-torn"]) == 0
     report = json.loads(Path("with-torn/report.json").read_text())
     before = json.loads(Path("compared/report.json").read_text())
-    assert "4 broken lines of torn/metrics.jsonl (left out)" in report["not_measured"]
+    assert "4 broken lines in torn/metrics.jsonl (skipped)" in report["not_measured"]
     name = "classification-single-1-64"
     assert report["groups"][name]["quality"] == before["groups"][name]["quality"]
     assert report["groups"][name]["images_per_second"] == before["groups"][name]["images_per_second"]
 
 
-def test_a_run_that_does_not_say_with_what_it_was_made_is_shown(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_say_with_what_it_was_made_is_rejected(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("single-2", "unknown")
     text = Path("unknown/config.toml").read_text()
     Path("unknown/config.toml").write_text(text.partition("[made_with]")[0])
-    assert run(["compare", "unknown", "--out", "of-unknown"]) == 0
-    subtitle = json.loads(Path("of-unknown/report.json").read_text())["subtitle"]
-    assert subtitle == ["data digits", "seed 2", "versions and hardware unknown", "1 of 1 runs"]
+    assert run(["compare", "unknown", "--out", "of-unknown"]) == 2
+    assert capsys.readouterr().err.startswith("paceline: unknown: run format 1, this version reads ")
 
 
 def test_a_run_of_another_machine_has_a_row_of_its_own(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,9 +202,7 @@ def test_a_run_of_another_machine_has_a_row_of_its_own(runs: Path, monkeypatch: 
     assert list(groups.values())[2]["scaling"]["against"] == next(iter(groups))
 
 
-def test_a_run_that_went_on_in_another_way_is_not_blended_and_says_so(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segments_of_a_run_are_not_blended_and_the_summary_says_so(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     half = run_ranks(runs, 2, *TINY, "--epochs", "1", "--strategy", "ddp", "--seed", "6", "--out", "went-on")
     whole = run_fork(runs, *TINY, "--seed", "6", "--out", "went-on")
@@ -216,29 +215,35 @@ def test_a_run_that_went_on_in_another_way_is_not_blended_and_says_so(
     since = next(line["images"] for line in logged if line["epoch"] >= 1)
     later = [line for line in logged if line["images"] > since][1:]
     assert report["runs"]["went-on"]["speed"]["stretches"] == len(later)
-    (said,) = [sentence for sentence in report["summary"] if "went on in another way" in sentence]
-    assert said.startswith(
-        f"`went-on` went on in another way at {since:,} images (strategy ddp → single, devices 2 → 1)"
-    )
+    (said,) = [sentence for sentence in report["summary"] if "resumed differently" in sentence]
+    assert said.startswith(f"`went-on` resumed differently at {since:,} images (strategy ddp → single, devices 2 → 1)")
 
 
 def test_dp_on_a_cpu_is_reported_as_the_single_that_it_was(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
-    shutil.copytree("single-2", "dp-2")
-    text = Path("dp-2/config.toml").read_text()
-    Path("dp-2/config.toml").write_text(
-        text.replace('strategy = "auto"', 'strategy = "dp"').replace("devices = 1", "devices = 2")
-    )
+    done = run_fork(runs, *TINY, "--strategy", "dp", "--devices", "2", "--seed", "2", "--out", "dp-2")
+    assert done.wait() == 0, done.stderr
     assert run(["compare", "dp-2", "single-4", "--out", "of-dp"]) == 0
     (only,) = json.loads(Path("of-dp/report.json").read_text())["groups"].values()
     assert only["label"] == "single" and only["devices"] == 1 and only["n"] == 2
+
+
+def test_a_run_of_a_strategy_that_is_not_installed_is_shown(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    shutil.copytree("single-2", "elsewhere-2")
+    text = Path("elsewhere-2/config.toml").read_text()
+    Path("elsewhere-2/config.toml").write_text(text.replace('strategy = "single"', 'strategy = "from-a-plugin"'))
+    assert run(["compare", "elsewhere-2", "single-4", "--out", "of-plugin"]) == 0
+    report = json.loads(Path("of-plugin/report.json").read_text())
+    assert [group["label"] for group in report["groups"].values()] == ["from-a-plugin", "single"]
+    assert report["groups"]["classification-from-a-plugin-1-64"]["scaling"]["against"] == "classification-single-1-64"
 
 
 def test_a_report_that_takes_the_place_of_another_says_whose(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
-    place = "this report takes the place of one that had other runs"
+    place = "this report replaces one with other runs"
     for words, told in (
         (["single-2", "ddp-2"], ""),
         ([str(runs / "ddp-2"), "single-2", "single-4"], ""),
@@ -257,7 +262,7 @@ def test_energy_is_that_of_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPatch)
     assert run(["compare", "with-gpus", "--out", "of-gpus"]) == 0
     (only,) = json.loads(Path("of-gpus/report.json").read_text())["groups"].values()
     assert only["gpu"]["joules_per_1000_images"] == pytest.approx(2 * 1000)
-    assert "Energy is that GPU's times the number of GPUs" in Path("of-gpus/report.md").read_text()
+    assert "Energy is that of this GPU times the number of GPUs" in Path("of-gpus/report.md").read_text()
 
 
 def test_a_stopped_run_is_shown_and_not_averaged(runs: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from paceline.report.build import make_report, write_report
-from paceline.report.losses import communication_share, explain
-from paceline.report.numbers import Cell
-from paceline.report.phrases import fill
-from paceline.report.runs import Run
-from paceline.report.stretches import seconds_per_epoch, speed_of, stretches_of
+from paceline.report.document import document_of
+from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
+from paceline.report.model import Cell, Parity, Report
+from paceline.report.run import ChosenBy, Run, Speed
+from paceline.report.step_ladder import Explanation, MeasuredRung, StepLadder, communication_share, explain
 
 HARDWARE = {"accelerator": "cpu", "cpu": "a CPU", "cores": "8", "gpus": "none", "torch": "2.15"}
 
@@ -30,6 +30,7 @@ def cell(
     top1: float | None = 90.0,
     test: float = 90.0,
     evaluated_on: int = 144,
+    with_warm_up: bool = False,
     seed: int = 0,
     metric: str = "validation/top1",
     asked: str = "",
@@ -39,8 +40,7 @@ def cell(
 ) -> Cell:
     """A run that ended, as its folder would be read."""
     place = HARDWARE | (hardware or {})
-    chosen = {"name": metric, "value": top1, "images": 640, "judged_on": evaluated_on}
-    told = {"images_per_second": speed, "images_per_second_without_loading": speed, "std_of_stretches": spread}
+    speeds = Speed(speed, speed, num_log_intervals=3, std_over_log_intervals=spread, with_warm_up=with_warm_up)
     name = f"{strategy}-{devices}-{batch}-{seed}-{'-'.join([*settings.values(), *(hardware or {}).values()])}"
     run = Run(
         folder=name,
@@ -61,8 +61,8 @@ def cell(
         finished=True,
         best=(metric, "max"),
         quality={"test/top1": test},
-        chosen_by=chosen if top1 is not None else {},
-        speed=told | {"stretches": 3, "with_warm_up": False},
+        chosen_by=ChosenBy(metric, top1, 640, evaluated_on) if top1 is not None else None,
+        speed=speeds,
         seconds_per_epoch={"data": 0.1, "step": 1.0},
         gpu=gpu or {},
         losses={},
@@ -72,10 +72,10 @@ def cell(
     return Cell(name, "classification", strategy, devices, asked or str(batch), seed, "done", "", run)
 
 
-def made(*cells: Cell, **more: Any) -> tuple[dict[str, Any], str]:
+def made(*cells: Cell, **more: Any) -> tuple[Report, str]:
     """A report and its summary as it is read."""
     report = make_report("a title", cells, **more)
-    return report, " ".join(fill(phrase, report) for phrase in report["summary"])
+    return report, " ".join(document_of(report).summary)
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -89,70 +89,72 @@ def test_speed_is_compared_with_one_device_of_the_same_settings_in_any_order(tur
     ]
     report, _ = made(*(cells[::-1] if turned else cells))
     speedups = {
-        group["extras"]["precision"]: group["scaling"] and group["scaling"]["speedup"]
-        for group in report["groups"].values()
-        if group["strategy"] == "ddp"
+        group.extras["precision"]: group.scaling and group.scaling.speedup
+        for group in report.groups.values()
+        if group.strategy == "ddp"
     }
     assert speedups == {"fp64": 2.0, "fp32": 1.5, "bf16": None}
 
 
 def test_what_is_only_between_devices_does_not_part_a_run_from_its_single_one() -> None:
     report, _ = made(cell(speed=1000), cell("ddp", 4, speed=2000, nnodes="2", compress="fp16"))
-    scaling = [group["scaling"] for group in report["groups"].values()]
-    assert scaling[0] is None and scaling[1]["speedup"] == 2.0
+    alone, ddp = [group.scaling for group in report.groups.values()]
+    assert alone is None and ddp is not None and ddp.speedup == 2.0
 
 
 def test_a_batch_asked_for_per_device_is_compared_with_that_batch_on_one_device() -> None:
     cells = [cell(batch=b, speed=s, asked=f"{b}/device") for b, s in ((32, 1000), (64, 1100))]
     cells += [cell("ddp", 2, b * 2, speed=s, asked=f"{b}/device") for b, s in ((32, 1800), (64, 2090))]
     report, _ = made(*cells)
-    found = [group["scaling"] for group in report["groups"].values() if group["strategy"] == "ddp"]
-    assert [(one["kind"], one["speedup"]) for one in found] == [("weak", 1.8), ("weak", 1.9)]
+    found = [group.scaling for group in report.groups.values() if group.strategy == "ddp"]
+    assert [(one.kind, one.speedup) for one in found if one] == [("weak", 1.8), ("weak", 1.9)]
 
 
 def test_runs_of_other_hardware_or_another_torch_are_not_averaged() -> None:
     cells = [cell(seed=0, speed=100, hardware={"torch": "2.11"}), cell(seed=1, speed=300)]
     cells += [cell("ddp", 2, speed=400), cell("ddp", 2, seed=1, hardware={"accelerator": "cuda", "gpus": "2 × GPU"})]
     report, _ = made(*cells)
-    assert [group["n"] for group in report["groups"].values()] == [1, 1, 1, 1]
-    labels = [group["label"] for group in report["groups"].values()]
+    assert [group.n for group in report.groups.values()] == [1, 1, 1, 1]
+    labels = [group.label for group in report.groups.values()]
     assert labels[0] == "single, accelerator=cpu, gpus=none, torch=2.11"
     assert labels[3] == "ddp × 2, accelerator=cuda, gpus=2 × GPU, torch=2.15"
-    assert [bool(group["scaling"]) for group in report["groups"].values()] == [False, False, True, False]
-    assert "different hardware or torch, see the rows" in report["subtitle"]
+    assert [bool(group.scaling) for group in report.groups.values()] == [False, False, True, False]
+    assert "different hardware or torch versions, see the rows" in report.subtitle
 
 
 def test_one_image_of_one_seed_does_not_make_a_slower_row_the_one_to_use() -> None:
     report, said = made(cell(batch=64, speed=1000, top1=100 * 131 / 144), cell(batch=128, speed=3000, top1=90.278))
-    assert report["recommendation"]["group"] == "classification-single-1-128"
-    assert "all within 0.69 points of it" in said and "One seed cannot tell" in said
+    assert report.recommendation.group == "classification-single-1-128"
+    assert "all within 0.69 points of it" in said and "A single seed cannot show" in said
     assert "worse" not in said and "of all" not in said
 
 
 def test_one_seed_far_behind_is_not_chosen_and_not_condemned() -> None:
     report, said = made(cell(batch=64, speed=1000, top1=90.0), cell(batch=128, speed=3000, top1=60.0))
-    assert report["recommendation"]["group"] == "classification-single-1-64"
+    assert report.recommendation.group == "classification-single-1-64"
     assert "behind: “single, batch 128” (by 30.00 points)" in said
-    assert "faster than the one to use: “single, batch 128” at 3.00× its speed" in said
-    assert "One seed cannot tell" in said and "worse" not in said and "of all" not in said
+    assert "faster than the recommended one: “single, batch 128” at 3.00× its speed" in said
+    assert "A single seed cannot show" in said and "worse" not in said and "of all" not in said
 
 
 def test_seeds_that_agree_by_chance_leave_the_error_of_few_judged_images() -> None:
-    cells = [cell(batch=b, seed=n, speed=b, top1=top1) for b, top1 in ((64, 91.0), (128, 90.3)) for n in (0, 1)]
-    few, said = made(*cells)
-    assert few["recommendation"]["group"] == "classification-single-1-128" and "no other is worse" in said
-    for one in cells:
-        assert one.run
-        one.run.chosen_by["judged_on"] = 1_000_000
-    many, said = made(*cells)
-    assert many["recommendation"]["group"] == "classification-single-1-64"
-    assert "worse beyond what the seeds explain: “single, batch 128” (by 0.70 points)" in said
+    def cells(evaluated_on: int) -> list[Cell]:
+        tops = ((64, 91.0), (128, 90.3))
+        return [
+            cell(batch=b, seed=n, speed=b, top1=top1, evaluated_on=evaluated_on) for b, top1 in tops for n in (0, 1)
+        ]
+
+    few, said = made(*cells(144))
+    assert few.recommendation.group == "classification-single-1-128" and "no other is worse" in said
+    many, said = made(*cells(1_000_000))
+    assert many.recommendation.group == "classification-single-1-64"
+    assert "worse by more than the seeds explain: “single, batch 128” (by 0.70 points)" in said
 
 
 def test_the_test_split_never_recommends() -> None:
     report, said = made(cell(speed=1000, test=99.0), cell("ddp", 2, speed=1500, top1=None, test=10.0))
-    assert report["recommendation"]["best"] is None
-    assert "No recommendation by quality: no validation top-1 of ddp × 2 was measured." in said
+    assert report.recommendation.best is None
+    assert "No recommendation by quality: validation top-1 was not measured for ddp × 2." in said
     assert "By speed alone, **ddp × 2**" in said
 
 
@@ -160,94 +162,100 @@ def test_a_metric_that_is_no_share_of_images_has_no_binomial_error() -> None:
     rows = [
         cell(batch=b, speed=b, top1=v, metric="validation/psnr", evaluated_on=4) for b, v in ((64, 30.0), (128, 28.0))
     ]
-    assert made(*rows)[0]["recommendation"]["group"] == "classification-single-1-64"
+    assert made(*rows)[0].recommendation.group == "classification-single-1-64"
 
 
 def test_speeds_that_differ_by_less_than_they_vary_are_a_tie_for_the_simplest() -> None:
     rows = [cell("dp", 2, speed=1040, spread=50.0), cell("lightning", 1, speed=1030, spread=5.0)]
     rows += [cell("single", speed=1000, spread=5.0), cell("ddp", 2, speed=900, spread=5.0)]
     report, said = made(*rows)
-    advice = report["recommendation"]
-    assert advice["group"] == "classification-single-1-64" and len(advice["tied"]) == 3
-    assert "a tie with dp × 2, lightning" in said and "over logged stretches" in said and "it is the simplest" in said
+    advice = report.recommendation
+    assert advice.group == "classification-single-1-64" and len(advice.tied) == 3
+    assert (
+        "a tie with dp × 2, lightning" in said and "spread over log intervals" in said and "it is the simplest" in said
+    )
 
 
 def test_over_seeds_their_own_spread_decides_and_without_any_a_twentieth() -> None:
     seeds = [cell("ddp", 2, speed=s, spread=999.0, seed=n) for n, s in enumerate((1099, 1100, 1101))]
     seeds += [cell("single", speed=s, spread=999.0, seed=n) for n, s in enumerate((999, 1000, 1001))]
-    assert made(*seeds)[0]["recommendation"]["group"] == "classification-ddp-2-64"
+    assert made(*seeds)[0].recommendation.group == "classification-ddp-2-64"
     report, said = made(cell(speed=1000, spread=None), cell("ddp", 2, speed=1040, spread=None))
-    assert report["recommendation"]["group"] == "classification-single-1-64" and "less than 5 %" in said
+    assert report.recommendation.group == "classification-single-1-64" and "less than 5 %" in said
     report, said = made(cell(speed=1000, spread=None), cell("ddp", 2, speed=1200, spread=None))
-    assert report["recommendation"]["group"] == "classification-ddp-2-64" and "tie" not in said
+    assert report.recommendation.group == "classification-ddp-2-64" and "tie" not in said
 
 
 def test_what_makes_a_speed_doubtful_is_noted(tmp_path: Path) -> None:
     crowded = cell("ddp", 16, speed=900)
-    unsettled = cell("lightning", 1, speed=950)
-    assert unsettled.run
-    unsettled.run.speed["with_warm_up"] = True
+    unsettled = cell("lightning", 1, speed=950, with_warm_up=True)
     report, said = made(cell(speed=1000), cell("ddp", 2, speed=2300), crowded, unsettled)
     write_report(report, tmp_path)
     page = (tmp_path / "report.md").read_text()
-    assert "Efficiency over 110 % (ddp × 2): one device was slowed" in page and "see the note under Speed" in said
+    assert (
+        "Efficiency over 110 % (ddp × 2): something else slowed one device down" in page
+        and "see the note under Speed" in said
+    )
     assert "ddp × 16: more processes than cores" in page
-    assert "lightning: a run has one logged stretch, so its warm-up is in its speed" in page
+    assert "lightning: a run has only one log interval, so its speed includes the warm-up" in page
 
 
-def ladder(*speeds: float, devices: int = 2, weak: bool = False) -> dict[str, Any]:
+def ladder(*speeds: float, devices: int = 2, weak: bool = False) -> Explanation:
     names = ("one", "part", "together", "gradients", "batchnorm", "loading")
-    return explain({"devices": devices, "rungs": _rungs(dict(zip(names, speeds, strict=False)))}, weak=weak)
+    return explain(measured(devices, **dict(zip(names, speeds, strict=False))), weak=weak)
 
 
-def _rungs(speeds: dict[str, float]) -> list[dict[str, Any]]:
-    return [{"name": name, "images_per_second": speed} for name, speed in speeds.items()]
+def measured(devices: int = 2, **speeds: float) -> StepLadder:
+    rungs = [MeasuredRung(name, speed, low=speed, high=speed, n=7) for name, speed in speeds.items()]
+    return StepLadder(devices, 64, rungs, {"classifier": 1000})
 
 
 def test_the_loss_that_takes_most_time_is_named_with_what_its_end_alone_would_win() -> None:
     found = ladder(500, 500, 100)
-    assert found["largest"] == "together" and found["gain"] == pytest.approx(0.01 / (0.01 - 0.008) - 1)
+    assert found.largest == "together" and found.gain == pytest.approx(0.01 / (0.01 - 0.008) - 1)
     found = ladder(100, 190, 180, 120, 100, 95)
-    assert found["largest"] == "gradients" and found["gain"] == pytest.approx(1 / (1 - 95 / 120 + 95 / 180) - 1)
-    assert found["efficiency"] == pytest.approx(95 / 200)
-    assert sum(rung.get("share", 0.0) for rung in found["rungs"]) == pytest.approx(1 - 95 / 200)
-    rungs = _rungs({"together": 180.0, "gradients": 120.0, "batchnorm": 100.0})
-    assert communication_share({"rungs": rungs}) == pytest.approx(1 - 100 / 180)
+    assert found.largest == "gradients" and found.gain == pytest.approx(1 / (1 - 95 / 120 + 95 / 180) - 1)
+    assert found.efficiency == pytest.approx(95 / 200)
+    assert sum(rung.share or 0.0 for rung in found.rungs) == pytest.approx(1 - 95 / 200)
+    assert communication_share(measured(together=180.0, gradients=120.0, batchnorm=100.0)) == pytest.approx(
+        1 - 100 / 180
+    )
 
 
 def test_a_rung_slower_than_a_later_one_promises_no_impossible_gain() -> None:
     found = ladder(500, 100, 200)
-    assert found["largest"] == "part" and found["gain"] == pytest.approx(4.0)
-    assert ladder(100, 250)["largest"] is None
+    assert found.largest == "part" and found.gain == pytest.approx(4.0)
+    assert ladder(100, 250).largest is None
 
 
 def test_with_the_same_batch_per_device_the_part_is_no_loss() -> None:
     found = ladder(100, 120, 100, 90, weak=True)
-    assert [rung["name"] for rung in found["rungs"]] == ["ideal", "together", "gradients"]
-    assert found["efficiency"] == pytest.approx(90 / 120) and found["largest"] == "together"
-    ceilings = {
-        "classification-ddp-2-128": {"devices": 2, "rungs": _rungs({"one": 500, "part": 300, "gradients": 290})}
-    }
-    report, said = made(cell(speed=150), cell("ddp", 2, 128, speed=280), ceilings=ceilings)
-    assert report["why_not"]["classification-ddp-2-128"]["weak"] and "gradients are exchanged" in said
+    assert [rung.name for rung in found.rungs] == ["ideal", "together", "gradients"]
+    assert found.efficiency == pytest.approx(90 / 120) and found.largest == "together"
+    ladders = {"classification-ddp-2-128": measured(one=500, part=300, gradients=290)}
+    report, said = made(cell(speed=150), cell("ddp", 2, 128, speed=280), step_ladders=ladders)
+    assert report.why_not["classification-ddp-2-128"].weak and "gradients are exchanged" in said
 
 
-def test_an_efficiency_says_whether_it_is_of_the_runs_or_of_the_ceilings(tmp_path: Path) -> None:
-    ceilings = {"classification-ddp-2-64": {"devices": 2, "rungs": _rungs({"one": 500, "part": 900, "gradients": 450})}}
-    report, said = made(cell(speed=1000), cell("ddp", 2, speed=440), ceilings=ceilings)
-    assert "Scaling efficiency against one device, of the runs: ddp × 2 22%" in said
-    assert "is not faster, by steps measured apart from the runs (efficiency 45% there): gradients are" in said
+def test_an_efficiency_says_whether_it_is_of_the_runs_or_of_the_step_ladder(tmp_path: Path) -> None:
+    ladders = {"classification-ddp-2-64": measured(one=500, part=900, gradients=450)}
+    report, said = made(cell(speed=1000), cell("ddp", 2, speed=440), step_ladders=ladders)
+    assert "Scaling efficiency of the runs, relative to one device: ddp × 2 22%" in said
+    assert (
+        "is not faster, by a step ladder that was measured separately from the runs (efficiency 45% there): gradients"
+        in said
+    )
     write_report(report, tmp_path)
     words = (tmp_path / "report.md").read_text()
     assert "**ddp × 2** reaches 45% of 2× in this measurement (in the runs: 22%, see Speed)." in words
 
 
-def test_ceilings_reach_their_row_though_it_has_a_longer_name() -> None:
-    ceilings = {"classification-ddp-2-64": {"devices": 2, "rungs": _rungs({"one": 500, "part": 400, "gradients": 300})}}
+def test_step_ladders_reach_their_row_though_it_has_a_longer_name() -> None:
+    ladders = {"classification-ddp-2-64": measured(one=500, part=400, gradients=300)}
     rows = [cell(precision="bf16"), cell("ddp", 2)]
-    assert list(made(*rows, ceilings=ceilings)[0]["why_not"]) == ["classification-ddp-2-64-fp32"]
-    report, _ = made(*rows, cell("ddp", 2, precision="bf16"), ceilings=ceilings)
-    assert not report["why_not"] and "one measurement was made for all" in " ".join(report["not_measured"])
+    assert list(made(*rows, step_ladders=ladders)[0].why_not) == ["classification-ddp-2-64-fp32"]
+    report, _ = made(*rows, cell("ddp", 2, precision="bf16"), step_ladders=ladders)
+    assert not report.why_not and "there is one measurement for all" in " ".join(report.not_measured)
 
 
 def test_each_line_of_the_scaling_plot_is_of_one_family_and_has_a_name(tmp_path: Path) -> None:
@@ -269,13 +277,13 @@ def test_the_fastest_of_the_good_is_not_called_the_fastest_of_all() -> None:
     rows = [cell(speed=1000, top1=90.0), cell("ddp", 2, speed=800, top1=90.0)]
     rows += [cell(batch=128, speed=1900, top1=40.0), cell("ddp", 2, 128, speed=900, top1=40.0)]
     _, said = made(*rows)
-    assert "the fastest of those as good" in said and "(by 50.00 points)" in said
+    assert "the fastest of equal quality" in said and "(by 50.00 points)" in said
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])
 def test_weights_that_are_not_numbers_do_not_agree(tmp_path: Path, value: float) -> None:
     difference = {"strategy": "ddp", "network": "n", "kind": "weights", "value": value, "tolerance": 0.1, "worst": "w"}
-    parity = {"classification": {"what": "5 steps", "differences": [difference]}}
+    parity = {"classification": Parity.from_json({"what": "5 steps", "differences": [difference]})}
     report, said = made(cell(), cell("ddp", 2), parity=parity)
     assert "Strategies do **not** agree for classification" in said
     write_report(report, tmp_path)
@@ -284,56 +292,67 @@ def test_weights_that_are_not_numbers_do_not_agree(tmp_path: Path, value: float)
     assert "does NOT give the same weights" in (tmp_path / "report.md").read_text()
 
 
-def line(images: int, at: float, total: float, stretch: int = 100, *, clock: float = 0.0, **more: float) -> dict:
-    """A log line whose stretch took `total` seconds, 0.1 of them loading, 0.5 in steps."""
-    told = {"images": images, "seconds": at, "time": 1000 + at + clock, "time/images_per_second": stretch / total}
-    told |= {"time/data_seconds": 0.1, "time/step_seconds": 0.5, "time/log_seconds": 0.0, "epoch": images / 100}
-    return told | {f"time/{name}_seconds": value for name, value in more.items()}
+def line(images: int, at: float, total: float, length: int = 100, *, clock: float = 0.0, **more: float) -> Line:
+    """A log line whose interval took `total` seconds, 0.1 of them loading, 0.5 in steps."""
+    values = {"time": 1000 + at + clock, "epoch": images / 100, "time/images_per_second": length / total}
+    values |= {"time/data_seconds": 0.1, "time/step_seconds": 0.5, "time/log_seconds": 0.0}
+    return Line(images, at, values | {f"time/{name}_seconds": value for name, value in more.items()})
 
 
 def test_speed_has_the_time_between_steps_in_it_and_not_that_of_judging_and_saving() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0), line(300, 9.0, 3.0, evaluate=1.0, save=0.5, sample=0.5)]
-    speed = speed_of(stretches_of(lines))
-    assert speed["images_per_second"] == pytest.approx(100) and not speed["with_warm_up"]
-    assert speed["images_per_second_without_loading"] == pytest.approx(200 / 1.8)
-    split = seconds_per_epoch(stretches_of(lines), lines)
+    speed = speed_of(log_intervals(lines))
+    assert speed.images_per_second == pytest.approx(100) and not speed.with_warm_up
+    assert speed.images_per_second_without_loading == pytest.approx(200 / 1.8)
+    split = seconds_per_epoch(log_intervals(lines), lines)
     assert split["between"] == pytest.approx(0.4) and split["saving"] == pytest.approx(1 / 3)
 
 
 def test_what_no_line_tells_is_left_out_and_not_zero() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, save=0.0)]
-    assert seconds_per_epoch(stretches_of(lines), lines).keys() == {"data", "step", "between"}
+    assert seconds_per_epoch(log_intervals(lines), lines).keys() == {"data", "step", "between"}
     only = [line(100, 5.0, 5.0)]
-    assert seconds_per_epoch(stretches_of(only), only).keys() == {"data", "step"}
-    speed = speed_of(stretches_of(only))
-    assert speed["with_warm_up"] and speed["images_per_second"] == pytest.approx(100 / 0.6)
-    assert speed["std_of_stretches"] is None
+    assert seconds_per_epoch(log_intervals(only), only).keys() == {"data", "step"}
+    speed = speed_of(log_intervals(only))
+    assert speed.with_warm_up and speed.images_per_second == pytest.approx(100 / 0.6)
+    assert speed.std_over_log_intervals is None
 
 
-def test_the_stretch_after_a_resume_is_warm_up_too_and_one_after_a_broken_line_has_no_length() -> None:
+def test_the_interval_after_a_resume_is_warm_up_too_and_one_after_a_broken_line_has_no_length() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0), line(300, 10.0, 4.0, clock=60.0), line(400, 11.0, 1.0, clock=60)]
-    assert [one.line["images"] for one in stretches_of(lines)] == [200, 400]
-    assert [one.line["images"] for one in stretches_of(lines, {1})] == [400]
-    assert speed_of(stretches_of(lines))["std_of_stretches"] == pytest.approx(0.0)
+    assert [one.line.images for one in log_intervals(lines)] == [200, 400]
+    assert [one.line.images for one in log_intervals(lines, {1})] == [400]
+    assert speed_of(log_intervals(lines)).std_over_log_intervals == pytest.approx(0.0)
 
 
-def test_what_came_before_a_run_went_on_in_another_way_is_not_blended_in() -> None:
+def test_what_came_before_the_last_segment_is_not_blended_in() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, save=0.3), line(300, 8.0, 2.0), line(400, 10.0, 2.0, save=0.5)]
-    assert [one.line["images"] for one in stretches_of(lines, since=200)] == [400], "the first one has the warm-up"
-    assert [one.line["images"] for one in stretches_of(lines, since=300)] == [400]
-    assert [one.line["images"] for one in stretches_of(lines, {2}, since=200)] == [400]
-    assert speed_of(stretches_of(lines, since=200))["images_per_second"] == pytest.approx(100 / 1.5)
-    split = seconds_per_epoch(stretches_of(lines, since=200), lines, since=200)
+    assert [one.line.images for one in log_intervals(lines, since=200)] == [400], "the first one has the warm-up"
+    assert [one.line.images for one in log_intervals(lines, since=300)] == [400]
+    assert [one.line.images for one in log_intervals(lines, {2}, since=200)] == [400]
+    assert speed_of(log_intervals(lines, since=200)).images_per_second == pytest.approx(100 / 1.5)
+    split = seconds_per_epoch(log_intervals(lines, since=200), lines, since=200)
     assert split["saving"] == pytest.approx(0.25) and split["step"] == pytest.approx(0.5)
 
 
 def test_a_run_of_no_lines_has_no_speed() -> None:
-    assert speed_of(stretches_of([])) == {} and seconds_per_epoch([], []) == {}
+    assert speed_of(log_intervals([])) is None and seconds_per_epoch([], []) == {}
 
 
 def test_strategies_that_end_alike_in_float64_are_said_to_be_in_float64() -> None:
-    words = "The runs are in float64"
+    words = "The runs use float64"
     assert words in made(cell(precision="fp64"), cell("ddp", 2, precision="fp64"))[1]
     assert words not in made(cell(), cell("ddp", 2))[1]
     assert words not in made(cell(precision="fp64"), cell("ddp", 2))[1]
     assert words not in made(cell(precision="fp64"), cell(batch=128, precision="fp64"))[1]
+
+
+def test_a_strategy_that_is_not_installed_is_ranked_last_and_its_file_is_not_run(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    rows = [cell("elsewhere", speed=1040, spread=50.0), cell(str(own), 2, speed=1030, spread=50.0)]
+    report, said = made(*rows, cell("dp", 2, speed=1000, spread=50.0))
+    assert report.recommendation.group == "classification-dp-2-64" and "it is the simplest" in said
+    assert not (tmp_path / "ran").exists()
+    write_report(report, tmp_path)
+    assert "elsewhere" in (tmp_path / "report.html").read_text()

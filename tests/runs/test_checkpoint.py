@@ -8,7 +8,6 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
@@ -17,17 +16,20 @@ from running import run_fork, run_ranks, start_command, weights_of
 from torch import Tensor
 
 from paceline.core.errors import UserError
-from paceline.runs.checkpoint import Checkpoints, Snapshot, is_whole, load
+from paceline.runs.checkpoint import Checkpoints, is_whole, load
+from paceline.runs.snapshot import Best, CheckpointNumbers, Snapshot
 from paceline.runs.tensors import pack, unpack
 
 
 def snapshot(images: int, value: float = 1.0) -> Snapshot:
     weights = {"network.weight": torch.full((3, 2), value), "ema/network.weight": torch.zeros(3, 2)}
-    return Snapshot(images, weights, {"network/weight/step": torch.tensor(images)}, {"best": {}, "scalers": {}})
+    numbers = CheckpointNumbers(scalers={"network": {"scale": 65536.0, "_growth_tracker": 3}})
+    return Snapshot(images, weights, {"network/weight/step": torch.tensor(images)}, numbers)
 
 
-def replace_numbers(whole: Snapshot, **numbers: Any) -> Snapshot:
-    return dataclasses.replace(whole, numbers=whole.numbers | numbers)
+def with_best(whole: Snapshot, images: int) -> Snapshot:
+    best = Best("validation/top1", 0.5, images)
+    return dataclasses.replace(whole, numbers=dataclasses.replace(whole.numbers, best=best))
 
 
 def same(first: Snapshot, second: Snapshot) -> bool:
@@ -103,7 +105,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
     "half the manifest": (truncate("manifest.json"), "manifest.json cannot be read"),
     "another thing": (replace("manifest.json", b"[]"), "manifest.json cannot be read"),
-    "later format": (other_format, "manifest.json has format 99, this version reads 1"),
+    "later format": (other_format, "manifest.json has format 99, this version reads 2"),
 }
 
 
@@ -179,14 +181,14 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
 def test_a_run_that_falls_back_finds_the_best_of_that_moment(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for images, best in ((50, 50), (100, 100), (200, 100), (300, 300)):
-        checkpoints.save(replace_numbers(snapshot(images), best={"name": "top1", "value": 0.5, "images": best}))
+        checkpoints.save(with_best(snapshot(images), best))
         checkpoints.prune(keep=2, best=best)
     assert checkpoints.all() == [100, 200, 300]
     truncate("weights.safetensors")(checkpoints.path(300))
     found = checkpoints.latest(lambda line: None)
     assert found and found.images == 200
     checkpoints.drop_after(200)
-    assert load(checkpoints.path(found.numbers["best"]["images"])).images == 100
+    assert load(checkpoints.path(found.best_images)).images == 100
     (checkpoints.path(200) / "state.json").write_text("damaged")
     checkpoints.prune(keep=1, best=100)
     assert checkpoints.all() == [100, 200]
@@ -222,14 +224,14 @@ def test_a_checkpoint_that_was_just_being_replaced_comes_back(tmp_path: Path, mo
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "rename", killed)
-        checkpoints.save(replace_numbers(first, best={"images": 640}))
+        checkpoints.save(with_best(first, 640))
     assert checkpoints.latest(pytest.fail) is None, "between two names, which is no reader's to end"
     checkpoints.bring_back()
     found = checkpoints.latest(pytest.fail)
     assert found and same(found, first)
-    checkpoints.save(replace_numbers(first, best={"images": 640}))
+    checkpoints.save(with_best(first, 640))
     assert [entry.name for entry in tmp_path.iterdir()] == ["000000000640"]
-    assert load(checkpoints.path(640)).numbers["best"] == {"images": 640}
+    assert load(checkpoints.path(640)).numbers.best == Best("validation/top1", 0.5, 640)
 
 
 def test_a_run_keeps_its_last_checkpoints_and_the_best(tmp_path: Path, tiny: str) -> None:
@@ -237,9 +239,7 @@ def test_a_run_keeps_its_last_checkpoints_and_the_best(tmp_path: Path, tiny: str
     assert run_fork(tmp_path, "train", tiny, "--out", "run", *command).wait() == 0
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     last = [256, 288, 320]
-    assert checkpoints.all() == sorted(
-        {*last, *(load(checkpoints.path(one)).numbers["best"]["images"] for one in last)}
-    )
+    assert checkpoints.all() == sorted({*last, *(load(checkpoints.path(one)).best_images for one in last)})
 
 
 def test_a_run_names_its_damaged_checkpoint_goes_on_before_it_and_ends_the_same(tmp_path: Path, tiny: str) -> None:
@@ -252,7 +252,7 @@ def test_a_run_names_its_damaged_checkpoint_goes_on_before_it_and_ends_the_same(
     assert again.wait() == 0 and again.stderr == ""
     said = [line for line in again.stdout.splitlines() if "damaged" in line]
     assert ["000000000480" in line or "000000000400" in line for line in said] == [True, True]
-    assert "going on from 320 images" in again.stdout
+    assert "resuming from 320 images" in again.stdout
     assert weights_of(tmp_path / "run") == whole
 
 

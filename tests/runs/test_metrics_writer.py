@@ -1,4 +1,4 @@
-"""The run's metrics: whole lines, cut back on resume, the same in TensorBoard."""
+"""A run's metrics.jsonl and samples: whole lines, cut back on resume; what TensorBoard shows of them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from paceline.core.errors import UserError
 from paceline.runs.metrics import MetricsWriter, read_metrics
 
 
@@ -36,7 +37,7 @@ def test_a_line_holds_images_seconds_time_and_values(tmp_path: Path) -> None:
 
 
 def test_values_that_are_not_finite_are_null_in_json_and_themselves_in_tensorboard(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(tmp_path, loggers="tensorboard")
     writer.write(1, {"a/nan": math.nan, "a/inf": math.inf, "a/fine": 1.0})
     writer.close()
     text = (tmp_path / "metrics.jsonl").read_text()
@@ -46,13 +47,13 @@ def test_values_that_are_not_finite_are_null_in_json_and_themselves_in_tensorboa
 
 
 def test_a_resumed_run_is_cut_back_to_its_checkpoint(tmp_path: Path) -> None:
-    picture = np.zeros((4, 6, 3), np.uint8)
-    writer = MetricsWriter(tmp_path)
+    pixels = np.zeros((4, 6, 3), np.uint8)
+    writer = MetricsWriter(tmp_path, loggers="tensorboard")
     for images in (100, 200, 300):
         writer.write(images, {"a/loss": float(images)})
-        writer.picture("fakes", images, picture)
+        writer.image("fakes", images, pixels)
     writer.close()
-    writer = MetricsWriter(tmp_path, images=200)
+    writer = MetricsWriter(tmp_path, images=200, loggers="tensorboard")
     writer.write(250, {"a/loss": -1.0})
     writer.close()
     assert [line["images"] for line in lines(tmp_path)] == [100, 200, 250]
@@ -66,11 +67,11 @@ def test_a_resumed_run_is_cut_back_to_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_afresh(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(tmp_path, loggers="tensorboard")
     writer.write(0, {"a/loss": 1.0})
-    writer.picture("fakes", 0, np.zeros((2, 2, 3), np.uint8))
+    writer.image("fakes", 0, np.zeros((2, 2, 3), np.uint8))
     writer.close()
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(tmp_path, loggers="tensorboard")
     writer.write(0, {"a/loss": 2.0})
     writer.close()
     assert [line["a/loss"] for line in lines(tmp_path)] == [2.0]
@@ -80,8 +81,15 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_afresh(tmp_pat
 
 def test_broken_lines_are_left_out_by_readers_and_dropped_on_resume(tmp_path: Path) -> None:
     good = [b'{"images": 1, "seconds": 5.0, "a/b": 1.0}', b'{"images": 2, "seconds": 7.5, "a/b": null}']
-    bad = [b'{"images": 3, "a/b": NaN}', b"[1]", b'{"a/b": 1}', b"\xff\xfe", b'{"images": 4, "sec']
-    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([good[0], *bad[:4], good[1], bad[4]]))
+    bad = [
+        b'{"images": 3, "a/b": NaN}',
+        b'{"images": 3, "a/b": "high"}',
+        b"[1]",
+        b'{"a/b": 1}',
+        b"\xff\xfe",
+        b'{"images": 4, "sec',
+    ]
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([good[0], *bad[:-1], good[1], bad[-1]]))
     assert [row["images"] for row in read_metrics(tmp_path)] == [1, 2]
     MetricsWriter(tmp_path, images=10).close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == b"\n".join(good) + b"\n"
@@ -101,14 +109,14 @@ def test_a_folder_without_metrics_has_no_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_picture_is_a_png_of_its_pixels(tmp_path: Path, channels: int) -> None:
-    picture = np.arange(5 * 7 * channels, dtype=np.uint8).reshape(5, 7, channels)
+def test_a_sample_is_a_png_of_its_pixels(tmp_path: Path, channels: int) -> None:
+    pixels = np.arange(5 * 7 * channels, dtype=np.uint8).reshape(5, 7, channels)
     writer = MetricsWriter(tmp_path)
-    writer.picture("grid", 1234567, picture)
+    writer.image("grid", 1234567, pixels)
     writer.close()
     (path,) = (tmp_path / "samples").iterdir()
     assert path.name == "grid-000001234567.png"
-    assert np.array_equal(np.asarray(Image.open(path)).reshape(picture.shape), picture)
+    assert np.array_equal(np.asarray(Image.open(path)).reshape(pixels.shape), pixels)
 
 
 def test_lines_and_flushed_events_outlive_a_kill(tmp_path: Path) -> None:
@@ -116,7 +124,7 @@ def test_lines_and_flushed_events_outlive_a_kill(tmp_path: Path) -> None:
 import os, signal
 from pathlib import Path
 from paceline.runs.metrics import MetricsWriter
-writer = MetricsWriter(Path({str(tmp_path)!r}))
+writer = MetricsWriter(Path({str(tmp_path)!r}), loggers="tensorboard")
 writer.write(1, {{"a/loss": 1.0}})
 writer.flush()
 writer.write(2, {{"a/loss": 2.0}})
@@ -130,3 +138,23 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_reading_metrics_imports_no_tensorboard() -> None:
     code = "import sys, paceline.runs.metrics; sys.exit('tensorboard' in sys.modules or 'torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_metrics_that_are_a_link_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("not metrics")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"metrics\.jsonl: is a link, which is not followed"):
+        MetricsWriter(tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
+    MetricsWriter(tmp_path / "run").close()
+    assert (tmp_path / "elsewhere").read_text() == "not metrics"
+    assert not (tmp_path / "run" / "metrics.jsonl").is_symlink(), "another file has taken the link's place"
+
+
+def test_what_a_killed_writer_left_of_a_sample_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / ".0123456789abcdef.writing").write_bytes(b"half a PNG")
+    MetricsWriter(tmp_path).close()
+    assert not list((tmp_path / "samples").iterdir())

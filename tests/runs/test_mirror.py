@@ -18,11 +18,12 @@ from paceline.board.files import LocalFiles
 from paceline.board.gallery import Gallery
 from paceline.core.checksums import checksum_of_file
 from paceline.core.errors import UserError
-from paceline.runs.checkpoint import Checkpoints, Snapshot, load
+from paceline.runs.checkpoint import Checkpoints, load
 from paceline.runs.mirror import mirror as mirror_module
 from paceline.runs.mirror.destination import Destination, FsspecDestination, open_destination
 from paceline.runs.mirror.mirror import Mirror
 from paceline.runs.mirror.published import Manifest, Piece, list_manifests, read_manifest, restore
+from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 from paceline.runs.status import MirrorState, Status
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
@@ -47,7 +48,7 @@ def make_run(folder: Path, *moments: int) -> Checkpoints:
         weights = {"network.weight": torch.full((100,), float(images))}
         with (folder / "metrics.jsonl").open("a") as metrics:
             metrics.write(json.dumps({"images": images}) + "\n")
-        checkpoints.save(Snapshot(images, weights, {}, {"best": {}}))
+        checkpoints.save(Snapshot(images, weights, {}, CheckpointNumbers()))
         checkpoints.prune(2, None)
         (folder / "samples").mkdir(exist_ok=True)
         (folder / "samples" / f"samples-{images:012}.png").write_bytes(b"picture %d" % images)
@@ -101,7 +102,7 @@ class Watched:
 def test_what_was_mirrored_comes_back_on_an_empty_disk(tmp_path: Path, away: str) -> None:
     make_run(tmp_path / "run", 100, 200, 300)
     destination = open_destination(away, "--mirror")
-    assert mirror_once(tmp_path / "run", destination) == "mirror: all is at away"
+    assert mirror_once(tmp_path / "run", destination) == "mirror: away is complete"
     (tmp_path / "back").mkdir()
     assert restore(destination, tmp_path / "back", 0, pytest.fail, lambda: None) == 300
     for name in ("checkpoints", "samples", "metrics.jsonl", "config.toml"):
@@ -141,7 +142,7 @@ def test_whatever_operation_fails_or_is_the_last_a_reader_sees_whole_snapshots_a
         put_back(beneath, tmp_path / "start")
         seen: list[list[int]] = []
         watched = Watched(beneath, fail_once(at))
-        assert "all is at" in mirror_once(saved, watched)  # type: ignore[arg-type]
+        assert "is complete" in mirror_once(saved, watched)  # type: ignore[arg-type]
         assert len(seen) == 1 and seen[0] and assert_whole(beneath, tmp_path / "scratch") == [300, 100], at
     named = {name for name in beneath.sizes("checkpoints") if "manifest" in name}
     assert named == {f"checkpoints/{images:012d}/manifest.json" for images in (100, 200, 300)}
@@ -172,11 +173,11 @@ def test_a_snapshot_that_is_not_whole_is_passed_over_and_so_is_half_a_manifest(t
     lines: list[str] = []
     (tmp_path / "back").mkdir()
     assert restore(destination, tmp_path / "back", 0, lines.append, lambda: None) == 100
-    assert len(lines) == 2 and "000000000300-0001.json is not whole" in lines[0]
+    assert len(lines) == 2 and "000000000300-0001.json is damaged" in lines[0]
     assert "weights.safetensors does not match its SHA-256" in lines[1]
     assert load(tmp_path / "back" / "checkpoints" / "000000000100").images == 100
     shutil.rmtree(tmp_path / "away" / "checkpoints")
-    with pytest.raises(UserError, match="none of its snapshots is whole"):
+    with pytest.raises(UserError, match="all of its snapshots are damaged"):
         restore(destination, tmp_path / "back", 0, lines.append, lambda: None)
 
 
@@ -271,10 +272,10 @@ def test_trouble_is_said_once_and_stays_in_the_folder_until_it_is_over(
     (run,) = (run for run in gallery.summaries() if run["name"] == "run")
     assert run["mirror"]["images"] == 0 and run["mirror"]["trouble"] == "PermissionError: wrong key, token=***"
     broken.clear()
-    assert "all is at" in mirror.finish(60)
+    assert "is complete" in mirror.finish(60)
     said = capsys.readouterr().out.splitlines()
-    assert [line.partition(" (")[0] for line in said] == ["mirror: away does not work", "mirror: away works again"]
-    assert "training goes on" in said[0] and "abcdef" not in said[0]
+    assert [line.partition(" (")[0] for line in said] == ["mirror: away failed", "mirror: away works again"]
+    assert "training continues" in said[0] and "abcdef" not in said[0]
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
     assert state and (state.images, state.trouble) == (100, "")
 
@@ -292,13 +293,13 @@ def test_a_run_that_lost_its_disk_goes_on_from_its_mirror_and_ends_with_the_same
     wait_until(lambda: published(tmp_path / "away")[-1:] >= [160], first)
     first.kill()
     first.wait()
-    assert "nothing is there yet" in first.stdout
+    assert "holds nothing yet" in first.stdout
     shutil.rmtree(tmp_path / "run")
     alone = run_fork(tmp_path, *command, "--out", "run", "--mirror", url)
-    assert alone.wait() == 2 and f"--resume-from {url} goes on from there" in alone.stderr
+    assert alone.wait() == 2 and f"use --resume-from {url} to resume from there" in alone.stderr
     again = run_fork(tmp_path, *both)
-    assert again.wait() == 0 and "brought back the run at" in again.stdout and "going on from" in again.stdout
-    assert "mirror: all is at" in again.stdout
+    assert again.wait() == 0 and "restored the run at" in again.stdout and "resuming from" in again.stdout
+    assert f"mirror: {url} is complete" in again.stdout
     assert weights_of(tmp_path / "run") == weights_of(tmp_path / "whole")
     assert metrics_without_times(tmp_path / "run") == metrics_without_times(tmp_path / "whole")
     assert weights_of(tmp_path / "away") == weights_of(tmp_path / "whole")
@@ -315,7 +316,7 @@ def test_training_goes_on_where_the_mirror_cannot_be_written(tmp_path: Path) -> 
     )  # fmt: skip
     assert running.wait() == 0 and running.stderr == ""
     lines = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
-    assert len(lines) == 2 and "does not work" in lines[0] and "the checkpoint at 480 images is missing" in lines[1]
+    assert len(lines) == 2 and "failed" in lines[0] and "the checkpoint at 480 images is missing" in lines[1]
     assert lines[0] in (tmp_path / "run" / "logs" / "rank-0.txt").read_text()
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
     assert state and state.images == 0 and state.trouble

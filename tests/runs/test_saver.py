@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from paceline.core.errors import UserError
-from paceline.runs.checkpoint import Checkpoints, Snapshot, load
+from paceline.runs.checkpoint import Checkpoints, load
 from paceline.runs.saver import Saver
+from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 from paceline.runs.tensors import copy_to_host
 
 
 def snapshot(images: int) -> Snapshot:
-    return Snapshot(images, {"network.weight": torch.full((3,), float(images))}, {}, {"best": {}, "scalers": {}})
+    return Snapshot(images, {"network.weight": torch.full((3,), float(images))}, {}, CheckpointNumbers())
 
 
 def test_the_loop_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path: Path) -> None:

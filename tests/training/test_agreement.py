@@ -9,14 +9,15 @@ from running import run_function_on_hosts
 
 from paceline.config.settings import RunSettings
 from paceline.parallel.world import join
-from paceline.runs.checkpoint import Snapshot, load
+from paceline.runs.checkpoint import load
 from paceline.runs.folder import RunFolder
+from paceline.runs.snapshot import Best, CheckpointNumbers, Snapshot
 from paceline.training.agreement import claim_folder, newest_snapshot
 
 
 def checkpoint(images: int) -> Snapshot:
-    best = {"name": "validation/psnr", "value": 30.0, "images": 16}
-    return Snapshot(images, {"network.weight": torch.full((3,), float(images))}, {}, {"best": best})
+    numbers = CheckpointNumbers(Best("validation/psnr", 30.0, 16))
+    return Snapshot(images, {"network.weight": torch.full((3,), float(images))}, {}, numbers)
 
 
 def meet_and_find() -> int:

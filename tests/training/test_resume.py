@@ -67,7 +67,7 @@ def test_a_single_process_killed_twice_ends_with_the_same_bits_and_metrics(tmp_p
         assert running.wait() == -signal.SIGKILL
     assert checkpoints(run)[-1] < 480
     last = run_fork(tmp_path, *command, "--out", "killed")
-    assert last.wait() == 0 and "going on from" in last.stdout
+    assert last.wait() == 0 and "resuming from" in last.stdout
     assert_same_end(run, tmp_path / "whole")
     assert not list((run / "checkpoints").glob(".*")), "the interrupted save was not swept"
 
@@ -122,9 +122,9 @@ def samples_in_order(folder: Path, size: int) -> list[int]:
 @pytest.mark.parametrize(
     "settings",
     [
-        "optimizer=adam dropout=0.3 average=100_images",
+        "optimizer=adam dropout=0.3 ema_half_life=100_images",
         "optimizer=adamw accumulate=2 clip=0.5 norm=none",
-        "optimizer=sgd precision=bf16 average=64_images accumulate=3",
+        "optimizer=sgd precision=bf16 ema_half_life=64_images accumulate=3",
         "optimizer=sgd precision=fp16 clip=1 dropout=0.1",
         "optimizer=adam precision=fp16 momentum=0 loader=workers workers=1",
     ],

@@ -1,13 +1,14 @@
-"""Whether a captured step of several processes gives what an eager one gives: a part of the self-test."""
+"""Whether a captured step of several processes gives the weights of an eager one: a part of the self-test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from paceline.config.resolve import Config
+from paceline.parallel.strategy import AUTO
 from paceline.parallel.world import World
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import WARMUP_STEPS, GraphedStep, RunStep
@@ -17,11 +18,21 @@ REPLAYS = 8  # after the eager steps that come before a capture
 TOLERANCE = 1e-6  # of the largest weight: sums over processes may be taken in another order
 
 
-def check_replay(config: Config, world: World, capture: Callable[[Step], RunStep] = GraphedStep) -> dict[str, Any]:
-    """Trains the same steps eagerly and captured, in all processes; says whether and how they differ."""
-    settings = config.with_run(
-        strategy="ddp" if world.backend else "single", graph="off", precision="fp32", deterministic=True
-    )
+@dataclass(frozen=True)
+class ReplayCheck:
+    """Whether captured and eager steps agree, and by how much they differ."""
+
+    passed: bool
+    what: str  # was found, in words
+    difference: float  # of the largest weight
+    processes: int
+    backend: str
+
+
+def check_replay(config: Config, world: World, capture: Callable[[Step], RunStep] = GraphedStep) -> ReplayCheck:
+    """Train the same steps eagerly and captured, in all processes, and return how they compare."""
+    strategy = AUTO["several" if world.backend else "one device"]
+    settings = config.with_run(strategy=strategy, graph="off", precision="fp32", deterministic=True)
     eager, captured = _train(settings, world, lambda step: step), _train(settings, world, capture)
     failed = isinstance(captured.run_step, GraphedStep) and captured.run_step.failed
     ours = captured.recipe.state_dict()
@@ -33,13 +44,13 @@ def check_replay(config: Config, world: World, capture: Callable[[Step], RunStep
     seen = world.gather(torch.stack([worst, torch.full_like(worst, float(failed))]))
     difference, any_failed = seen.amax(0).tolist()
     what = f"a captured step differed from an eager one by {difference:.1e} of the largest weight"
-    return {
-        "passed": not any_failed and difference <= TOLERANCE,
-        "what": "the step could not be captured" if any_failed else what,
-        "difference": difference,
-        "processes": world.size,
-        "backend": world.backend,
-    }
+    return ReplayCheck(
+        passed=not any_failed and difference <= TOLERANCE,
+        what="the step could not be captured" if any_failed else what,
+        difference=difference,
+        processes=world.size,
+        backend=world.backend,
+    )
 
 
 def _train(config: Config, world: World, prepare: Callable[[Step], RunStep]) -> Parts:

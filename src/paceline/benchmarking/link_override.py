@@ -1,4 +1,4 @@
-"""The link between devices as a person says it: `--bandwidth 25GB/s --latency 20us`, one of them, or neither."""
+"""The link between devices as the user gives it: `--bandwidth 25GB/s --latency 20us`, one of them, or neither."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from paceline.benchmarking.scaling_forecast import Link
 from paceline.core.errors import UserError
 
-USUAL_LATENCY_SECONDS = 20e-6  # of one exchange between GPUs, where only a bandwidth was said
+DEFAULT_LATENCY_SECONDS = 20e-6  # of one exchange between GPUs, where only a bandwidth is given
 NUMBER = r"\s*(\d+\.?\d*|\.\d+)((?:[eE][+-]?\d+)?)\s*"
-SHORT = re.compile(NUMBER + r"([kKMGT]?)([bB])\s*(?:/\s*s|ps)?\s*")  # capitals tell bytes from bits
-MUMBLED = re.compile(NUMBER + r"[kmgt]?b?\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
+SHORT = re.compile(NUMBER + r"([kKMGT]?)([bB])\s*(?:/\s*s|ps)?\s*")  # the case of b tells bytes from bits
+AMBIGUOUS = re.compile(NUMBER + r"[kmgt]?b?\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
 SPELLED = re.compile(NUMBER + r"([kmgt]?)(bits?|bytes?)\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
 BARE = re.compile(NUMBER)
 SECONDS = re.compile(NUMBER + r"(us|µs|ms|s|)\s*")
@@ -20,58 +20,58 @@ PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 @dataclass(frozen=True)
-class SaidLink:
-    """What was said of the link; None where nothing was."""
+class LinkOverride:
+    """What the user gave of the link; None where nothing."""
 
     bytes_per_second: float | None
     latency_seconds: float | None
 
     @classmethod
-    def parse(cls, bandwidth: str, latency: str) -> SaidLink:
-        """What the two flags mean; an empty one says nothing."""
+    def parse(cls, bandwidth: str, latency: str) -> LinkOverride:
+        """Return the meaning of the two flags; an empty one gives nothing."""
         return cls(parse_bandwidth(bandwidth) if bandwidth else None, parse_seconds(latency) if latency else None)
 
-    def beside(self, measured: Link | None) -> Link | None:
-        """The link to count with: what was said, and for the rest what was measured or is usual."""
+    def apply(self, measured: Link | None) -> Link | None:
+        """Return the link to predict with: the given numbers, and measured or usual ones for the rest."""
         if self.bytes_per_second is None and (self.latency_seconds is None or measured is None):
             return measured
         bandwidth = self.bytes_per_second
         if bandwidth is None:
             assert measured is not None
             bandwidth = measured.bytes_per_second
-        latency = USUAL_LATENCY_SECONDS if self.latency_seconds is None else self.latency_seconds
+        latency = DEFAULT_LATENCY_SECONDS if self.latency_seconds is None else self.latency_seconds
         return Link(latency, bandwidth, devices=2)
 
     def describe(self, link: Link) -> str:
-        """The link in words, each number with where it is from."""
+        """Return the link in words, each number with its origin."""
         measured = f"measured over {link.devices} processes"
-        bandwidth = "as said" if self.bytes_per_second is not None else measured
+        bandwidth = "as given" if self.bytes_per_second is not None else measured
         latency = "assumed" if self.bytes_per_second is not None else measured
         if self.latency_seconds is not None:
-            latency = "as said"
+            latency = "as given"
         microseconds = link.latency_seconds * 1e6
         shown = f"{microseconds:,.0f}" if microseconds >= 10 else f"{microseconds:.2g}"
         speed = f"bandwidth {bandwidth}, {link.bytes_per_second / 1e9:.3g} GB/s"
-        return f"{speed}; latency {latency}, {shown} µs an exchange"
+        return f"{speed}; latency {latency}, {shown} µs per exchange"
 
 
 def parse_bandwidth(text: str) -> float:
-    """`25GB/s`, `200Gbit/s`, `200Gbps` or `25e9` in bytes per second."""
+    """Return `25GB/s`, `200Gbit/s`, `200Gbps` or `25e9` in bytes per second."""
     match = SHORT.fullmatch(text) or SPELLED.fullmatch(text) or BARE.fullmatch(text)
     if not match:
-        why = "bytes or bits? " if MUMBLED.fullmatch(text) else ""
+        why = "bytes or bits? " if AMBIGUOUS.fullmatch(text) else ""
         raise UserError(f"--bandwidth {text}: {why}expected something like 25GB/s (bytes) or 200Gbit/s (bits)")
     number, exponent, *rest = match.groups()
     prefix, unit = rest or ("", "byte")
     in_bits = unit == "b" or unit.lower().startswith("bit")
     value = float(number + exponent) * PREFIXES[prefix.lower()] / (8 if in_bits else 1)
     if not 0 < value < math.inf:
-        raise UserError(f"--bandwidth {text}: is no speed of a link; expected something like 25GB/s or 200Gbit/s")
+        raise UserError(f"--bandwidth {text}: must be above 0 and finite; expected something like 25GB/s or 200Gbit/s")
     return value
 
 
 def parse_seconds(text: str) -> float:
-    """`20us`, `0.1ms` or `1e-5` in seconds."""
+    """Return `20us`, `0.1ms` or `1e-5` in seconds."""
     match = SECONDS.fullmatch(text.lower())
     value = math.inf
     if match:

@@ -1,13 +1,13 @@
-"""How many images per second each loader gives on this machine when nothing is trained: the ceiling of any training."""
+"""How many images per second each loader gives on this machine without training: the ceiling of any training."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,98 +16,120 @@ from rich.table import Table
 
 from paceline.config.settings import RunSettings
 from paceline.config.spans import split_batch
+from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError
-from paceline.core.json_file import keep
-from paceline.core.registry import load_class, names
+from paceline.core.files import write_json
+from paceline.core.registry import load_class, load_classes
 from paceline.data.crop import check_crop, cropped
 from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader
-from paceline.data.loaders.workers import BATCHES_PER_WORKER
+from paceline.data.pipeline import BatchPipeline
 from paceline.data.source import Source, sizes_of
 from paceline.data.tickets import Stream, Tickets
-from paceline.data.transforms import Augment, prepare
+from paceline.data.transforms import Augment
 from paceline.parallel.world import join
 from paceline.runs.machine_record import LOADERS, identity, kept_file, read_kept
 
 BLOCKS = 5
 BLOCK_SECONDS = 1.0
+WARMUP_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class LoaderRate:
+    """The rates of some blocks of batches from one loader; or why there are none."""
+
+    loader: str
+    images_per_second: float | None = None  # median
+    low: float = 0.0
+    high: float = 0.0
+    n: int = 0
+    seconds_to_first_batch: float = 0.0
+    why: str = ""  # there are no rates
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What every loader reached on one source, as it is kept."""
+
+    data: str
+    data_root: str
+    samples: int
+    device: str
+    batch_size: int
+    crop: int
+    workers: int
+    loaders: list[LoaderRate]
+    machine: Mapping[str, str]
+    when: str
+
+    def replaces(self, kept: Mapping[str, object]) -> bool:
+        """Return whether it is a newer measurement of the same thing."""
+        same = ("data", "data_root", "device", "batch_size", "crop", "workers")
+        return all(kept.get(name) == getattr(self, name) for name in same)
 
 
 def measure_loaders(settings: RunSettings, console: Console) -> int:
-    """Measures every loader on the training split, prints a table and keeps it; 1 where none could serve the data."""
+    """Measure every loader on the training split, print a table and keep it; return 1 where none served the data."""
     device = join(settings, distributed=False).device
     source = load_class("source", settings.data, Source)("train", settings)
     for note in source.notes:
         console.print(note, soft_wrap=True)
     check_crop(sizes_of(source), settings.crop, source.spec.scale, source.name_of)
     batch_size = split_batch(settings.batch_size, 1, 1)
-    measured = [_measure(name, source, device, settings, batch_size) for name in names("loader")]
-    _print_table(console, measured, source, device, settings, batch_size)
-    result = {
-        "data": settings.data,
-        "data_root": str(Path(settings.data_root).expanduser().resolve()),
-        "samples": len(source),
-        "device": device.type,
-        "batch_size": batch_size,
-        "crop": settings.crop,
-        "workers": settings.workers,
-        "loaders": measured,
-        "machine": identity(),
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    others = [one for one in read_kept(LOADERS).get("measured", []) if _place(one) != _place(result)]
-    keep(kept_file(LOADERS), {"measured": [*others, result]})
+    measured = Measurement(
+        data=settings.data,
+        data_root=str(Path(settings.data_root).expanduser().resolve()),
+        samples=len(source),
+        device=device.type,
+        batch_size=batch_size,
+        crop=settings.crop,
+        workers=settings.workers,
+        loaders=[_measure(name, source, device, settings, batch_size) for name in load_classes("loader", Loader)],
+        machine=identity(),
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    _print_table(console, measured)
+    others = [one for one in read_kept(LOADERS).get("measured", []) if not measured.replaces(one)]
+    write_json(kept_file(LOADERS), {"measured": [*others, dataclasses.asdict(measured)]})
     console.print(f"kept in {kept_file(LOADERS)}", soft_wrap=True)
-    return int(not any(one["images_per_second"] for one in measured))
+    return int(not any(one.images_per_second for one in measured.loaders))
 
 
-def _place(result: dict[str, Any]) -> tuple[Any, ...]:
-    """What a newer measurement takes the place of."""
-    return tuple(result[name] for name in ("data", "data_root", "device", "batch_size", "crop", "workers"))
-
-
-def _measure(name: str, source: Source, device: torch.device, settings: RunSettings, batch_size: int) -> dict[str, Any]:
-    """The rates of some blocks of batches, augmented and scaled on the device; or why there are none."""
+def _measure(name: str, source: Source, device: torch.device, settings: RunSettings, batch_size: int) -> LoaderRate:
+    """Return the rates of a loader's batches, augmented and scaled on the device."""
     augment = Augment.from_settings(settings, cropped(source.spec, settings.crop))
     start = time.perf_counter()
     try:
         loader = _build(name, source, device, settings)
-    except UserError as refused:
-        return {"loader": name, "images_per_second": None, "why": str(refused)}
-    batches = (prepare(raw, augment, torch.float32) for raw in loader.load(_requests(len(source), batch_size)))
+    except UserError as error:
+        return LoaderRate(name, why=str(error))
+    batches = BatchPipeline(loader, augment, torch.float32).batches(_requests(len(source), batch_size))
     try:
         next(batches)
         _await(device)
         first = time.perf_counter() - start
-        for _ in range(_warmup_batches(settings)):
+        for _ in range(_warmup_batches(loader)):
             next(batches)
         rates = [_rate(batches, batch_size, device) for _ in range(BLOCKS)]
-    except UserError as refused:
-        return {"loader": name, "images_per_second": None, "why": str(refused)}
+    except UserError as error:
+        return LoaderRate(name, why=str(error))
     finally:
         loader.close()
-    return {
-        "loader": name,
-        "images_per_second": float(np.median(rates)),
-        "low": min(rates),
-        "high": max(rates),
-        "n": len(rates),
-        "seconds_to_first_batch": first,
-        "why": "",
-    }
+    return LoaderRate(name, float(np.median(rates)), min(rates), max(rates), len(rates), first)
 
 
 def _build(name: str, source: Source, device: torch.device, settings: RunSettings) -> Loader:
-    """The loader as a run would have it; a run that has no room for resident data takes another loader."""
+    """Return the loader as a run would have it; raise UserError where a run would use another one."""
     choice = choose_loader(dataclasses.replace(settings, loader=name), source, device)
     if choice.name != name:
         raise UserError(f"--loader {name}: {choice.why}")
     return choice.build(source, device, settings, settings.crop)
 
 
-def _warmup_batches(settings: RunSettings) -> int:
-    """More than any loader has ready when the clock starts."""
-    return 8 + BATCHES_PER_WORKER * settings.workers
+def _warmup_batches(loader: Loader) -> int:
+    """Return a number above that of the batches that are ready when the clock starts."""
+    return WARMUP_BATCHES + loader.batches_ahead
 
 
 def _requests(length: int, batch_size: int) -> Iterator[Tickets]:
@@ -117,14 +139,14 @@ def _requests(length: int, batch_size: int) -> Iterator[Tickets]:
         start += batch_size
 
 
-def _rate(batches: Iterator[Any], batch_size: int, device: torch.device) -> float:
+def _rate(batches: Iterator[Batch], batch_size: int, device: torch.device) -> float:
     _await(device)
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < BLOCK_SECONDS:
         next(batches)
         count += batch_size
         if device.type == "cuda" and count % (64 * batch_size) == 0:
-            _await(device)  # the host must not run far ahead of what it has only asked for
+            _await(device)  # the host must not run far ahead of the device
     _await(device)
     return count / (time.perf_counter() - start)
 
@@ -134,27 +156,20 @@ def _await(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _print_table(
-    console: Console,
-    measured: list[dict[str, Any]],
-    source: Source,
-    device: torch.device,
-    settings: RunSettings,
-    batch_size: int,
-) -> None:
-    crop = f", crop {settings.crop}" if settings.crop else ""
-    title = f"loading alone: {settings.data}, {len(source):,} samples, batch {batch_size}{crop}, {device.type}"
-    table = Table(title=f"{title}, {settings.workers} workers", title_justify="left")
+def _print_table(console: Console, measured: Measurement) -> None:
+    crop = f", crop {measured.crop}" if measured.crop else ""
+    data = f"{measured.data}, {measured.samples:,} samples, batch {measured.batch_size}{crop}"
+    title = f"loading alone: {data}, {measured.device}, {measured.workers} workers"
+    table = Table(title=title, title_justify="left")
     for heading in ("loader", "images/s", "low – high", "n", "to the first batch"):
         table.add_column(heading, justify="left" if heading == "loader" else "right", no_wrap=True)
-    for one in measured:
-        if one["images_per_second"] is None:
-            table.add_row(one["loader"], "–", "–", "–", "–")
+    for one in measured.loaders:
+        if one.images_per_second is None:
+            table.add_row(one.loader, "–", "–", "–", "–")
             continue
-        spread = f"{one['low']:,.0f} – {one['high']:,.0f}"
-        first = f"{one['seconds_to_first_batch']:.1f} s"
-        table.add_row(one["loader"], f"{one['images_per_second']:,.0f}", spread, str(one["n"]), first)
+        spread, first = f"{one.low:,.0f} – {one.high:,.0f}", f"{one.seconds_to_first_batch:.1f} s"
+        table.add_row(one.loader, f"{one.images_per_second:,.0f}", spread, str(one.n), first)
     console.print(table)
-    for one in measured:
-        if one["why"]:
-            console.print(f"not measured: {one['why']}", soft_wrap=True)
+    for one in measured.loaders:
+        if one.why:
+            console.print(f"not measured: {one.why}", soft_wrap=True)

@@ -1,28 +1,31 @@
-"""From one device's step to that of many: what is exchanged, over which link, and how much of it the step hides."""
+"""Predict the step of many devices from one device's: what is exchanged, over which link, what the step hides."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-BACKWARD_SHARE = 2 / 3  # of a step: two passes of three, which is where gradients can travel beside it
-PAYS = 1.10  # doubling the devices must win so much
-LEAST = 0.02  # of the shortest step that was seen: a line through two points can fall below zero
+from paceline.core.types import JsonObject
+
+BACKWARD_SHARE = 2 / 3  # of a step: two of three passes, during which gradients can be exchanged
+PAYS = 1.10  # the least speedup for which doubling the devices pays
+LEAST = 0.02  # of the shortest measured step: a line through two points can fall below zero
 MOST_DEVICES = 2**16
 
 
 @dataclass(frozen=True)
 class Link:
-    """What an all-reduce costs: a time that does not depend on its size, and one that does."""
+    """The cost of an all-reduce: a time that does not depend on its size, and one that does."""
 
     latency_seconds: float  # of one exchange between `devices`
     bytes_per_second: float
     devices: int
 
     def all_reduce_seconds(self, num_bytes: float, devices: int) -> float:
-        """The time of adding up so many bytes over a ring; latency grows with the doublings."""
+        """Return the time of an all-reduce of so many bytes over a ring; latency grows with each doubling."""
         if devices == 1:
             return 0.0
         doublings = math.log2(devices) / math.log2(self.devices)
@@ -30,34 +33,47 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """What was seen on this machine's devices."""
+class Checked:
+    """Images per second of one turn, predicted and measured."""
 
-    alone_seconds: dict[int, float]  # by batch: a step of one device, while no other works
-    step_seconds: dict[int, float]  # by batch: a step of one of several devices, all at work, without exchange
-    images_per_sample: int  # a step with repeated phases moves the clock by several batches
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured on this machine's devices."""
+
+    alone_seconds: dict[int, float]  # by batch: a step of one device, while the others are idle
+    step_seconds: dict[int, float]  # by batch: a step of one of several devices, all busy, without exchange
+    images_per_sample: int  # a step with repeated phases counts several batches
     gradient_bytes: dict[str, int]  # by phase
-    exchanges: int  # small ones that a step waits for: BatchNorm's sums, facts
+    exchanges: int  # small ones that a step waits for: BatchNorm's sums, signals
     overlap: float  # the share of the backward pass that can hide an exchange
     bucket_bytes: int  # what is left to send when the backward pass has ended
-    networks: list[str]
+    networks: tuple[str, ...]
     rounds: int
-    threads: int  # of each process, where the devices are a CPU's; else 0
+    threads: int  # of each process on a CPU; else 0
     link: Link | None = None
-    checked: list[dict[str, float]] | None = None  # images per second, predicted and measured, turn by turn
+    checked: tuple[Checked, ...] = ()  # turn by turn
+
+    def to_json(self) -> JsonObject:
+        """Return the measurement as JSON; batches become text, as JSON's keys are."""
+        return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Measurement:
-        """As a process wrote it."""
-        alone, together = (
-            {int(batch): seconds for batch, seconds in values.pop(name).items()}
-            for name in ("alone_seconds", "step_seconds")
-        )
-        link = values.pop("link")
-        return cls(alone_seconds=alone, step_seconds=together, link=Link(**link) if link else None, **values)
+    def from_json(cls, values: Mapping[str, Any]) -> Measurement:
+        """Return the measurement that `to_json` wrote."""
+        fields = dict(values)
+        for name in ("alone_seconds", "step_seconds"):
+            fields[name] = {int(batch): seconds for batch, seconds in values[name].items()}
+        fields["networks"] = tuple(values["networks"])
+        fields["link"] = Link(**values["link"]) if values["link"] else None
+        fields["checked"] = tuple(Checked(**one) for one in values["checked"])
+        return cls(**fields)
 
     def seconds_of_step(self, batch: float) -> float:
-        """A step of one of several at any batch: between two measured ones, or on the line through the outermost."""
+        """Return the step of one of several devices at any batch, interpolated between the measured ones."""
         sizes = sorted(self.step_seconds)
         if len(sizes) == 1:
             return self.step_seconds[sizes[0]] * batch / sizes[0]
@@ -71,7 +87,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is to be expected of one step on several devices."""
+    """The expected step on several devices."""
 
     compute_seconds: float
     exchange_seconds: float  # that the step waits for
@@ -79,7 +95,7 @@ class Prediction:
 
 
 def predict(measured: Measurement, link: Link | None, devices: int, batch: int) -> Prediction:
-    """The step of a global batch on several devices; on one, as it was measured alone."""
+    """Return the expected step of a global batch on several devices; on one, the measured one."""
     compute = measured.alone_seconds[batch] if devices == 1 else measured.seconds_of_step(batch / devices)
     exchange = 0.0
     if devices > 1:
@@ -95,7 +111,7 @@ def predict(measured: Measurement, link: Link | None, devices: int, batch: int) 
 
 
 def stops_paying_at(measured: Measurement, link: Link | None, batch: int) -> int | None:
-    """The number of devices from which on twice as many win less than a tenth; None if that never comes."""
+    """Return the number of devices from which doubling them adds less than 10 %; None if it always pays."""
     devices = 1
     while devices * 2 <= min(batch, MOST_DEVICES):
         now, then = (predict(measured, link, count, batch).images_per_second for count in (devices, devices * 2))

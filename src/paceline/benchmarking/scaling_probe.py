@@ -1,19 +1,15 @@
-"""What `plan` measures: one device alone; in turns all at once, with and without small exchanges, and all-reduces."""
+"""What `plan` measures: one device alone, then in turns all at once, with and without exchanges, and all-reduces."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from paceline.benchmarking.scaling_forecast import Link, Measurement, predict
+from paceline.benchmarking.scaling_forecast import Checked, Link, Measurement, predict
 from paceline.benchmarking.step_ladder import (
     Variant,
     from_data,
@@ -24,19 +20,22 @@ from paceline.benchmarking.step_ladder import (
     time_sum,
 )
 from paceline.config.resolve import Config
+from paceline.core.files import write_json
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
+from paceline.parallel.strategy import AUTO
+from paceline.parallel.torch_internals import local_collectives
 from paceline.parallel.world import Place, World, join
 from paceline.training.build import Parts, assemble
 
 ROUNDS = 21
-BLOCK_SECONDS = 0.15  # short ones: a machine that others use changes from second to second
-SMALL_BYTES = 1024  # BatchNorm's sums have about as many
-LEAST_BYTES = 2**20  # to see a bandwidth, where the gradients are smaller
+BLOCK_SECONDS = 0.15  # short: a shared machine changes from second to second
+SMALL_BYTES = 1024  # about the size of BatchNorm's sums
+LEAST_BYTES = 2**20  # to measure a bandwidth, where the gradients are smaller
 GLOO_BUCKET, NCCL_BUCKET = 5 * 2**20, 25 * 2**20
 
 
 def measure_scaling(config: Config, path: str, batches: list[int], check: bool) -> None:
-    """This process's part; the first rank writes what was seen."""
+    """Do this process's part of the measurement; the first rank writes the result."""
     target = assemble(config) if check else None
     world = target.world if target else join(config.run, distributed=True)
     parts = {batch: one_of_several(config, batch, world) for batch in batches}
@@ -44,7 +43,7 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
     first = parts[batches[0]]
     single = one_device(config, batches[0], world) if _has_batchnorm_of_its_own(config, world) else first
     alone = synthetic("alone", single, alone=True)
-    with _no_exchange() as counted:
+    with local_collectives() as counted:
         variants[batches[0]].advance()
     blocks = {batch: _quiet_block(variant, world) for batch, variant in variants.items()}
     alone_steps = steps_per_block(alone, world, BLOCK_SECONDS)
@@ -60,17 +59,17 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
         exchanges=exchanges,
         overlap=0.0 if world.device.type == "cpu" else 1.0,  # on a CPU the exchange needs the cores that compute
         bucket_bytes=NCCL_BUCKET if world.backend == "nccl" else GLOO_BUCKET,
-        networks=[phase.network for phase in first.recipe.phases],
+        networks=tuple(phase.network for phase in first.recipe.phases),
         rounds=ROUNDS,
         threads=torch.get_num_threads() if world.device.type == "cpu" else 0,
     )
-    # Before and after the turns, so that what is predicted and checked in them never follows a wait of all but one.
-    lonely = [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS // 2)]
+    # Before and after the turns, so that no turn follows a time in which all processes but one were idle.
+    idle_others = [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS // 2)]
     turns: list[tuple[Measurement, float | None]] = []
     for _ in range(ROUNDS):
         seconds = {}
         for batch, variant in variants.items():
-            with _no_exchange():
+            with local_collectives():
                 seconds[batch] = time_block(variant, blocks[batch], world) / blocks[batch]
         added = 0.0
         if counted and world.size > 1:
@@ -79,22 +78,22 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
         seen = replace(base, step_seconds=seconds, link=_link(base, world, added))
         speed = ddp.images * ddp_steps / time_block(ddp, ddp_steps, world) if ddp else None
         turns.append((seen, speed))
-    lonely += [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS - len(lonely))]
+    idle_others += [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS - len(idle_others))]
     if world.is_first:
-        base = replace(base, alone_seconds={batches[0]: float(np.median(lonely))})
-        Path(path).write_text(json.dumps(_middle(base, turns, config)))
+        base = replace(base, alone_seconds={batches[0]: float(np.median(idle_others))})
+        write_json(Path(path), _median(base, turns, config).to_json())
     world.wait_for_all()
     world.leave()
 
 
 def one_device(config: Config, batch: int, world: World) -> Parts:
-    """The step of a run on one device, which has torch's BatchNorm and nobody to wait for."""
-    alone = config.with_run(strategy="single", devices=1, gpus="", batch_size=str(batch))
+    """Return the step of a run on one device, with torch's BatchNorm and no peers."""
+    alone = config.with_run(strategy=AUTO["one device"], devices=1, gpus="", batch_size=str(batch))
     return assemble(alone, World(Place(), world.device))
 
 
 def one_of_several(config: Config, batch: int, world: World) -> Parts:
-    """The step of one device, with the BatchNorm that it would have among others."""
+    """Return the step of one device, with the BatchNorm that it would have among others."""
     parts = one_device(config, batch, world)
     if _has_batchnorm_of_its_own(config, world):
         for name, network in parts.recipe.networks.items():
@@ -104,39 +103,20 @@ def one_of_several(config: Config, batch: int, world: World) -> Parts:
 
 
 def _has_batchnorm_of_its_own(config: Config, world: World) -> bool:
-    """Whether a step among others is timed with another BatchNorm than alone; on GPUs both have torch's."""
+    """Return whether the BatchNorm of several devices differs from that of one; on GPUs both are torch's."""
     return world.device.type == "cpu" and config.run.sync_batchnorm != "off"
 
 
-@contextmanager
-def _no_exchange() -> Iterator[list[int]]:
-    """Inside, an exchange only notes its bytes, as among one process, whose sum is its own."""
-    reduce, gather, noted = dist.all_reduce, dist.all_gather_into_tensor, []
-
-    def note(tensor: Any, *arguments: Any, **options: Any) -> None:
-        noted.append(tensor.numel() * tensor.element_size())
-
-    def note_gathered(everyones: Any, own: Any, *arguments: Any, **options: Any) -> None:
-        note(own)
-        everyones.zero_()[: own.numel()] = own
-
-    dist.all_reduce, dist.all_gather_into_tensor = note, note_gathered  # type: ignore[assignment]
-    try:
-        yield noted
-    finally:
-        dist.all_reduce, dist.all_gather_into_tensor = reduce, gather
-
-
 def _quiet_block(variant: Variant, world: World) -> int:
-    with _no_exchange():
+    with local_collectives():
         return steps_per_block(variant, world, BLOCK_SECONDS)
 
 
 def _torch_batchnorm_exchanges(parts: Parts) -> int:
-    """torch's SyncBatchNorm, which GPUs use, exchanges once on the way there and once on the way back."""
+    """Return the exchanges of torch's SyncBatchNorm, used on GPUs: one per forward and one per backward."""
     calls = 0
 
-    def count(*_: Any) -> None:
+    def count(*_: object) -> None:
         nonlocal calls
         calls += 1
 
@@ -149,9 +129,9 @@ def _torch_batchnorm_exchanges(parts: Parts) -> int:
 
 
 def _link(base: Measurement, world: World, added: float) -> Link | None:
-    """The link as it is now; `added` is what a small exchange adds to a step, where a step was seen with them.
+    """Return the link as it is now; `added` is the time that a small exchange adds to a step, where measured.
 
-    That is more than such an exchange alone takes: processes that have worked do not arrive together.
+    It is longer than the exchange alone: processes that were busy do not arrive together.
     """
     if world.size == 1:
         return None
@@ -161,25 +141,18 @@ def _link(base: Measurement, world: World, added: float) -> Link | None:
     return Link(max(short, added), ring * (large - SMALL_BYTES) / max(long - short, 1e-9), world.size)
 
 
-def _middle(base: Measurement, turns: list[tuple[Measurement, float | None]], config: Config) -> dict[str, Any]:
-    """The median of all turns, and the prediction of each beside what was measured in it."""
+def _median(base: Measurement, turns: Sequence[tuple[Measurement, float | None]], config: Config) -> Measurement:
+    """Return the median of all turns, with each turn's prediction and measured speed."""
     links = [seen.link for seen, _ in turns if seen.link]
     steps = {b: float(np.median([seen.step_seconds[b] for seen, _ in turns])) for b in turns[0][0].step_seconds}
     link = None
     if links:
         latency = float(np.median([one.latency_seconds for one in links]))
         link = Link(latency, float(np.median([one.bytes_per_second for one in links])), links[0].devices)
-    checked = [
-        {
-            "predicted": predict(
-                replace(seen, alone_seconds=base.alone_seconds),
-                seen.link,
-                config.run.devices,
-                int(config.run.batch_size),
-            ).images_per_second,
-            "measured": speed,
-        }
-        for seen, speed in turns
-        if speed is not None
-    ]
-    return asdict(replace(base, step_seconds=steps, link=link)) | {"checked": checked or None}
+    devices, batch = config.run.devices, int(config.run.batch_size)
+    checked = []
+    for seen, speed in turns:
+        if speed is not None:
+            whole = replace(seen, alone_seconds=base.alone_seconds)
+            checked.append(Checked(predict(whole, seen.link, devices, batch).images_per_second, speed))
+    return replace(base, step_seconds=steps, link=link, checked=tuple(checked))

@@ -1,15 +1,14 @@
-"""How fast the parts of a step are when measured apart: one device alone, all at once, with each kind of communication.
+"""The step ladder: the speed of one device alone, of all at once, and with each kind of communication added.
 
-Every variant is built in the same processes and their blocks of steps take turns, so that a machine that becomes
+All variants are built in the same processes and their blocks of steps take turns, so that a machine that becomes
 slower for a while slows all of them.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,12 @@ import torch
 
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
+from paceline.core.files import write_json
+from paceline.core.types import JsonObject
 from paceline.data.feed import StepData
 from paceline.parallel.batchnorm import has_batchnorm
 from paceline.parallel.exchange import sum_over_processes
-from paceline.parallel.strategy import strategy_class
+from paceline.parallel.strategy import AUTO, strategy_class
 from paceline.parallel.world import Place, World
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import GraphedStep
@@ -31,18 +32,49 @@ BLOCK_SECONDS = 0.4
 WARMUP_STEPS = {"cpu": 2, "cuda": 14}  # a CUDA graph is captured after 11 eager steps
 
 
-@dataclass
+@dataclass(frozen=True)
+class Rung:
+    """The speed of one variant: median, 10th and 90th percentile of n blocks."""
+
+    name: str
+    images_per_second: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class StepLadder:
+    """The speeds from one device with everything to itself to the step as it is in training."""
+
+    devices: int
+    batch: int
+    rungs: tuple[Rung, ...]
+    gradient_bytes: dict[str, int]  # by phase
+
+    def to_json(self) -> JsonObject:
+        """Return the ladder as JSON, which reports read."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> StepLadder:
+        """Return the ladder that `to_json` wrote."""
+        rungs = tuple(Rung(**one) for one in values["rungs"])
+        return cls(values["devices"], values["batch"], rungs, dict(values["gradient_bytes"]))
+
+
+@dataclass(frozen=True)
 class Variant:
     """Steps of one kind that can be timed."""
 
     name: str
     advance: Callable[[], None]
-    images: int  # that one step of all who take part moves the clock by
+    images: int  # of one step, over all processes that take part
     alone: bool  # only the first process works, the others wait
 
 
 def measure_ladder(config: Config, path: str) -> None:
-    """This process's part of the measurement; the first rank writes what was seen."""
+    """Do this process's part of the measurement; the first rank writes the ladder to a JSON file."""
     target = assemble(config)
     variants = list(_variants(config, target))
     blocks = [steps_per_block(variant, target.world) for variant in variants]
@@ -51,16 +83,16 @@ def measure_ladder(config: Config, path: str) -> None:
         for variant, steps, times in zip(variants, blocks, seconds, strict=True):
             times.append(time_block(variant, steps, target.world) / steps)
     if target.world.is_first:
-        rungs = [_rung(variant, times) for variant, times in zip(variants, seconds, strict=True)]
+        rungs = tuple(_rung(variant, times) for variant, times in zip(variants, seconds, strict=True))
         batch = int(target.config.run.batch_size)
-        result = {"devices": target.strategy.num_devices, "batch": batch, "rungs": rungs}
-        Path(path).write_text(json.dumps(result | {"gradient_bytes": gradient_bytes(target)}))
+        ladder = StepLadder(target.strategy.num_devices, batch, rungs, gradient_bytes(target))
+        write_json(Path(path), ladder.to_json())
     target.world.wait_for_all()
     target.world.leave()
 
 
 def _variants(config: Config, target: Parts) -> Iterator[Variant]:
-    """From one device with all to itself to the step as it is in training."""
+    """Yield the variants, from one device with everything to itself to the step as it is in training."""
     devices, world = target.strategy.num_devices, target.world
     whole = split_batch(config.run.batch_size, devices, config.run.accumulate)
     if devices == 1:
@@ -68,7 +100,7 @@ def _variants(config: Config, target: Parts) -> Iterator[Variant]:
         yield from_data("loading", target)
         return
     own = World(Place(), world.device)
-    single = config.with_run(strategy="single", devices=1, gpus="", batch_size=str(whole))
+    single = config.with_run(strategy=AUTO["one device"], devices=1, gpus="", batch_size=str(whole))
     part = single.with_run(batch_size=str(max(1, whole // devices)))
     yield synthetic("one", assemble(single, own), alone=True)
     small = assemble(part, own)
@@ -89,7 +121,7 @@ def _variants(config: Config, target: Parts) -> Iterator[Variant]:
 
 
 def synthetic(name: str, parts: Parts, *, alone: bool, times: int = 1) -> Variant:
-    """Steps on one batch that is there already."""
+    """Return steps on one batch that is on the device already."""
     parts.recipe.train()
     images_per_step = parts.feed.images_per_step
     data = next(parts.feed.steps(0, images_per_step))
@@ -104,7 +136,7 @@ def synthetic(name: str, parts: Parts, *, alone: bool, times: int = 1) -> Varian
 
 
 def from_data(name: str, parts: Parts) -> Variant:
-    """Steps on the run's own data, as training loads it."""
+    """Return steps on the run's own data, as training loads it."""
     steps = parts.feed.steps(0, 2**62)
 
     def advance() -> None:
@@ -114,14 +146,16 @@ def from_data(name: str, parts: Parts) -> Variant:
 
 
 def steps_per_block(variant: Variant, world: World, block_seconds: float = BLOCK_SECONDS) -> int:
-    """How many steps last about a block, after a warm-up; all ranks agree."""
+    """Return how many steps last about a block, after a warm-up; the same number on all ranks."""
     time_block(variant, WARMUP_STEPS[world.device.type], world)
     seconds = time_block(variant, 2, world) / 2
-    return int(world.share(max(2, min(200, round(block_seconds / seconds)))))  # type: ignore[call-overload]
+    steps = world.share(max(2, min(200, round(block_seconds / seconds))))
+    assert isinstance(steps, int)
+    return steps
 
 
 def time_block(variant: Variant, steps: int, world: World) -> float:
-    """The seconds of some steps: of the slowest process."""
+    """Return the seconds of some steps in the slowest process."""
     world.wait_for_all()
     start = time.perf_counter()
     if world.is_first or not variant.alone:
@@ -133,20 +167,20 @@ def time_block(variant: Variant, steps: int, world: World) -> float:
     return world.gather(spent).max().item()
 
 
-def _rung(variant: Variant, seconds: list[float]) -> dict[str, Any]:
-    low, median, high = (variant.images / s for s in np.percentile(seconds, [90, 50, 10]))
-    return {"name": variant.name, "images_per_second": median, "low": low, "high": high, "n": len(seconds)}
+def _rung(variant: Variant, seconds: Sequence[float]) -> Rung:
+    low, median, high = (float(variant.images / s) for s in np.percentile(seconds, [90, 50, 10]))
+    return Rung(variant.name, median, low, high, len(seconds))
 
 
 def gradient_bytes(parts: Parts) -> dict[str, int]:
-    """The bytes that each phase's gradients have."""
+    """Return the bytes of each phase's gradients."""
     learners = parts.step.learners
     sizes = {name: sum(p.numel() * p.element_size() for p in one.parameters) for name, one in learners.items()}
     return {phase.name: sizes[phase.network] for phase in parts.recipe.phases}
 
 
 def time_sum(num_bytes: int, world: World, repeats: int = 15) -> float:
-    """The median seconds in which all processes add up so many bytes."""
+    """Return the median seconds in which all processes sum so many bytes."""
     tensor = torch.zeros(max(1, num_bytes // 4), device=world.device)
     seconds = []
     for _ in range(repeats):

@@ -1,8 +1,9 @@
-"""The time of one function, measured apart from everything else."""
+"""The time of one function by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import torch
 
 
 class Timing(NamedTuple):
-    """How long a function takes, in seconds."""
+    """The seconds of one call of a function."""
 
     median: float
     low: float  # 10th percentile
@@ -21,7 +22,7 @@ class Timing(NamedTuple):
 
 
 def measure(function: Callable[[], object], *, device: torch.device, warmup: int = 10, repeats: int = 30) -> Timing:
-    """The time of one call, after a warm-up: by the device's own events on a GPU, by the host's clock on a CPU."""
+    """Return the time of one call after a warm-up: by device events on a GPU, by the clock on a CPU."""
     assert repeats > 0, repeats
     for _ in range(warmup):
         function()
@@ -42,10 +43,11 @@ def _seconds_by_clock(function: Callable[[], object], repeats: int) -> list[floa
 
 
 def _seconds_by_events(function: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """The device is awaited once at the end, so that calls follow each other as they do in training."""
+    """Wait for the device once, at the end, so that calls follow each other as they do in training."""
     with torch.cuda.device(device):
         torch.cuda.synchronize()
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        event = partial(torch.cuda.Event, enable_timing=True)
+        marks = [event() for _ in range(repeats + 1)]
         marks[0].record()
         for mark in marks[1:]:
             function()

@@ -1,54 +1,55 @@
 """The files under one root, on this machine or behind a URL: listed and read, never written.
 
-Names are relative to the root, with slashes. On this machine nothing is read whose real place is outside of the
-root, and only plain files are: a symbolic link to elsewhere, a pipe or a device is as if it were not there.
+Names are relative to the root, with slashes. On this machine only plain files inside the root are read: a symbolic
+link that leads elsewhere, a pipe or a device is treated as missing.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from paceline.core.errors import UserError
+from paceline.core.lock import is_locked
 from paceline.core.secrets import redact
 from paceline.runs.mirror.destination import open_file_system
 
 
 class Entry(NamedTuple):
-    """What a folder holds under one name."""
+    """One name in a folder."""
 
     name: str  # relative to the root
     is_folder: bool
     size: int
-    changed: float  # Unix time; 0 where the storage does not say
+    changed: float  # Unix time; 0 where the storage does not have it
 
     @property
     def last(self) -> str:
-        """The name inside its folder."""
+        """The name inside its folder, without the path."""
         return self.name.rpartition("/")[2]
 
 
 class Files(Protocol):
-    """How the board sees a root."""
+    """The files under a root."""
 
-    shown: str  # the root, for people
+    shown: str  # the root as it is printed; no credentials
     local: bool
 
     def entries(self, folder: str) -> list[Entry]:
-        """What a folder holds; nothing where there is no such folder."""
+        """Return what a folder holds; nothing where there is no such folder."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """The bytes of a file from `start` to before `end`; FileNotFoundError where it may not be read."""
+        """Return the bytes of a file from `start` to before `end`; raise FileNotFoundError if it may not be read."""
 
     def sample(self, name: str, starts: Iterable[int], length: int) -> list[bytes]:
-        """Short pieces of a large file."""
+        """Return short pieces of a large file."""
 
     def is_locked(self, name: str) -> bool | None:
-        """Whether a process holds a file's lock; None where that cannot be known."""
+        """Return whether a process holds a file's lock; None where that cannot be known."""
 
 
 class LocalFiles:
@@ -61,12 +62,12 @@ class LocalFiles:
         self.shown = str(root)
 
     def entries(self, folder: str) -> list[Entry]:
-        place = self._place(folder)
-        if place is None:
+        path = self._real_path(folder)
+        if path is None:
             return []
         entries: list[Entry] = []
         try:
-            with os.scandir(place) as found:
+            with os.scandir(path) as found:
                 for one in found:
                     entry = self._entry(one, folder)
                     if entry:
@@ -79,13 +80,13 @@ class LocalFiles:
         try:
             if not one.name.isprintable() or (one.is_symlink() and not self._inside(os.path.realpath(one.path))):
                 return None
-            facts = one.stat()
-        except (OSError, ValueError):  # gone meanwhile, or a name that is no text
+            status = one.stat()
+        except (OSError, ValueError):  # removed in the meantime, or a name that is not text
             return None
-        if not (stat.S_ISDIR(facts.st_mode) or stat.S_ISREG(facts.st_mode)):
+        if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
             return None
         name = f"{folder}/{one.name}" if folder else one.name
-        return Entry(name, stat.S_ISDIR(facts.st_mode), facts.st_size, facts.st_mtime)
+        return Entry(name, stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime)
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         file = self._open(name)
@@ -103,42 +104,36 @@ class LocalFiles:
             os.close(file)
 
     def is_locked(self, name: str) -> bool | None:
-        """Asks for a share of the lock for a moment, which a writer that begins just then waits out."""
         try:
             file = self._open(name)
         except OSError:
             return None
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-        except BlockingIOError:
-            return True
-        except OSError:  # a file system without locks
-            return None
+            return is_locked(file)
         finally:
             os.close(file)
 
     def _open(self, name: str) -> int:
-        place = self._place(name)
-        if place is None:
+        path = self._real_path(name)
+        if path is None:
             raise FileNotFoundError(name)
-        # Not blocking, so that a pipe that was put there just now cannot hold us.
-        file = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Not blocking: a pipe that has just taken the name cannot make this wait.
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
             raise FileNotFoundError(name)
         return file
 
-    def _place(self, name: str) -> str | None:
-        """The real path of a name, where that is inside the root."""
+    def _real_path(self, name: str) -> str | None:
+        """Return the real path of a name, None where that is outside of the root."""
         try:
-            place = os.path.realpath(self.root / name)
+            path = os.path.realpath(self.root / name)
         except (OSError, ValueError):
             return None
-        return place if self._inside(place) else None
+        return path if self._inside(path) else None
 
-    def _inside(self, place: str) -> bool:
-        return Path(place).is_relative_to(self.root)
+    def _inside(self, path: str) -> bool:
+        return Path(path).is_relative_to(self.root)
 
 
 def _read_all(file: int, start: int, length: int) -> bytes:
@@ -150,7 +145,7 @@ def _read_all(file: int, start: int, length: int) -> bytes:
 
 
 class RemoteFiles:
-    """A folder behind any URL that fsspec knows."""
+    """A folder behind any URL that fsspec supports."""
 
     local = False
 
@@ -158,41 +153,41 @@ class RemoteFiles:
         self._files, self._root, self.shown = file_system, root.rstrip("/"), shown
 
     def entries(self, folder: str) -> list[Entry]:
-        place = self._place(folder)
+        path = self._path(folder)
         self._files.invalidate_cache()
         try:
-            found = self._files.ls(place, detail=True)
+            found = self._files.ls(path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
         entries = []
         for one in found:
             last = str(one["name"]).rstrip("/").rpartition("/")[2]
-            if last in ("", ".", "..") or not last.isprintable() or str(one["name"]).rstrip("/") == place.rstrip("/"):
+            if last in ("", ".", "..") or not last.isprintable() or str(one["name"]).rstrip("/") == path.rstrip("/"):
                 continue
             name = f"{folder}/{last}" if folder else last
             entries.append(Entry(name, one["type"] == "directory", int(one.get("size") or 0), _changed(one)))
         return sorted(entries)
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        return self._files.cat_file(self._place(name), start=start, end=end)
+        return bytes(self._files.cat_file(self._path(name), start=start, end=end))
 
     def sample(self, name: str, starts: Iterable[int], length: int) -> list[bytes]:
         starts = list(starts)
-        return self._files.cat_ranges(
-            [self._place(name)] * len(starts), starts, [start + length for start in starts], on_error="raise"
-        )
+        ends = [start + length for start in starts]
+        found = self._files.cat_ranges([self._path(name)] * len(starts), starts, ends, on_error="raise")
+        return [bytes(one) for one in found]
 
     def is_locked(self, name: str) -> bool | None:
         return None
 
-    def _place(self, name: str) -> str:
+    def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
 
-def _changed(facts: dict[str, Any]) -> float:
+def _changed(details: Mapping[str, object]) -> float:
     for name in ("LastModified", "last_modified", "mtime", "updated", "created"):
-        value: Any = facts.get(name)
-        if hasattr(value, "timestamp"):
+        value = details.get(name)
+        if isinstance(value, datetime):
             return value.timestamp()
         if isinstance(value, int | float):
             return float(value)
@@ -200,7 +195,7 @@ def _changed(facts: dict[str, Any]) -> float:
 
 
 def open_files(where: str) -> Files:
-    """The files of a folder or of a URL; says in one line why there are none."""
+    """Return the files of a folder or a URL; raise UserError where there are none."""
     if "://" not in where:
         return _open_local(Path(where))
     from fsspec.implementations.local import LocalFileSystem

@@ -1,8 +1,8 @@
-"""Who may ask: nobody without the token, and no page of another site.
+"""Access control: no request without the token, and none from a page of another site.
 
 The token comes in the printed URL, in the cookie that this sets, or as `Authorization: Bearer TOKEN`. The Host
-header is checked because a site could have its own name lead to this machine, and the Origin because a browser
-sends cookies along with requests that another page makes.
+header is checked because another site could resolve its own name to this machine (DNS rebinding), and the Origin
+because a browser sends cookies along with requests that another page makes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROTECTION = {
 
 
 class Guard:
-    """Stands before every route, those that do not exist too."""
+    """Checks every request, also for routes that do not exist."""
 
     def __init__(self, app: ASGIApp, token: str, host: str, port: int) -> None:
         self._app, self._token, self._cookie = app, token, f"paceline_board_{port}"
@@ -43,25 +43,27 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # no route speaks anything else
-        refusal = self._refusal(scope)
+            return  # no route supports anything else
+        rejection = self._rejection(scope)
 
         async def send_protected(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(PROTECTION)
                 headers.setdefault("cache-control", "no-store")
-                if refusal is None and _token_in_url(scope):
+                if rejection is None and _token_in_url(scope):
                     value = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
                     headers.append("set-cookie", value)
             await send(message)
 
-        await (refusal or self._app)(scope, receive, send_protected)
+        await (rejection or self._app)(scope, receive, send_protected)
 
-    def _refusal(self, scope: Scope) -> PlainTextResponse | None:
+    def _rejection(self, scope: Scope) -> PlainTextResponse | None:
         headers = Headers(scope=scope)
-        if not any(secrets.compare_digest(one.encode(), self._token.encode()) for one in self._given(scope, headers)):
-            return PlainTextResponse("Open the URL that `paceline board` printed: it has the token.\n", 401)
+        if not any(
+            secrets.compare_digest(one.encode(), self._token.encode()) for one in self._tokens_of(scope, headers)
+        ):
+            return PlainTextResponse("Open the URL that `paceline board` printed: it contains the token.\n", 401)
         host = headers.get("host", "")
         if not self._is_own_name(host):
             return PlainTextResponse("This Host is not served here.\n", 403)
@@ -72,20 +74,20 @@ class Guard:
             return PlainTextResponse("Another site is not served here.\n", 403)
         return None
 
-    def _given(self, scope: Scope, headers: Headers) -> list[str]:
-        """Every token that a request brings."""
-        given = [_token_in_url(scope), headers.get("authorization", "").removeprefix("Bearer ")]
+    def _tokens_of(self, scope: Scope, headers: Headers) -> list[str]:
+        """Return every token that a request carries."""
+        tokens = [_token_in_url(scope), headers.get("authorization", "").removeprefix("Bearer ")]
         for line in headers.getlist("cookie"):
             try:
                 cookies = SimpleCookie(line)
             except CookieError:
                 continue
             if self._cookie in cookies:
-                given.append(cookies[self._cookie].value)
-        return [one for one in given if one]
+                tokens.append(cookies[self._cookie].value)
+        return [one for one in tokens if one]
 
     def _is_own_name(self, host: str) -> bool:
-        """Whether a Host header names this machine; the port may be that of a tunnel."""
+        """Return whether a Host header is a name of this machine; the port may be that of a tunnel."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -94,7 +96,8 @@ class Guard:
 
 
 def _token_in_url(scope: Scope) -> str:
-    return parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+    query: bytes = scope["query_string"]
+    return parse_qs(query.decode("latin-1")).get("token", [""])[0]
 
 
 def _is_address(name: str) -> bool:

@@ -1,7 +1,7 @@
-"""A run's metrics.jsonl, read as it grows: each byte once, broken lines counted, a file that was cut read anew.
+"""A run's metrics.jsonl, read as it grows: each byte once, broken lines counted, a truncated file read again.
 
-A large file is first looked at here and there, so that a person sees its curves at once; what was seen so is
-replaced by the whole as soon as that is read.
+A large file is sampled first, so that its curves are shown at once; the samples are replaced by the whole as soon as
+that is read.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from __future__ import annotations
 import json
 import math
 import threading
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from paceline.board.files import Files
-from paceline.board.series import Series
+from paceline.board.series import Numbers, Series
+from paceline.core.types import Json, JsonObject
 from paceline.runs.metrics import METRICS, parse_line, refuse_constant
 
-CHUNK = 2**17  # bytes; small, so that a request never waits long for a chunk that is being parsed
-LARGE = 2**21  # bytes from which a first look is worth it
+CHUNK = 2**17  # bytes; small, so that a request never waits long while one is parsed
+LARGE = 2**21  # bytes from which sampling pays off
 LOOKS = 256
 LOOK_BYTES = 4096
-MOST_NAMES = 1000  # of different numbers in one run
-MARK = 96  # bytes before the position that tell whether the file is still the one that was read
+MOST_NAMES = 1000  # of metrics in one run
+MARK = 96  # bytes before the position, which show whether the file is still the same
 _AXES = ("images", "seconds", "time")
 
 
 class Table:
-    """What lines of metrics add up to; hold `lock` to read more than one number of it."""
+    """The series of a run; hold `lock` to read more than one number of it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -38,18 +39,18 @@ class Table:
         self.time = 0.0  # of the last line, Unix time
         self.names_left_out = False
 
-    def add(self, rows: list[dict[str, Any]]) -> None:
-        """Adds lines in their order."""
+    def add(self, rows: Sequence[JsonObject]) -> None:
+        """Add lines in their order."""
         if rows:
             with self.lock:
                 self._add(rows)
 
-    def _add(self, rows: list[dict[str, Any]]) -> None:
+    def _add(self, rows: Sequence[JsonObject]) -> None:
         alike: dict[tuple[str, ...], list[int]] = {}
         for number, row in enumerate(rows):
             alike.setdefault(tuple(row), []).append(number)
         axes = np.array([[_number(row.get(axis)) for axis in _AXES] for row in rows])
-        columns: dict[str, list[tuple[list[int], np.ndarray]]] = {}
+        columns: dict[str, list[tuple[list[int], Numbers]]] = {}
         for names, numbers in alike.items():
             values = _matrix([rows[number] for number in numbers])
             for column, name in enumerate(names):
@@ -57,7 +58,7 @@ class Table:
                     columns.setdefault(name, []).append((numbers, values[:, column]))
         for name, parts in columns.items():
             at = np.concatenate([np.array(numbers) for numbers, _ in parts])
-            order = np.argsort(at)  # lines with and without a reading take turns
+            order = np.argsort(at)  # lines with and without a reading alternate
             at, values = at[order], np.concatenate([part for _, part in parts])[order]
             self._series(name).extend(axes[at, 0], axes[at, 1], values)
         self.lines += len(rows)
@@ -82,10 +83,10 @@ class MetricsReader:
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files, self._name = files, f"{folder}/{METRICS}" if folder else METRICS
-        self._start_anew()
+        self._restart()
         self._first_look: Table | None = None
 
-    def _start_anew(self) -> None:
+    def _restart(self) -> None:
         self._whole = Table()
         self._position, self._mark, self._skipping = 0, b"", False
         self.broken = 0
@@ -93,16 +94,16 @@ class MetricsReader:
 
     @property
     def table(self) -> Table:
-        """What is known: the whole, or a first look while the whole is being read."""
+        """What is known: the whole, or samples while the whole is being read."""
         return self._first_look or self._whole
 
     @property
     def read_share(self) -> float:
-        """How much of the file was read, 0 to 1."""
+        """The share of the file that was read, 0 to 1."""
         return 1.0 if self._first_look is None else min(1.0, self._position / max(1, self.size))
 
     def look(self, size: int) -> None:
-        """A quick look at a large file that was not read yet."""
+        """Sample a large file that was not read yet."""
         if self._position or self._first_look or size < LARGE:
             return
         self.size = size
@@ -117,10 +118,10 @@ class MetricsReader:
         self._first_look = table if rows else None
 
     def advance(self, size: int) -> bool:
-        """Reads one chunk of what is new in a file of this size; false where there is nothing more."""
+        """Read one chunk of what is new in a file of this size; return False where there is nothing more."""
         self.size = size
         if size < self._position:
-            self._start_anew()
+            self._restart()
         if size == self._position and not self._mark:
             return False
         if size == self._position:
@@ -129,14 +130,14 @@ class MetricsReader:
         start = self._position - len(self._mark)
         content = self._files.read(self._name, start, min(size, self._position + CHUNK))
         if content[: len(self._mark)] != self._mark:
-            self._start_anew()
+            self._restart()
             return True
         content = content[len(self._mark) :]
         whole, newline, rest = content.rpartition(b"\n")
         if newline:
             self._take(whole, len(whole) + 1)
         elif len(rest) >= CHUNK:  # a line without an end
-            self._give_up_line(len(rest))
+            self._skip_line(len(rest))
         if self._position >= size or not newline:
             self._first_look = None
         return bool(newline) or len(rest) >= CHUNK
@@ -151,42 +152,42 @@ class MetricsReader:
         self._position += length
         self._mark = (whole + b"\n")[-MARK:]
 
-    def _give_up_line(self, length: int) -> None:
+    def _skip_line(self, length: int) -> None:
         self.broken += not self._skipping
         self._skipping = True
         self._position += length
         self._mark = b""
 
 
-def _parse(lines: list[bytes]) -> tuple[list[dict[str, Any]], int]:
-    """The lines that are whole, and how many are not: all in one go, or one by one where that fails."""
+def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
+    """Return the whole lines and the number of broken ones: parsed at once, or one by one where that fails."""
     try:
-        rows = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=refuse_constant)
+        rows: list[JsonObject] = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=refuse_constant)
         if len(rows) == len(lines) and all(type(row) is dict and type(row.get("images")) is int for row in rows):
             return rows, 0
     except (ValueError, RecursionError):
         pass
     found = [parse_line(line) for line in lines]
-    whole = [row for row in found if row is not None]
+    whole: list[JsonObject] = [dict(row) for row in found if row is not None]
     return whole, len(lines) - len(whole)
 
 
-def _matrix(rows: list[dict[str, Any]]) -> np.ndarray:
-    """Values of lines with the same names; what is no number is NaN."""
+def _matrix(rows: Sequence[JsonObject]) -> Numbers:
+    """Return the values of lines with the same names; NaN for what is not a number."""
     try:
         values = [tuple(row.values()) for row in rows]
         if all(type(value) in _NUMBERS for row in (values[0], values[-1]) for value in row):
-            return np.array(values, dtype=float)
+            return np.array(values, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
         pass
-    return np.array([[_number(value) for value in row.values()] for row in rows], dtype=float)
+    return np.array([[_number(value) for value in row.values()] for row in rows], dtype=np.float64)
 
 
 _NUMBERS = (int, float, type(None))
 
 
-def _number(value: Any) -> float:
+def _number(value: Json) -> float:
     try:
-        return float(value) if type(value) in (int, float) else math.nan
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     except OverflowError:
         return math.nan

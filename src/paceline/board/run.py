@@ -1,4 +1,4 @@
-"""One run as its files show it: state, progress, settings, samples and last words."""
+"""One run as its files show it: state, progress, settings, samples and last log lines."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import re
 import socket
 import time
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 from paceline.board.files import Entry, Files
 from paceline.board.metrics_reader import MetricsReader, Table
 from paceline.config.files import MADE_WITH
 from paceline.core.lock import LOCK
 from paceline.core.secrets import HIDDEN, is_private_name, redact
+from paceline.core.types import SettingValue
 from paceline.runs.metrics import METRICS, SAMPLE_NAME, SAMPLES
 from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Status
 
@@ -22,11 +24,46 @@ LOGS = "logs"
 SIGNS = {CONFIG, METRICS, STATUS}  # a folder with one of these is a run
 SILENT_AFTER_SECONDS = 600.0
 LARGEST_SMALL_FILE = 2**20
-LARGEST_PICTURE = 2**26
+LARGEST_SAMPLE = 2**26
 LOG_BYTES = 2**16
 NUM_LAST_WORDS = 12  # lines
-KILLED = "its process ended without a word: it was killed, or its machine went down"
+KILLED = "its process ended without a message: it was killed, or its machine went down"
 _LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
+
+
+class RunSummary(TypedDict):
+    """What the list of runs shows."""
+
+    id: str
+    name: str
+    revision: int
+    state: str
+    why: str
+    last_words: list[str]
+    since: float | None
+    host: str
+    images: int
+    total_images: int
+    seconds: float
+    last_line: float | None
+    mirror: dict[str, SettingValue] | None
+    lines: int
+    broken_lines: int
+    read_share: float
+    has_samples: bool
+    names: list[str]
+    names_left_out: bool
+    last: dict[str, float | None]
+    time_split: dict[str, float]
+
+
+class _Seen(NamedTuple):
+    """What a change of a run is noticed by."""
+
+    state: str
+    why: str
+    config: tuple[float, int]  # when it changed, and its size
+    samples: tuple[float, int]
 
 
 class Run:
@@ -42,31 +79,31 @@ class Run:
         self.why = ""
         self.last_words: list[str] = []
         self._entries: dict[str, Entry] = {}
-        self._seen: tuple[Any, ...] = ()
+        self._seen: _Seen | None = None
 
     def refresh(self, entries: list[Entry]) -> None:
-        """Takes in what the folder holds now; the metrics are read apart."""
+        """Update the state from what the folder holds now; metrics are read separately."""
         self._entries = {entry.last: entry for entry in entries}
         self.status = Status.parse(self._small_file(STATUS)) if STATUS in self._entries else None
         self.mirror = MirrorState.parse(self._small_file(MIRROR_STATE)) if MIRROR_STATE in self._entries else None
         locked = self.files.is_locked(self._path(LOCK)) if LOCK in self._entries else None
-        before, (self.state, self.why) = self.state, self._judge(locked)
+        before, (self.state, self.why) = self.state, self._state(locked)
         if self.state == "failed" and before != "failed":
             self.last_words = self._find_last_words()
         elif self.state != "failed":
             self.last_words = []
-        seen = (self.state, self.why, self._entry_facts(CONFIG), self._entry_facts(SAMPLES))
+        seen = _Seen(self.state, self.why, self._version_of(CONFIG), self._version_of(SAMPLES))
         if seen != self._seen:
             self._seen = seen
             self.revision += 1
 
     @property
     def metrics_size(self) -> int:
-        """Of the file, in bytes."""
+        """The bytes of the metrics file."""
         return self._entries[METRICS].size if METRICS in self._entries else 0
 
     def read_on(self) -> bool:
-        """Reads a little more of the metrics; false where there is no more."""
+        """Read a little more of the metrics; return False where there is no more."""
         table = self.metrics.table
         lines = table.lines
         more = self.metrics.advance(self.metrics_size)
@@ -74,13 +111,13 @@ class Run:
             self.revision += 1
         return more
 
-    def summary(self) -> dict[str, Any]:
-        """What the list of runs shows."""
+    def summary(self) -> RunSummary:
+        """Return what the list of runs shows."""
         table, read_share = self.metrics.table, self.metrics.read_share
         with table.lock:
             return self._summary(table, read_share)
 
-    def _summary(self, table: Table, read_share: float) -> dict[str, Any]:
+    def _summary(self, table: Table, read_share: float) -> RunSummary:
         total = self.status.total_images if self.status else 0
         return {
             "id": self.identity,
@@ -95,7 +132,7 @@ class Run:
             "total_images": total,
             "seconds": table.seconds,
             "last_line": table.time or None,
-            "mirror": self._mirror_facts(),
+            "mirror": self._mirror_summary(),
             "lines": table.lines,
             "broken_lines": self.metrics.broken,
             "read_share": round(read_share, 3),
@@ -106,14 +143,14 @@ class Run:
             "time_split": _time_split(table) if read_share == 1 else {},
         }
 
-    def _mirror_facts(self) -> dict[str, Any] | None:
-        """How the run's mirror fares, where it has one; credentials are hidden."""
+    def _mirror_summary(self) -> dict[str, SettingValue] | None:
+        """Return the state of the run's mirror, where it has one; credentials are hidden."""
         if self.mirror is None:
             return None
         return {name: redact(value) if isinstance(value, str) else value for name, value in asdict(self.mirror).items()}
 
-    def settings(self) -> dict[str, dict[str, Any]]:
-        """The settings and what the run was made with, by full names; credentials are hidden."""
+    def settings(self) -> dict[str, dict[str, SettingValue]]:
+        """Return the settings and what the run was made with, by full names; credentials are hidden."""
         try:
             kept = tomllib.loads(self._small_file(CONFIG).decode())
         except (FileNotFoundError, ValueError, RecursionError):
@@ -122,7 +159,7 @@ class Run:
         return {"settings": _shown(kept), MADE_WITH: _shown(made_with if isinstance(made_with, dict) else {})}
 
     def samples(self) -> dict[str, list[int]]:
-        """For each kind of sample picture, at how many images seen there is one."""
+        """Return, for each kind of sample image, at how many images seen there is one."""
         found: dict[str, list[int]] = {}
         for entry in self.files.entries(self._path(SAMPLES)):
             match = SAMPLE_NAME.fullmatch(entry.last)
@@ -130,33 +167,33 @@ class Run:
                 found.setdefault(match[1], []).append(int(match[2]))
         return {name: sorted(moments) for name, moments in found.items()}
 
-    def picture(self, name: str, images: int) -> bytes:
-        """A sample picture's PNG; FileNotFoundError where there is none."""
+    def sample(self, name: str, images: int) -> bytes:
+        """Return a sample image as PNG; raise FileNotFoundError where there is none."""
         wanted = f"{name}-{images:012}.png"
         for entry in self.files.entries(self._path(SAMPLES)):
-            if entry.last == wanted and not entry.is_folder and entry.size <= LARGEST_PICTURE:
+            if entry.last == wanted and not entry.is_folder and entry.size <= LARGEST_SAMPLE:
                 return self.files.read(entry.name, 0, entry.size)
         raise FileNotFoundError(wanted)
 
     def logs(self) -> dict[int, Entry]:
-        """The file of each rank's output."""
+        """Return the file of each rank's output."""
         entries = {_LOG_NAME.fullmatch(entry.last): entry for entry in self.files.entries(self._path(LOGS))}
         return dict(sorted((int(match[1]), entry) for match, entry in entries.items() if match))
 
     def log(self, entry: Entry, at_most: int = LOG_BYTES) -> str:
-        """The end of what a rank printed; credentials are hidden."""
+        """Return the end of what a rank printed; credentials are hidden."""
         content = self.files.read(entry.name, max(0, entry.size - at_most), entry.size)
         text = content.decode(errors="replace")
         if entry.size > at_most:
             text = text.partition("\n")[2]
         return redact(text)
 
-    def _judge(self, locked: bool | None) -> tuple[str, str]:
-        """The state and its reason: the lock knows best, then the run's own word, then the silence."""
+    def _state(self, locked: bool | None) -> tuple[str, str]:
+        """Return the state and its reason: by the lock, else by status.json, else by the time of the last write."""
         status = self.status
         if locked:
             return "running", ""
-        quiet_seconds = time.time() - max(self._last_sign(), status.since if status else 0.0)
+        quiet_seconds = time.time() - max(self._last_write(), status.since if status else 0.0)
         if status is None or status.state not in STATES:
             return ("running" if locked is None and quiet_seconds < SILENT_AFTER_SECONDS else "unknown"), ""
         if status.state != "running":
@@ -164,15 +201,15 @@ class Run:
         if locked is False and status.host == socket.gethostname():
             return "failed", KILLED
         if quiet_seconds > SILENT_AFTER_SECONDS:
-            return "silent", f"says that it runs on {status.host}, and has written nothing for long"
+            return "silent", f"its status is running on {status.host}, but it has written nothing for a long time"
         return "running", ""
 
-    def _last_sign(self) -> float:
+    def _last_write(self) -> float:
         changed = self._entries[METRICS].changed if METRICS in self._entries else 0.0
         return max(changed, self.metrics.table.time)
 
     def _find_last_words(self) -> list[str]:
-        """The last lines of the rank that failed first, or of the one that spoke last."""
+        """Return the last lines of the rank that failed first, or of the one that printed last."""
         logs = self.logs().values()
         ends = {entry: self.log(entry, LOG_BYTES // 4) for entry in logs}
         failed = [entry for entry in logs if "Traceback" in ends[entry]]
@@ -184,7 +221,7 @@ class Run:
     def _small_file(self, name: str) -> bytes:
         return self.files.read(self._path(name), 0, LARGEST_SMALL_FILE)
 
-    def _entry_facts(self, name: str) -> tuple[float, int]:
+    def _version_of(self, name: str) -> tuple[float, int]:
         entry = self._entries.get(name)
         return (entry.changed, entry.size) if entry else (0.0, 0)
 
@@ -193,7 +230,7 @@ class Run:
 
 
 def _time_split(table: Table) -> dict[str, float]:
-    """The seconds of each part of a step, over the whole run."""
+    """Return the seconds of each part of a step, over the whole run."""
     return {
         name.removeprefix("time/").removesuffix("_seconds"): round(series.total, 3)
         for name, series in table.series.items()
@@ -205,9 +242,9 @@ def _changed(entry: Entry) -> float:
     return entry.changed
 
 
-def _shown(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A table of settings by full names, as text or numbers; credentials are hidden."""
-    flat: dict[str, Any] = {}
+def _shown(table: Mapping[str, Any], prefix: str = "") -> dict[str, SettingValue]:
+    """Return a TOML table by full names, as text or numbers; credentials are hidden."""
+    flat: dict[str, SettingValue] = {}
     for name, value in table.items():
         full = prefix + name
         if isinstance(value, dict):

@@ -1,30 +1,34 @@
-"""One number over the course of a run, however long, in a bounded number of points.
+"""One metric over the course of a run, however long, in a bounded number of points.
 
-Values are kept one by one at first. When the room is full, neighbours become one point with their mean and range,
-and from then on each point stands for twice as many: the room stays the same and nothing is read twice.
+Values are kept one by one at first. When the points are full, neighbours are merged into one point with their mean
+and range, and from then on each point stands for twice as many: the size is bounded and nothing is read twice.
 """
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
+import numpy.typing as npt
 
 CAPACITY = 2048  # points; more than a screen has columns
+Numbers: TypeAlias = npt.NDArray[np.float64]
 ROWS = ("images", "seconds", "mean", "low", "high")
 
 
 class Series:
-    """Points of `values` by images seen and by seconds."""
+    """Points of a metric by images seen and by seconds."""
 
     def __init__(self) -> None:
-        self.values = 0  # how many came in
+        self.values = 0  # how many were added
         self.total = 0.0  # their sum
         self.last: float | None = None  # the newest that was finite
         self._stride = 1  # values per point
         self._num = 0
         self._points = np.empty((6, 64))  # images, seconds, sum, count, low, high
 
-    def extend(self, images: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> None:
-        """Adds values in their order; one that is not finite is a gap."""
+    def extend(self, images: Numbers, seconds: Numbers, values: Numbers) -> None:
+        """Add values in their order; one that is not finite is a gap."""
         if not len(values):
             return
         finite = np.isfinite(values)
@@ -53,8 +57,8 @@ class Series:
         self._append(fresh)
         self.values += len(values)
 
-    def points(self, at_most: int = CAPACITY) -> np.ndarray:
-        """The rows images, seconds, mean, low and high; a point without a finite value is NaN."""
+    def points(self, at_most: int = CAPACITY) -> Numbers:
+        """Return the rows images, seconds, mean, low and high; a point without a finite value is NaN."""
         points = self._points[:, : self._num]
         while points.shape[1] > max(2, at_most):
             points = _merge(points, np.arange(0, points.shape[1], 2))
@@ -68,7 +72,7 @@ class Series:
         self._points[:, : merged.shape[1]] = merged
         self._num, self._stride = merged.shape[1], 2 * self._stride
 
-    def _append(self, fresh: np.ndarray) -> None:
+    def _append(self, fresh: Numbers) -> None:
         needed = self._num + fresh.shape[1]
         if needed > self._points.shape[1]:
             room = np.empty((6, min(CAPACITY, max(needed, 2 * self._points.shape[1]))))
@@ -78,8 +82,8 @@ class Series:
         self._num = needed
 
 
-def _merge(points: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Columns from each start up to the next one as one; it stands where its last value does."""
+def _merge(points: Numbers, starts: npt.NDArray[np.intp]) -> Numbers:
+    """Return the columns from each start up to the next one merged, at the position of the last one."""
     if not len(starts):
         return points[:, :0]
     ends = np.append(starts[1:], points.shape[1]) - 1

@@ -1,4 +1,4 @@
-"""The page and its JSON, over HTTP. Every answer is made from files; nothing here changes one."""
+"""The page and its JSON, over HTTP. Every answer is read from files; nothing here changes one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from starlette.applications import Starlette
@@ -21,7 +21,8 @@ from paceline import __version__
 from paceline.board.gallery import Gallery
 from paceline.board.guard import Guard
 from paceline.board.run import Run
-from paceline.board.series import CAPACITY, ROWS
+from paceline.board.series import CAPACITY, ROWS, Numbers
+from paceline.core.types import JsonObject
 
 PAGE = Path(__file__).parent / "page"
 KINDS = {
@@ -30,11 +31,18 @@ KINDS = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-AS_IT_IS = {"content-encoding": "identity"}  # what hardly gets smaller is not compressed
+AS_IT_IS = {"content-encoding": "identity"}  # what compresses poorly is sent as it is
+
+
+class Curve(NamedTuple):
+    """A series of a run, thinned."""
+
+    label: JsonObject
+    points: Numbers
 
 
 def make_app(gallery: Gallery, token: str, host: str, port: int) -> Starlette:
-    """The board over a gallery of runs."""
+    """Return the board over a gallery of runs."""
     board = Board(gallery)
     routes = [
         Route("/", board.page),
@@ -43,7 +51,7 @@ def make_app(gallery: Gallery, token: str, host: str, port: int) -> Starlette:
         Route("/api/series", board.series),
         Route("/api/runs/{run}/settings", board.settings),
         Route("/api/runs/{run}/samples", board.samples),
-        Route("/api/runs/{run}/picture", board.picture),
+        Route("/api/runs/{run}/picture", board.sample),
         Route("/api/runs/{run}/log", board.log),
     ]
     middleware = [
@@ -54,14 +62,14 @@ def make_app(gallery: Gallery, token: str, host: str, port: int) -> Starlette:
 
 
 class Board:
-    """One method per route; Starlette runs each in a thread of its own."""
+    """One method per route; Starlette runs each in its own thread."""
 
     def __init__(self, gallery: Gallery) -> None:
         self.gallery = gallery
         self._page = {file.name: file.read_bytes() for file in PAGE.iterdir() if file.suffix in KINDS}
 
     def page(self, request: Request) -> Response:
-        """A file of the page itself, from memory."""
+        """Return a file of the page itself, from memory."""
         self.gallery.note_request()
         name = request.path_params.get("file", "index.html")
         if name not in self._page:
@@ -69,7 +77,7 @@ class Board:
         return Response(self._page[name], media_type=KINDS[Path(name).suffix], headers={"cache-control": "no-cache"})
 
     def runs(self, request: Request) -> Response:
-        """Every run with its state, progress and newest values."""
+        """Return every run with its state, progress and newest values."""
         self.gallery.fresh()
         return _json(
             {
@@ -84,19 +92,19 @@ class Board:
         )
 
     def series(self, request: Request) -> Response:
-        """Thinned curves: `?run=ID&run=…&name=NAME&name=…&points=400`, all runs and names where none are given."""
+        """Return thinned curves: `?run=ID&run=…&name=NAME&name=…&points=400`; all runs and names by default."""
         self.gallery.note_request()
         runs = [self._run(one) for one in request.query_params.getlist("run")] or list(self.gallery.runs.values())
         at_most = _whole(request.query_params.get("points", str(CAPACITY)), "points")
-        found: list[tuple[dict[str, Any], np.ndarray]] = []
+        found: list[Curve] = []
         for run in runs:
             table = run.metrics.table
             with table.lock:
                 for name in request.query_params.getlist("name") or list(table.series):
                     if name in table.series:
                         series = table.series[name]
-                        label = {"run": run.identity, "name": name, "values": series.values}
-                        found.append((label, series.points(at_most)))
+                        label: JsonObject = {"run": run.identity, "name": name, "values": series.values}
+                        found.append(Curve(label, series.points(at_most)))
         if request.query_params.get("format") == "binary":
             return _binary(found)
         return _json(
@@ -104,25 +112,25 @@ class Board:
         )
 
     def settings(self, request: Request) -> Response:
-        """A run's settings, and what it was made with."""
+        """Return a run's settings, and the versions and hardware that it was made with."""
         return _json(self._run(request.path_params["run"]).settings())
 
     def samples(self, request: Request) -> Response:
-        """At how many images seen there are sample pictures."""
+        """Return at how many images seen there are sample images."""
         return _json({"samples": self._run(request.path_params["run"]).samples()})
 
-    def picture(self, request: Request) -> Response:
-        """One sample picture: `?name=samples&images=5120`."""
+    def sample(self, request: Request) -> Response:
+        """Return one sample image: `?name=samples&images=5120`."""
         run = self._run(request.path_params["run"])
         images = _whole(request.query_params.get("images", ""), "images")
         try:
-            content = run.picture(request.query_params.get("name", ""), images)
+            content = run.sample(request.query_params.get("name", ""), images)
         except OSError:
-            raise HTTPException(404, "no such picture") from None
+            raise HTTPException(404, "no such image") from None
         return Response(content, media_type="image/png", headers=AS_IT_IS | {"cache-control": "private, max-age=60"})
 
     def log(self, request: Request) -> Response:
-        """The end of what a rank printed: `?rank=0`."""
+        """Return the end of what a rank printed: `?rank=0`."""
         run = self._run(request.path_params["run"])
         logs = run.logs()
         rank = _whole(request.query_params.get("rank", "0"), "rank")
@@ -143,19 +151,19 @@ def _whole(text: str, name: str) -> int:
     return int(text)
 
 
-def _lists(points: np.ndarray) -> list[list[float | None]]:
+def _lists(points: Numbers) -> list[list[float | None]]:
     return [[number if math.isfinite(number) else None for number in row] for row in points.tolist()]
 
 
-def _json(content: Any) -> Response:
+def _json(content: object) -> Response:
     return JSONResponse(content)
 
 
-def _binary(found: list[tuple[dict[str, Any], np.ndarray]]) -> Response:
-    """For the page: the length of a JSON header, the header, and for each series its rows of float32."""
+def _binary(found: list[Curve]) -> Response:
+    """Return, for the page: the length of a JSON header, the header, and for each series its rows of float32."""
     labels = [label | {"points": points.shape[1]} for label, points in found]
     header = json.dumps({"rows": ROWS, "series": labels}).encode()
-    header += b" " * (-len(header) % 4)  # so that the numbers lie where a Float32Array may begin
+    header += b" " * (-len(header) % 4)  # aligns the numbers for a Float32Array
     numbers = b"".join(np.ascontiguousarray(points, dtype="<f4").tobytes() for _, points in found)
     content = len(header).to_bytes(4, "little") + header + numbers
     return Response(content, media_type="application/octet-stream", headers=AS_IT_IS)

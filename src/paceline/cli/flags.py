@@ -1,4 +1,4 @@
-"""Arguments and flags that commands share; every setting is a flag, declared once."""
+"""Arguments and flags that commands share. Settings become flags from their one declaration in config/."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, fields
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, get_args, get_origin, get_type_hints, runtime_checkable
 
 import typer
 
-from paceline.config.photos_settings import PhotosSettings
 from paceline.config.settings import ALSO_CALLED, LearnerSettings
+from paceline.config.source_flags import SourceFlags
+from paceline.core.types import SettingValue
 
 Command = Callable[..., None]
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's name, or the path of your own .py file")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="a run's folder")]
-Checkpoint = Annotated[str, typer.Option(help="best, last or the images seen at one")]
+Flags: TypeAlias = dict[str, str | bool]  # settings that were given as flags, by name; `configure` converts the text
+
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe, or the path of your own .py file")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="the folder of a run")]
+Checkpoint = Annotated[str, typer.Option(help="best, last, or a number of images seen")]
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 ConfigFile = Annotated[str, typer.Option("--config", help="settings from a TOML or INI file", metavar="FILE")]
 Vgg = Annotated[str, typer.Option("--vgg", help="VGG19's weights, for recipes with a perceptual term", metavar="FILE")]
@@ -25,7 +28,7 @@ Assignments = Annotated[list[str], typer.Option("--set", help="any setting; repe
 
 
 def _meaning(name: str) -> str:
-    return PhotosSettings.__dataclass_fields__[name].metadata["meaning"]
+    return str(SourceFlags.__dataclass_fields__[name].metadata["meaning"])
 
 
 LowRoot = Annotated[str, typer.Option("--low-root", help=_meaning("low_root"))]
@@ -34,11 +37,11 @@ TestLowRoot = Annotated[str, typer.Option("--test-low-root", help=_meaning("test
 
 
 def with_settings(
-    *, but: Collection[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})
+    *, but: Collection[str] = (), defaults: Mapping[str, SettingValue] = MappingProxyType({})
 ) -> Callable[[Command], Command]:
-    """Gives a command a flag for each setting that has one, `but` some; they arrive as the dict `flags`.
+    """Return a decorator that gives a command a flag for each setting that has one, `but` some.
 
-    `defaults` are for the help: values that the command has of its own.
+    The flags that were given arrive as the parameter `flags`. `defaults` are those of the command, for its help.
     """
 
     def with_flags(command: Command) -> Command:
@@ -58,14 +61,14 @@ def with_settings(
 
 
 def _fields_with_flags() -> Iterator[tuple[Field[Any], Any]]:
-    """Each setting that has a flag, with its type: the run's, those of the one source that has flags, learners'."""
-    for group in (PhotosSettings, LearnerSettings):
+    """Yield each setting that has a flag, with its type: of runs, of sources, of learners."""
+    for group in (SourceFlags, LearnerSettings):
         hints = get_type_hints(group)
         yield from ((f, hints[f.name]) for f in fields(group) if f.metadata["flag"])
 
 
-def _option(f: Field[Any], hint: Any, defaults: Mapping[str, Any]) -> inspect.Parameter:
-    kind = bool if hint is bool else str  # config.py converts, with one kind of message
+def _option(f: Field[Any], hint: Any, defaults: Mapping[str, SettingValue]) -> inspect.Parameter:
+    kind = bool if hint is bool else str  # config/resolve.py converts, with one kind of message
     default = defaults.get(f.name, f.default)
     text = f.metadata["meaning"] + (f" (default: {default})" if default not in ("", 0) else "")
     name = f.name.replace("_", "-")
@@ -81,19 +84,50 @@ def _option(f: Field[Any], hint: Any, defaults: Mapping[str, Any]) -> inspect.Pa
 
 
 def with_vgg(assignments: list[str], vgg: str) -> list[str]:
-    """A flag for what is a recipe's own setting."""
+    """Return the assignments with `--vgg`, a flag for a setting of the recipe."""
     return [*assignments, f"vgg={vgg}"] if vgg else assignments
 
 
-def in_one_line(mistake: Any) -> str:
-    """What the command line's parser has to say, and what to do."""
-    if hasattr(mistake, "option_name") and hasattr(mistake, "possibilities"):
-        return f"{mistake.message} ({_instead_of(mistake.option_name, mistake.cmd)})"
-    return f"{mistake.format_message()} (--help lists what there is)"
+class ParserOption(Protocol):
+    """An option or argument of the parser; typer brings its own copy of click's classes, in some versions."""
+
+    opts: list[str]
 
 
-def _instead_of(option: str, command: Any) -> str:
-    """What to do about a flag that a command does not have, as far as it can be known; both are the parser's own."""
+class ParserCommand(Protocol):
+    """A command of the parser."""
+
+    name: str
+    params: list[ParserOption]
+
+
+@runtime_checkable
+class ParserError(Protocol):
+    """An error of the parser."""
+
+    def format_message(self) -> str:
+        """Return what is wrong."""
+
+
+@runtime_checkable
+class UnknownOption(ParserError, Protocol):
+    """The parser's error for an option that the command does not have."""
+
+    message: str
+    option_name: str
+    possibilities: list[str] | None
+    cmd: ParserCommand
+
+
+def in_one_line(error: ParserError) -> str:
+    """Return the message of the command line's parser, and what to do, as one line."""
+    if isinstance(error, UnknownOption):
+        return f"{error.message} ({_instead_of(error.option_name, error.cmd)})"
+    return f"{error.format_message()} (--help lists all options)"
+
+
+def _instead_of(option: str, command: ParserCommand) -> str:
+    """Return what to do about a flag that a command does not have."""
     name = option.lstrip("-").replace("-", "_")
     name = ALSO_CALLED.get(name, name)
     has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]  # no arguments
@@ -101,9 +135,9 @@ def _instead_of(option: str, command: Any) -> str:
     if alike:
         return f"use {alike[0]}"
     if name in {f.name for f, _ in _fields_with_flags()}:
-        return f"{command.name} has no use for it"
+        return f"{command.name} does not use it"
     if "--set" not in has:
-        return "--help lists what there is"
-    if name in {f.name for group in (PhotosSettings, LearnerSettings) for f in fields(group)}:
+        return "--help lists all options"
+    if name in {f.name for group in (SourceFlags, LearnerSettings) for f in fields(group)}:
         return f"use --set {name}=VALUE"
-    return f"--help lists what there is; a setting of the recipe or of the source is given as --set {name}=VALUE"
+    return f"--help lists all options; give a setting of the recipe or of the source as --set {name}=VALUE"

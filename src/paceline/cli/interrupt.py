@@ -1,4 +1,4 @@
-"""Ctrl-C on the command line: the parser would turn it into an exit code without a word."""
+"""Ctrl-C on the command line: the parser would turn it into an exit code without a message."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typer.core import TyperGroup
 
 
 class Interrupted(Exception):
-    """Ctrl-C inside a command, in a form that the command line's own parser lets through."""
+    """Ctrl-C inside a command, as an exception that the parser lets through."""
 
 
 class Commands(TyperGroup):
-    """Commands that tell Ctrl-C from an exit code."""
+    """A group of commands that raises Interrupted on Ctrl-C."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

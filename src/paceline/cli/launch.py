@@ -1,4 +1,4 @@
-"""`paceline launch slurm|kubernetes|torchrun`: parse, then call the job."""
+"""`paceline launch slurm|kubernetes|torchrun`: parse, then call the command."""
 
 from __future__ import annotations
 
@@ -6,33 +6,40 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Assignments, ConfigFile, RecipeName, with_settings
+from paceline.cli.flags import Assignments, ConfigFile, Flags, RecipeName, with_settings
 
-launch = typer.Typer(help="Write the job, or the commands, that train on other machines.", rich_markup_mode=None)
-Nodes = Annotated[int, typer.Option("--nodes", help="how many hosts")]
-GpusPerNode = Annotated[int, typer.Option("--gpus-per-node", help="GPUs of each host; without, --devices on its CPU")]
-Submit = Annotated[bool, typer.Option("--submit", help="give the job to the cluster, too")]
+launch = typer.Typer(
+    help="Write the job file, or print the commands, to train on other machines.", rich_markup_mode=None
+)
+Nodes = Annotated[int, typer.Option("--nodes", help="number of hosts")]
+GpusPerNode = Annotated[
+    int, typer.Option("--gpus-per-node", help="GPUs of each host (default: none; --devices processes on its CPU)")
+]
+Submit = Annotated[bool, typer.Option("--submit", help="also submit the job to the cluster")]
 
 
 @launch.command()
 @with_settings()
 def slurm(
     recipe: RecipeName,
-    flags: dict,
+    flags: Flags,
     nodes: Nodes = 1,
     gpus_per_node: GpusPerNode = 0,
     cpus_per_node: Annotated[int, typer.Option(help="CPU cores of each host")] = 0,
-    time: Annotated[str, typer.Option(help="after which SLURM ends the job, e.g. 2:00:00")] = "1:00:00",
-    partition: Annotated[str, typer.Option(help="where to queue")] = "",
-    account: Annotated[str, typer.Option(help="who pays")] = "",
-    requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help="go on later when preempted")] = True,
+    time: Annotated[str, typer.Option(help="time limit of the job, e.g. 2:00:00")] = "1:00:00",
+    partition: Annotated[str, typer.Option(help="the partition to queue in")] = "",
+    account: Annotated[str, typer.Option(help="the account to charge")] = "",
+    requeue: Annotated[
+        bool, typer.Option("--requeue/--no-requeue", help="requeue and resume the job when it is preempted")
+    ] = True,
     submit: Submit = False,
-    wait: Annotated[bool, typer.Option("--wait", help="submit, and follow the log until the job ends")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="submit, and print the log until the job ends")] = False,
     config: ConfigFile = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Write a SLURM job into the run's folder."""
-    from paceline.commands.launch import SlurmOptions, launch_slurm, prepare
+    from paceline.commands.launch import launch_slurm, prepare
+    from paceline.launch.slurm import SlurmOptions
 
     settings, command = prepare(recipe, flags, config, set_, nodes=nodes, gpus=gpus_per_node)
     options = SlurmOptions(gpus_per_node, cpus_per_node, time, partition, account, requeue)
@@ -43,31 +50,36 @@ def slurm(
 @with_settings()
 def kubernetes(
     recipe: RecipeName,
-    flags: dict,
+    flags: Flags,
     image: Annotated[str, typer.Option(help="the container image to run")] = "",
-    name: Annotated[str, typer.Option(help="of the job; default from the run's folder")] = "",
+    name: Annotated[str, typer.Option(help="name of the job (default: from the run's folder)")] = "",
     nodes: Nodes = 1,
     gpus_per_node: GpusPerNode = 0,
-    runs_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim that keeps the run")] = "",
+    runs_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim for the run")] = "",
     data_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim with the source's files")] = "",
-    namespace: Annotated[str, typer.Option(help="where the job belongs")] = "",
+    namespace: Annotated[str, typer.Option(help="namespace of the job")] = "",
     cpus: Annotated[str, typer.Option(help="CPU cores of each host")] = "",
-    memory: Annotated[str, typer.Option(help="of each host, e.g. 64Gi")] = "",
-    shared_memory: Annotated[str, typer.Option(help="of each host, for loading processes")] = "8Gi",
-    env: Annotated[list[str], typer.Option(help="a variable of the environment", metavar="NAME=VALUE")] = [],  # noqa: B006
-    secret: Annotated[list[str], typer.Option(help="a Secret whose keys become variables")] = [],  # noqa: B006
-    plain: Annotated[bool, typer.Option("--plain", help="an Indexed Job and a Service, without Kubeflow")] = False,
-    to: Annotated[str, typer.Option(help="the file to write; default NAME.yaml", metavar="FILE")] = "",
+    memory: Annotated[str, typer.Option(help="memory of each host, e.g. 64Gi")] = "",
+    shared_memory: Annotated[str, typer.Option(help="shared memory of each host, for loading processes")] = "8Gi",
+    env: Annotated[list[str], typer.Option(help="an environment variable; repeat for more", metavar="NAME=VALUE")] = [],  # noqa: B006
+    secret: Annotated[
+        list[str], typer.Option(help="a Secret whose keys become environment variables; repeat for more")
+    ] = [],  # noqa: B006
+    plain: Annotated[
+        bool, typer.Option("--plain", help="write an Indexed Job and a Service, without Kubeflow")
+    ] = False,
+    to: Annotated[str, typer.Option(help="the file to write (default: NAME.yaml)", metavar="FILE")] = "",
     submit: Submit = False,
     config: ConfigFile = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Write a Kubeflow TrainJob, or a plain Job, for Kubernetes."""
-    from paceline.commands.launch import KubernetesOptions, launch_kubernetes, name_of, prepare
+    from paceline.commands.launch import job_name, launch_kubernetes, prepare
+    from paceline.launch.kubernetes import KubernetesOptions
 
     settings, command = prepare(recipe, flags, config, set_, nodes=nodes, gpus=gpus_per_node)
     options = KubernetesOptions(
-        name_of(settings, name), image, runs_claim, data_claim, namespace, gpus_per_node, cpus, memory, shared_memory,
+        job_name(settings, name), image, runs_claim, data_claim, namespace, gpus_per_node, cpus, memory, shared_memory,
         tuple(env), tuple(secret),
     )  # fmt: skip
     raise typer.Exit(launch_kubernetes(command, options, to, plain=plain, submits=submit))
@@ -77,13 +89,13 @@ def kubernetes(
 @with_settings()
 def torchrun(
     recipe: RecipeName,
-    flags: dict,
-    hosts: Annotated[str, typer.Option(help="the hosts with commas; they meet on the first")],
-    port: Annotated[int, typer.Option(help="of the meeting, on the first host")] = 29400,
+    flags: Flags,
+    hosts: Annotated[str, typer.Option(help="the hosts, separated by commas; the rendezvous is on the first")],
+    port: Annotated[int, typer.Option(help="port of the rendezvous on the first host")] = 29400,
     config: ConfigFile = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Print the exact command for each of several machines."""
+    """Print the command to run on each host."""
     from paceline.commands.launch import launch_torchrun, prepare
 
     names = hosts.split(",")

@@ -1,4 +1,4 @@
-"""`paceline board`: a live page over run folders, here or behind a URL."""
+"""`paceline board`: a live page over run folders, local or behind a URL."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.board.files import open_files
 from paceline.board.gallery import Gallery
 from paceline.core.errors import UserError, install_extra
 
-USUAL_PORT = 6116
+DEFAULT_PORT = 6116
 
 
 def board(where: str, host: str, port: int | None) -> int:
-    """Serves until Ctrl-C; gives the exit code."""
+    """Serve until Ctrl-C; return the exit code."""
     try:
         import uvicorn
 
@@ -32,21 +32,21 @@ def board(where: str, host: str, port: int | None) -> int:
     shown = f"[{address}]" if ":" in address else address
     print(f"board over {gallery.files.shown}: http://{shown}:{port}/?token={quote(token)}", flush=True)
     if not ip_address(address.partition("%")[0]).is_loopback:
-        print(f"--host {host}: others can reach it, unencrypted; who has the URL sees the runs", flush=True)
-    # No access log: its lines would hold the token.
+        print(f"--host {host}: open to other machines, unencrypted; anyone with the URL sees the runs", flush=True)
+    # No access log: its lines would contain the token.
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
-    with suppress(KeyboardInterrupt):  # which uvicorn raises again once it has closed all connections
+    with suppress(KeyboardInterrupt):  # raised again by uvicorn once it has closed all connections
         uvicorn.Server(settings).run(sockets=[listener])
     return 0
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """A socket at this address; without a wish the usual port, or any free one where that is taken."""
+    """Return a socket that listens; without a port the default one, or any free one where that is taken."""
     if port is not None and not 0 <= port < 2**16:
         raise UserError(f"--port {port}: must be at least 0 and below 65536")
-    for wanted in (USUAL_PORT, 0) if port is None else (port,):
+    for wanted in (DEFAULT_PORT, 0) if port is None else (port,):
         try:
             family, kind, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
             listener = socket.socket(family, kind)

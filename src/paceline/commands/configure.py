@@ -1,37 +1,43 @@
-"""From what a person said to a checked config."""
+"""From the user's flags and files to a checked config."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from paceline.config.files import parse_assignments, read_file
 from paceline.config.resolve import Config, Inherited
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError, unknown
-from paceline.core.registry import load
+from paceline.core.registry import load_class
 from paceline.core.secrets import refuse_credentials
+from paceline.core.types import SettingValue, SettingValues
+from paceline.data.loader import Loader
+from paceline.data.source import Source
+from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import check_devices, gpu_ids, place_of
 from paceline.runs.config import load_recipe, resolve_config
 
 
 def configure(
     recipe: str,
-    flags: Mapping[str, Any],
+    flags: Mapping[str, SettingValue],
     *,
     config_file: str = "",
     assignments: Iterable[str] = (),
     small: bool = False,
     elsewhere: bool = False,
 ) -> Config:
-    """The settings of a run: recipe's defaults (with `small`, its cheap ones) < preset < file < flags < `--set`."""
+    """Return a run's settings: recipe's defaults (with `small`, its cheap ones) < preset < file < flags < `--set`.
+
+    With `elsewhere` the run is for other machines, and devices are not checked against this one's.
+    """
     recipe_class = load_recipe(recipe)
     from_file = _renamed(read_file(config_file), recipe_class.aliases) if config_file else {}
     from_sets = parse_assignments(assignments)
-    preset = from_sets.get("preset") or flags.get("preset") or from_file.get("preset") or ""
+    preset = str(from_sets.get("preset") or flags.get("preset") or from_file.get("preset") or "")
     if preset and preset not in recipe_class.presets:
         raise unknown("preset", preset, recipe_class.presets)
-    layers = [
+    layers: list[tuple[str, SettingValues]] = [
         (f"recipe {recipe}", Inherited(recipe_class.defaults)),
         (f"recipe {recipe}", Inherited(recipe_class.small if small else {})),
         (f"preset {preset}", Inherited(recipe_class.presets.get(preset, {}))),
@@ -42,19 +48,21 @@ def configure(
     return checked(resolve_config(recipe, layers), elsewhere=elsewhere)
 
 
-def _renamed(settings: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Settings under our names, where the recipe knows those of another program."""
-    named = type(settings)({aliases.get(name, name): value for name, value in settings.items()})
+def _renamed(settings: SettingValues, aliases: Mapping[str, str]) -> SettingValues:
+    """Return settings under our names, where the recipe knows those of another program; an empty name drops one."""
+    named = {aliases.get(name, name): value for name, value in settings.items()}
     named.pop("", None)
-    return named
+    return Inherited(named) if isinstance(settings, Inherited) else named
 
 
 def checked(config: Config, *, elsewhere: bool = False) -> Config:
-    """The config with its names and, unless it is for other machines, its devices checked against what is here."""
+    """Return the config with its names checked and, unless it runs elsewhere, its devices checked and counted."""
     run = config.run
-    for kind, name in (("source", run.data), ("strategy", run.strategy), ("loader", run.loader)):
-        if name != "auto":
-            load(kind, name)
+    load_class("source", run.data, Source)
+    if run.strategy != "auto":
+        load_class("strategy", run.strategy, Strategy)
+    if run.loader != "auto":
+        load_class("loader", run.loader, Loader)
     refuse_credentials(config.values())
     if elsewhere:
         return config
@@ -67,11 +75,11 @@ def checked(config: Config, *, elsewhere: bool = False) -> Config:
 
 
 def _num_devices(run: RunSettings) -> tuple[int, str]:
-    """How many devices share the run: one for each process that was started, or for each id of `--gpus`."""
+    """Return how many devices share the run, and why: as many as processes were started, or as `--gpus` lists."""
     place = place_of(run)
     if place:
         return place.size, f"{place.size} processes were started"
     if run.gpus:
         ids = gpu_ids(run)
-        return len(ids), f"--gpus {run.gpus} names {len(ids)}"
+        return len(ids), f"--gpus {run.gpus} lists {len(ids)}"
     return run.devices, ""

@@ -1,4 +1,4 @@
-"""The demonstration: two comparisons on a CPU, on embedded data, by commands that a person could type."""
+"""The demonstration: two comparisons on a CPU, on embedded data, by commands that a user could type."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.core.heartbeat import die_with_parent
 from paceline.core.screen import open_screen
 
 COMPARISONS = {  # by folder
-    # In float64 strategies that compute the same also end the same; in float32 the rounding of sums tells them apart.
+    # In float64 equal strategies end with equal weights; in float32 the rounding of sums tells them apart.
     "runs/demo/strategies": "compare classification --preset quick --epochs 3 --strategies single,ddp,lightning "
     "--devices 2 --accelerator cpu --precision fp64",
-    # Narrower than the preset and with a higher rate, so that digits can be seen after ten epochs.
+    # Narrower than the preset and with a higher learning rate, so that digits are visible after ten epochs.
     "runs/demo/generators": "compare dcgan,dual_gan --preset quick --epochs 10 --strategies single --seeds 0,1 "
     "--accelerator cpu --lr 1e-3 --set ngf=12 --set ndf=12 --set ema_half_life='1000 images' "
     "--set evaluate_every='2 epochs' --set sample_every='2 epochs'",
@@ -22,14 +22,14 @@ COMPARISONS = {  # by folder
 
 
 def demo() -> int:
-    """Compares strategies on a classifier, then two generative recipes; ends with the paths of the reports."""
+    """Compare strategies on a classifier, then two generative recipes; print the paths of the reports."""
     screen = open_screen()
     codes = []
     for words in commands():
         screen.rule()
         print(f"paceline {shlex.join(words)}", flush=True)
         codes.append(_run(words))
-        if codes[-1] >= 128:  # the person asked to stop
+        if codes[-1] >= 128:  # the user asked to stop
             return codes[-1]
     screen.rule("reports")
     for folder in COMPARISONS:
@@ -38,7 +38,7 @@ def demo() -> int:
 
 
 def commands() -> list[list[str]]:
-    """What is run, as words after `paceline`."""
+    """Return the commands, as words after `paceline`."""
     return [[*shlex.split(words), "--out", folder] for folder, words in COMPARISONS.items()]
 
 
@@ -47,7 +47,7 @@ def _run(words: Sequence[str]) -> int:
     while True:
         try:
             return child.wait()
-        except KeyboardInterrupt:  # a terminal's Ctrl-C has reached the command too, which ends in order
+        except KeyboardInterrupt:  # a terminal's Ctrl-C reaches the command too, which ends in order
             continue
 
 

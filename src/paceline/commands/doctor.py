@@ -2,66 +2,93 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from paceline.benchmarking.graph_check import check_replay
+from paceline.benchmarking.graph_check import ReplayCheck
 from paceline.benchmarking.loader_throughput import measure_loaders
-from paceline.benchmarking.timing import measure
+from paceline.benchmarking.self_test import ALL_REDUCE_MEGABYTES, AllReduce, DeviceTest, measure_devices
 from paceline.commands.configure import configure
 from paceline.commands.verify import verify
 from paceline.config.files import parse_assignments
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError, install_extra
-from paceline.core.json_file import keep
-from paceline.core.registry import names
+from paceline.core.files import read_json, write_json
+from paceline.core.registry import load_class, load_classes
 from paceline.core.screen import open_screen
+from paceline.core.types import SettingValue
+from paceline.data.loader import Loader
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.world import check_devices, join
+from paceline.parallel.strategy import AUTO, Strategy
+from paceline.parallel.world import check_devices
 from paceline.runs.config import resolve_settings
 from paceline.runs.machine_record import SELF_TEST, identity, kept_file, read_kept
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.stop import INTERRUPTED
 
-ALL_REDUCE_MEGABYTES = 45  # the gradients of a ResNet-18
-NEEDS = {"lightning": "lightning", "dali": "nvidia.dali"}  # what a strategy or loader needs besides torch
-LOADS_BY = {"resident": "uint8 on the device", "workers": "processes that decode", "dali": "threads of DALI's own"}
+SELF_TEST_RECIPE = "classification"
+VERIFY_STEPS, VERIFY_TOLERANCE = 5, 1e-9
 
 
-def doctor_of_loaders(flags: Mapping[str, Any], assignments: Iterable[str]) -> int:
-    """Measures what each loader gives of some data here; the flags are a run's."""
-    layers = [("flag", flags), ("--set", parse_assignments(assignments))]
-    settings = resolve_settings("doctor", layers)
+class Finding(NamedTuple):
+    """Whether one thing can run here, and why or on what."""
+
+    kind: str
+    name: str
+    runs: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """The result of a self-test, as it is kept for this machine."""
+
+    summary: str
+    verified: bool
+    devices: int
+    all_reduce: AllReduce
+    graph: ReplayCheck | None
+    when: str
+    machine: Mapping[str, str]
+    made_with: Mapping[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that could be tried here works."""
+        return self.verified and (self.graph is None or self.graph.passed)
+
+
+def measure_loaders_here(flags: Mapping[str, SettingValue], assignments: Iterable[str]) -> int:
+    """Measure the throughput of each loader on some data; the flags are those of a run."""
+    settings = resolve_settings("doctor", [("flag", flags), ("--set", parse_assignments(assignments))])
     check_devices(settings)
     return measure_loaders(settings, open_screen())
 
 
 def doctor(self_test: bool) -> int:
-    """Prints one screen; with a self-test also verifies and times this machine's own devices."""
+    """Print what this machine has and can run; with a self-test also verify and time its devices."""
     console = open_screen()
     machine = Table(title="this machine", title_justify="left", show_header=False)
     for name, value in versions_and_hardware().items():
         machine.add_row(name, value)
     console.print(machine)
-    parts = Table(title="what can run here", title_justify="left")
-    for heading in ("kind", "name", "here", "why"):
-        parts.add_column(heading)
-    for kind, name, runs, why in _findings():
-        parts.add_row(kind, name, "yes" if runs else "no", why)
+    parts = Table("kind", "name", "here", "why", title="what can run here", title_justify="left")
+    for finding in _findings():
+        parts.add_row(finding.kind, finding.name, "yes" if finding.runs else "no", finding.why)
     console.print(parts)
     if self_test:
-        return _self_test(console)
+        return _run_self_test(console)
     if kept := read_kept(SELF_TEST):
         console.print(f"last self-test: {kept['summary']} ({kept_file(SELF_TEST)})", soft_wrap=True)
     else:
@@ -69,80 +96,106 @@ def doctor(self_test: bool) -> int:
     return 0
 
 
-def _findings() -> Iterator[tuple[str, str, bool, str]]:
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    plural = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
-    for name in names("strategy"):
-        if _is_missing(name):
-            yield "strategy", name, False, f"package {NEEDS[name]} is not installed"
-        elif name == "dp":
-            yield "strategy", name, gpus > 0, plural if gpus else "needs GPUs; on a CPU it is the same as single"
-        elif name == "single":
-            yield "strategy", name, True, plural if gpus else "CPU"
-        else:
-            yield "strategy", name, True, f"{plural}, nccl" if gpus else f"{os.cpu_count()} CPU cores, gloo"
-    for name in names("loader"):
-        missing = _is_missing(name)
-        why = install_extra(name) if missing else LOADS_BY.get(name, "")
-        yield "loader", name, not missing, why
+def _findings() -> Iterator[Finding]:
+    gpus = _num_gpus()
+    yield from (_strategy(name, gpus) for name in load_classes("strategy", Strategy))
+    yield from (_loader(name) for name in load_classes("loader", Loader))
     nccl = dist.is_nccl_available() and gpus > 0
-    yield "backend", "gloo", dist.is_gloo_available(), "any device"
-    yield "backend", "nccl", nccl, plural if nccl else "needs GPUs"
+    yield Finding("backend", "gloo", dist.is_gloo_available(), "any device")
+    yield Finding("backend", "nccl", nccl, _count(gpus) if nccl else "needs GPUs")
     bf16 = gpus > 0 and torch.cuda.is_bf16_supported()
-    yield "precision", "bf16", True, "fast here" if bf16 else "works, without hardware for it"
+    yield Finding("precision", "bf16", True, "fast here" if bf16 else "works, without hardware for it")
 
 
-def _is_missing(name: str) -> bool:
+def _strategy(name: str, gpus: int) -> Finding:
+    strategy = load_class("strategy", name, Strategy)
+    if not _is_installed(strategy.package):
+        return Finding("strategy", name, False, f"package {strategy.package} is not installed")
+    if strategy.cpu_obstacle and not gpus:
+        return Finding("strategy", name, False, strategy.cpu_obstacle)
+    if strategy.needs_processes:
+        return Finding("strategy", name, True, f"{_count(gpus)}, nccl" if gpus else f"{os.cpu_count()} CPU cores, gloo")
+    return Finding("strategy", name, True, _count(min(gpus, strategy.max_devices or gpus)) if gpus else "CPU")
+
+
+def _loader(name: str) -> Finding:
+    loader = load_class("loader", name, Loader)
+    if not _is_installed(loader.package):
+        return Finding("loader", name, False, install_extra(name))
+    return Finding("loader", name, True, loader.description)
+
+
+def _is_installed(package: str) -> bool:
+    """Return whether a package can be imported; an empty name means none is needed."""
     try:
-        return name in NEEDS and find_spec(NEEDS[name]) is None
+        return not package or find_spec(package) is not None
     except ModuleNotFoundError:  # of the package that it is inside of
-        return True
+        return False
 
 
-def _self_test(console: Console) -> int:
-    """Shows that strategies agree here, times an all-reduce and, on several GPUs, tries a captured step; keeps it."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = max(2, gpus)
-    small = {"devices": devices, "batch_size": str(16 * devices)}
-    if gpus == 1:
-        small["gpus"] = "0,0"  # two processes on the one GPU, over gloo
-    config = configure("classification", small, small=True)
-    verified = verify(config, ["single", "ddp", "lightning"] if "gpus" not in small else ["single", "ddp"], 5, 1e-9, "")
+def _num_gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _count(gpus: int) -> str:
+    return "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+def _run_self_test(console: Console) -> int:
+    """Check that strategies agree here, time an all-reduce, try a captured step on several GPUs; keep the result."""
+    gpus = _num_gpus()
+    devices, shares_a_gpu = max(2, gpus), gpus == 1
+    flags = {"devices": str(devices), "batch_size": str(16 * devices)}
+    if shares_a_gpu:
+        flags["gpus"] = "0,0"  # two processes on the one GPU, over gloo
+    config = configure(SELF_TEST_RECIPE, flags, small=True)
+    verified = verify(config, _strategies_to_verify(shares_a_gpu), VERIFY_STEPS, VERIFY_TOLERANCE, "") == 0
+    tested = _test_devices(config)
+    summary = (
+        f"verify {'passed' if verified else 'FAILED'} with {devices} processes; "
+        f"all-reduce of {ALL_REDUCE_MEGABYTES} MB over {tested.all_reduce.backend} "
+        f"{tested.all_reduce.milliseconds:.1f} ms; a captured step over several GPUs {_outcome(tested.graph)}"
+    )
+    result = SelfTest(
+        summary,
+        verified,
+        devices,
+        tested.all_reduce,
+        tested.graph,
+        when=time.strftime("%Y-%m-%d %H:%M:%S"),
+        machine=identity(),
+        made_with=versions_and_hardware(),
+    )
+    write_json(kept_file(SELF_TEST), asdict(result))
+    console.print(f"self-test: {summary}; kept in {kept_file(SELF_TEST)}", soft_wrap=True)
+    return int(not result.passed)
+
+
+def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:
+    """Return one device's strategy, then those that must give its weights; on a shared GPU only the default one."""
+    if shares_a_gpu:
+        return [AUTO["one device"], AUTO["several"]]
+    classes = load_classes("strategy", Strategy)
+    comparable = [
+        name
+        for name, one in classes.items()
+        if one.needs_processes and not one.parity_obstacle and _is_installed(one.package)
+    ]
+    return [AUTO["one device"], *comparable]
+
+
+def _test_devices(config: Config) -> DeviceTest:
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
-        seen = Path(folder) / "seen.json"
-        code = run_in_processes(Task.of(time_all_reduce, str(seen)), config)
+        path = Path(folder) / "tested.json"
+        code = run_in_processes(Task.of(measure_devices, str(path)), config)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
-        if code or not seen.is_file():
+        if code or not path.is_file():
             raise UserError(f"doctor --self-test: its processes ended with exit code {code}, so nothing was kept")
-        timing = json.loads(seen.read_text())
-    graph = timing.pop("graph")
-    summary = (
-        f"verify {'passed' if verified == 0 else 'FAILED'} with {devices} processes; "
-        f"all-reduce of {ALL_REDUCE_MEGABYTES} MB over {timing['backend']} {timing['milliseconds']:.1f} ms; "
-        f"a captured step over several GPUs {_outcome(graph)}"
-    )
-    result = {"summary": summary, "verified": verified == 0, "devices": devices, "all_reduce": timing, "graph": graph}
-    result |= {"when": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": identity()}
-    keep(kept_file(SELF_TEST), result | {"made_with": versions_and_hardware()})
-    console.print(f"self-test: {summary}; kept in {kept_file(SELF_TEST)}", soft_wrap=True)
-    return int(verified != 0 or bool(graph and not graph["passed"]))
+        return DeviceTest.from_json(read_json(path))
 
 
-def _outcome(graph: dict[str, Any] | None) -> str:
-    if not graph:
+def _outcome(graph: ReplayCheck | None) -> str:
+    if graph is None:
         return "was not tried: it needs two GPUs"
-    return f"passed ({graph['what']})" if graph["passed"] else f"FAILED ({graph['what']})"
-
-
-def time_all_reduce(config: Config, path: str) -> None:
-    """This process's part of the timed all-reduce and of the captured step; the first rank writes what it saw."""
-    world = join(config.run, distributed=True)
-    tensor = torch.ones(ALL_REDUCE_MEGABYTES * 2**20 // 4, device=world.device)
-    timing = measure(lambda: dist.all_reduce(tensor), device=world.device, warmup=3, repeats=10)
-    graph = check_replay(config, world) if world.backend == "nccl" else None
-    if world.is_first:
-        seen = {"milliseconds": timing.median * 1e3, "low": timing.low * 1e3, "high": timing.high * 1e3, "n": timing.n}
-        Path(path).write_text(json.dumps(seen | {"backend": world.backend, "processes": world.size, "graph": graph}))
-    world.wait_for_all()
-    world.leave()
+    return f"passed ({graph.what})" if graph.passed else f"FAILED ({graph.what})"

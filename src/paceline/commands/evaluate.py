@@ -1,25 +1,29 @@
-"""`paceline evaluate`: a run's weights measured on any data."""
+"""`paceline evaluate`: the metrics of a run's checkpoint on any data."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.commands.configure import checked
-from paceline.config.photos_settings import PhotosSettings
 from paceline.config.resolve import Config, Inherited
+from paceline.config.source_flags import FOLDERS
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError, unknown
+from paceline.core.registry import load_class
+from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
-from paceline.data.image_files import split_folder
 from paceline.data.open_sources import open_sources
-from paceline.data.sources.photos import SPLIT_NAMES
+from paceline.data.source import Source
+from paceline.evaluation.contract import is_classifier
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join, place_from
+from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.data_spec_file import read_data_spec
-from paceline.runs.finished_run import choose_checkpoint, config_of
+from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import make_recipe
 from paceline.runs.stages import last_finished
@@ -28,18 +32,20 @@ from paceline.training.build import make_loader
 from paceline.training.evaluate import SplitEvaluator
 
 
-def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str, str], checkpoint: str) -> int:
-    """Prints the metrics of a run's checkpoint on a split of its own data or of another source."""
+def evaluate(
+    run: str, split: str, flags: Mapping[str, SettingValue], assignments: Mapping[str, str], checkpoint: str
+) -> int:
+    """Print the metrics of a run's checkpoint on a split of its own data or of another source."""
     given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
-    # Folders that belong to the run's own data do not belong to another.
+    # The run's own folders do not belong to other data.
     elsewhere = "data_root" in given
-    left_behind = ("low_root", "test_root", "test_low_root") if elsewhere else ("test_low_root",)
+    left_behind = FOLDERS if elsewhere else ("test_low_root",)
     own = Inherited(dict.fromkeys(left_behind, "") if elsewhere or "test_root" in given else {})
     config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
-    config = _judged_whole(config) if elsewhere else config
+    config = _measured_whole(config) if elsewhere else config
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:
-        raise UserError(f"{run}: recipe {config.recipe_name!r} names no judge, so it cannot be evaluated")
+        raise UserError(f"{run}: recipe {config.recipe_name!r} names no evaluator, so it cannot be evaluated")
     split = split or (recipe_class.evaluated_on if recipe_class.generates else "test")
     images = choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images
     if config.run.devices > 1 and place_from(os.environ) is None:
@@ -48,45 +54,14 @@ def evaluate(run: str, split: str, flags: dict[str, Any], assignments: dict[str,
     return 0
 
 
-def _judged_whole(config: Config) -> Config:
-    """A folder of photographs that has no part for testing is judged as a whole, rather than a fifth of it."""
-    root, run = Path(config.run.data_root).expanduser(), config.run
-    if not isinstance(run, PhotosSettings) or run.test_root or split_folder(root, "test", SPLIT_NAMES) is not None:
-        return config
-    return config.with_run(test_root=run.data_root, test_low_root=run.low_root, validation=0.0)
-
-
-def _other_kind(run: str, here: DataSpec) -> str:
-    """In which way the data is not what a run's networks are for, if that is known."""
-    learned = read_data_spec(Path(run))
-    if learned is None:
-        return ""
-    if learned.channels != here.channels:
-        told = f"its pictures have {here.channels} channel{'s' * (here.channels > 1)}, {run} is for {learned.channels}"
-        return f"{told}; use --set channels={learned.channels}"
-    if learned.num_classes != here.num_classes:
-        return f"it has {here.num_classes} classes and {run} is for {learned.num_classes}; use data with the same ones"
-    if (learned.height, learned.width) != (here.height, here.width):
-        told = f"its pictures have {here.width}×{here.height} pixels and {run} is for {learned.width}×{learned.height}"
-        return f"{told}; use --set size={learned.width}"
-    return ""
-
-
-def _check_class_names(config: Config, run: str, split: str, here: DataSpec) -> None:
-    """Refuses as many classes with other names: each would be counted as the one that has its number."""
-    learned = read_data_spec(Path(run))
-    if learned is None or config.recipe_class.evaluator != "accuracy":
-        return
-    if not learned.class_names or len(learned.class_names) != len(here.class_names):
-        return
-    for number, (there, name) in enumerate(zip(learned.class_names, here.class_names, strict=True)):
-        if there != name:
-            told = f"class {number} of its {split} split is {name!r} and {run} learned {there!r}"
-            raise UserError(f"--data {config.run.data}: {told}; use data with the same classes under the same names")
+def _measured_whole(config: Config) -> Config:
+    """Return the config under which the folder that was named is measured as a whole, where its source can do that."""
+    source_class = load_class("source", config.run.data, Source)
+    return dataclasses.replace(config, run=source_class.measure_whole(config.run))
 
 
 def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
-    """This process's part of the measuring."""
+    """Evaluate in this process, which may be one of several; the first one prints the metrics."""
     world = join(config.run, distributed=config.run.devices > 1)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
@@ -99,23 +74,55 @@ def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
     try:
         load_weights(recipe, snapshot.weights, ema=True)
     except UserError:
-        other = _other_kind(run, cropped(sources[split].spec, config.run.crop))
-        if other:
-            raise UserError(f"--data {config.run.data}: {other}") from None
+        difference = _difference(run, cropped(sources[split].spec, config.run.crop))
+        if difference:
+            raise UserError(f"--data {config.run.data}: {difference}") from None
         raise
     recipe.to(device=world.device, dtype=precision.weights)
     loader = make_loader(sources[split], world, config, config.run.crop if recipe.generates else 0)
     split_evaluator = SplitEvaluator(recipe, loader, split, world, precision, config.run)
-    evaluator = split_evaluator.prepare()
-    results = split_evaluator.measure()
+    metrics = split_evaluator.measure()
     loader.close()
     if world.is_first:
         print(f"{config.recipe_name} from {run} at {images:,} images on {split} of {config.run.data}")
-        width = max(map(len, results))
-        for name, value in results.items():
-            print(f"  {name:<{width}}  {value:.8g}")
-        if evaluator.protocol():
-            print("measured with " + ", ".join(f"{name} {value}" for name, value in evaluator.protocol().items()))
-        for note in evaluator.notes:
-            print(note)
+        _print_metrics(metrics, split_evaluator)
     world.leave()
+
+
+def _check_class_names(config: Config, run: str, split: str, spec: DataSpec) -> None:
+    """Raise UserError for other class names: each class would be counted as the one with its index."""
+    trained = read_data_spec(Path(run))
+    if trained is None or not is_classifier(config.recipe_class):
+        return
+    if not trained.class_names or len(trained.class_names) != len(spec.class_names):
+        return
+    for number, (expected, name) in enumerate(zip(trained.class_names, spec.class_names, strict=True)):
+        if expected != name:
+            what = f"class {number} of its {split} split is {name!r}, and {run} was trained with {expected!r}"
+            raise UserError(f"--data {config.run.data}: {what}; use data with the same classes under the same names")
+
+
+def _difference(run: str, spec: DataSpec) -> str:
+    """Return why data does not fit a run's networks; empty where that is not known."""
+    trained = read_data_spec(Path(run))
+    if trained is None:
+        return ""
+    if trained.channels != spec.channels:
+        what = f"its images have {spec.channels} channel{'s' * (spec.channels > 1)}, {run} is for {trained.channels}"
+        return f"{what}; use --set channels={trained.channels}"
+    if trained.num_classes != spec.num_classes:
+        return f"it has {spec.num_classes} classes and {run} is for {trained.num_classes}; use data with the same ones"
+    if (trained.height, trained.width) != (spec.height, spec.width):
+        what = f"its images have {spec.width}×{spec.height} pixels and {run} is for {trained.width}×{trained.height}"
+        return f"{what}; use --set size={trained.width}"
+    return ""
+
+
+def _print_metrics(metrics: Mapping[str, float], evaluator: SplitEvaluator) -> None:
+    width = max(map(len, metrics))
+    for name, value in metrics.items():
+        print(f"  {name:<{width}}  {value:.8g}")
+    if evaluator.protocol:
+        print("measured with " + ", ".join(f"{name} {value}" for name, value in evaluator.protocol.items()))
+    for note in evaluator.notes:
+        print(note)

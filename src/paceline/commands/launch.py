@@ -5,27 +5,34 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.commands.configure import configure
 from paceline.commands.train import default_folder
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
+from paceline.core.registry import load_classes
+from paceline.core.types import SettingValue
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
 from paceline.launch.kubernetes import KubernetesOptions, plain_job, to_yaml, train_job
 from paceline.launch.slurm import SlurmOptions, check_cluster, follow, job_script, submit, write_job
-from paceline.parallel.strategy import strategy_class
+from paceline.parallel.strategy import Strategy, strategy_class
 
 HOST = re.compile(r"[A-Za-z0-9]([\w.:-]*\w)?")
 
 
 def prepare(
-    recipe: str, flags: Mapping[str, Any], config_file: str, assignments: list[str], *, nodes: int, gpus: int
+    recipe: str,
+    flags: Mapping[str, SettingValue],
+    config_file: str,
+    assignments: Sequence[str],
+    *,
+    nodes: int,
+    gpus: int,
 ) -> tuple[Config, TrainCommand]:
-    """The run's settings and the command for its hosts, checked as far as this machine can tell."""
+    """Return a run's settings and the command for its hosts, checked as far as this machine can."""
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be at least 1")
     if gpus < 0:
@@ -33,17 +40,17 @@ def prepare(
     config = configure(recipe, flags, config_file=config_file, assignments=assignments, elsewhere=True)
     devices = gpus or config.run.devices
     if gpus and config.run.devices not in (1, gpus):
-        raise UserError(f"--devices {config.run.devices}: --gpus-per-node says {gpus}")
+        raise UserError(f"--devices {config.run.devices}: differs from --gpus-per-node {gpus}; leave one out")
     several = config.with_run(devices=nodes * devices)
     if nodes * devices > 1 and not strategy_class(several).needs_processes:
-        raise UserError(f"--strategy {config.run.strategy}: runs in one process; use ddp or lightning")
-    split_batch(config.run.batch_size, nodes * devices, config.run.accumulate)  # refuses a batch that is too small
+        raise UserError(f"--strategy {config.run.strategy}: runs in one process; use {_strategies_in_processes()}")
+    split_batch(config.run.batch_size, nodes * devices, config.run.accumulate)  # raises for a batch that is too small
     command = TrainCommand(recipe, flags, config_file, tuple(assignments), nodes, devices, config.run.join_timeout)
     return config, command
 
 
 def launch_slurm(config: Config, command: TrainCommand, options: SlurmOptions, *, submits: bool, waits: bool) -> int:
-    """Writes the job's file into the run's folder; submits it and follows its log where asked."""
+    """Write the job's script into the run's folder; submit it and follow its log on request."""
     run = Path(config.run.out or default_folder(config))
     script = job_script(command, options, run)
     if submits or waits:
@@ -58,31 +65,31 @@ def launch_slurm(config: Config, command: TrainCommand, options: SlurmOptions, *
 
 
 def launch_kubernetes(command: TrainCommand, options: KubernetesOptions, to: str, *, plain: bool, submits: bool) -> int:
-    """Writes the objects of the run to a file; gives them to the cluster where asked."""
+    """Write the objects of the run to a file; apply them to the cluster on request."""
     file = Path(to or f"{options.name}.yaml")
     objects = plain_job(command, options) if plain else train_job(command, options)
     apply = ["kubectl", "apply", "-f", str(file)]
     try:
-        file.write_text(to_yaml(objects, f"Written by paceline launch kubernetes. Use it with: {quoted(apply)}"))
+        file.write_text(to_yaml(objects, f"Written by paceline launch kubernetes. Apply it with: {quoted(apply)}"))
     except OSError as error:
         raise UserError(f"--to {file}: {error.strerror}") from None
     if not submits:
-        print(f"wrote {file}; use it with --submit, or: {quoted(apply)}")
+        print(f"wrote {file}; apply it with --submit, or: {quoted(apply)}")
         return 0
     if not shutil.which("kubectl"):
-        raise UserError(f"kubectl: not on this machine; {file} is written, apply it from where kubectl is")
+        raise UserError(f"kubectl: not installed on this machine; {file} is written, apply it where kubectl is")
     return subprocess.run(apply).returncode
 
 
-def launch_torchrun(command: TrainCommand, hosts: list[str], port: int) -> int:
-    """Prints the command for each host; the first is where they meet."""
+def launch_torchrun(command: TrainCommand, hosts: Sequence[str], port: int) -> int:
+    """Print the command for each host; the rendezvous is on the first one."""
     for host in hosts:
         if not HOST.fullmatch(host):
-            raise UserError(f"--hosts: {host!r} is no name of a host")
+            raise UserError(f"--hosts: {host!r} is not a host name; give names or addresses with commas")
     if len(set(hosts)) < len(hosts):
-        raise UserError("--hosts: a host is named twice; --devices says how many processes each has")
+        raise UserError("--hosts: lists a host twice; --devices sets the number of processes on each host")
     if not 1024 <= port < 65536:
-        raise UserError(f"--port {port}: expected one from 1024 to 65535")
+        raise UserError(f"--port {port}: must be from 1024 to 65535")
     first = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
     words = ["paceline", *command.words(f"{first}:{port}")]
     check_words(words)
@@ -91,6 +98,11 @@ def launch_torchrun(command: TrainCommand, hosts: list[str], port: int) -> int:
     return 0
 
 
-def name_of(config: Config, name: str) -> str:
-    """The name of a job: as given, or the run folder's."""
+def job_name(config: Config, name: str) -> str:
+    """Return a job's name: the given one, or the run folder's."""
     return name or plain_name(Path(config.run.out or default_folder(config)).name)
+
+
+def _strategies_in_processes() -> str:
+    classes = load_classes("strategy", Strategy)
+    return " or ".join(name for name, strategy in classes.items() if strategy.needs_processes)

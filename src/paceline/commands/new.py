@@ -1,4 +1,4 @@
-"""`paceline new`: a working file of one's own to start from."""
+"""`paceline new`: a small working recipe or source to start from."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from paceline.core.errors import UserError, unknown
 
-_TEMPLATES = Path(__file__).parent / "templates"  # real modules, so that they are checked like any other
+_TEMPLATES = Path(__file__).parent / "templates"  # real modules, checked like any other
 
 
 def new(kind: str, name: str, folder: Path) -> Path:
-    """Writes NAME.py, a small recipe (of one network, or a GAN) or source that works as it is, and gives its path."""
+    """Write NAME.py, a small working recipe (one network, or a GAN) or source, and return its path."""
     kinds = [file.stem for file in _TEMPLATES.glob("*.py")]
     if kind not in kinds:
         raise unknown("kind of file", kind, kinds)
@@ -24,14 +24,14 @@ def new(kind: str, name: str, folder: Path) -> Path:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UserError(f"new {kind} {name}: {path} is there already; choose another name or move it away") from None
+        raise UserError(f"new {kind} {name}: {path} exists; choose another name or move it away") from None
     except OSError as error:
         raise UserError(f"new {kind} {name}: cannot write {path}: {error.strerror}") from None
     return path
 
 
 def _class_name(kind: str, name: str) -> str:
-    """The file's name the way classes are spelt; it ends in its kind, so that it hides no name of the template."""
+    """Return the file's name in CamelCase; it ends in its kind, so that it hides no name of the template."""
     words = [word for word in name.split("_") if word]
     if len(words) < 2 or words[-1].lower() != kind:
         words.append(kind)

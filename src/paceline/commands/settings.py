@@ -2,67 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from paceline.commands.configure import configure
 from paceline.config.resolve import own_fields
-from paceline.core.registry import about, names
+from paceline.core.registry import PluginKind, about, faults, names
+from paceline.core.types import SettingValue
 
-Row = tuple[str, str, str]  # a name, a value and a meaning
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+class Row(NamedTuple):
+    """One line of a table."""
+
+    name: str
+    value: str
+    meaning: str
 
 
 def settings(recipe: str, data: str, preset: str) -> int:
-    """Prints the settings of a recipe's runs; without a recipe, which recipes and sources there are."""
+    """Print the settings of a recipe's runs; without a recipe, all recipes, sources and broken plugins."""
     if not recipe:
-        _print({f"{kind}s": [(name, "", about(kind, name)) for name in names(kind)] for kind in ("recipe", "source")})
+        _print({"recipes": _plugins("recipe"), "sources": _plugins("source")})
+        for line in faults():
+            print(line)
         print("paceline settings RECIPE [--data SOURCE] [--preset NAME] lists what can be set")
         return 0
-    said = {"data": data, "preset": preset}
-    config = configure(recipe, {name: value for name, value in said.items() if value}, elsewhere=True)
+    flags = {"data": data, "preset": preset}
+    config = configure(recipe, {name: value for name, value in flags.items() if value}, elsewhere=True)
     added = {f.name for f in own_fields(type(config.run))}
+    of_run = _rows(config.run)
     alone = {f"{network}.{name}": value for network, own in config.networks.items() for name, value in own.items()}
     _print(
         {
-            f"recipe {recipe}": _rows(config.recipe),
-            f"source {config.run.data}": _rows(config.run, only=added),
-            "every run": _rows(config.run, but=added),
-            "every network; --set NETWORK.NAME=VALUE is for one alone": _rows(config.learner),
-            "one network alone": [(name, _shown(value), "") for name, value in alone.items()],
+            f"recipe {recipe}": list(_rows(config.recipe).values()),
+            f"source {config.run.data}": [row for name, row in of_run.items() if name in added],
+            "every run": [row for name, row in of_run.items() if name not in added],
+            "every network; --set NETWORK.NAME=VALUE is for one network": list(_rows(config.learner).values()),
+            "one network": [Row(name, _shown(value), "") for name, value in alone.items()],
         }
     )
     presets = config.recipe_class.presets
-    print("what has no --flag is given with --set NAME=VALUE" + (f"; presets: {', '.join(presets)}" if presets else ""))
+    hint = f"; presets: {', '.join(presets)}" if presets else ""
+    print(f"settings without a --flag are given with --set NAME=VALUE{hint}")
     return 0
 
 
-def _rows(group: Any, only: Iterable[str] | None = None, but: Iterable[str] = ()) -> list[Row]:
-    """The settings of a group, a choice with the values that there are."""
-    hints, rows = get_type_hints(type(group)), []
+def _plugins(kind: PluginKind) -> list[Row]:
+    """Return the names of a kind, with the first line of each plugin's docstring."""
+    return [Row(name, "", about(kind, name)) for name in names(kind)]
+
+
+def _rows(group: DataclassInstance) -> dict[str, Row]:
+    """Return the settings of a group by name; the meaning of a choice begins with its values."""
+    hints, rows = get_type_hints(type(group)), {}
     for f in fields(group):
-        if f.name in but or (only is not None and f.name not in only):
-            continue
         choices = "|".join(get_args(hints[f.name])) if get_origin(hints[f.name]) is Literal else ""
         name = f"--{f.name.replace('_', '-')}" if f.metadata.get("flag") else f.name
         meaning = ": ".join(filter(None, (choices, f.metadata.get("meaning", ""))))
-        rows.append((name, _shown(getattr(group, f.name)), meaning))
+        rows[f.name] = Row(name, _shown(getattr(group, f.name)), meaning)
     return rows
 
 
-def _shown(value: Any) -> str:
+def _shown(value: SettingValue) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value) or "–"
 
 
-def _print(tables: dict[str, list[Row]]) -> None:
-    """Tables one after the other, in columns of one width."""
+def _print(tables: Mapping[str, Sequence[Row]]) -> None:
+    """Print tables one after the other, in columns of one width."""
     rows = [row for table in tables.values() for row in table]
-    name_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    name_width, value_width = max(len(row.name) for row in rows), max(len(row.value) for row in rows)
     for title, table in tables.items():
         if table:
             print(title)
-            for name, value, meaning in table:
-                print(f"  {name:<{name_width}}  {value:<{value_width}}  {meaning}".rstrip())
+            for row in table:
+                print(f"  {row.name:<{name_width}}  {row.value:<{value_width}}  {row.meaning}".rstrip())
             print()

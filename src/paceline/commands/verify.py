@@ -15,19 +15,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.errors import UserError, unknown
-from paceline.core.registry import names
+from paceline.core.registry import load_class
 from paceline.core.screen import open_screen
 from paceline.data.feed import StepData
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.strategy import strategy_class
+from paceline.parallel.strategy import Strategy, strategy_class
+from paceline.parallel.torch_internals import AnyDropout
 from paceline.parallel.world import uses_cuda
-from paceline.runs.segments import DP_NEEDS_GPUS
 from paceline.training.build import Parts, assemble
 from paceline.training.initial_weights import start_from
 from paceline.training.learner import Learner
@@ -59,22 +58,21 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
         raise unknown("control", control, CONTROLS)
     if len(strategies) < 2:
         raise UserError("--strategies: name at least two, e.g. single,ddp")
-    for name in strategies:
-        if name not in names("strategy"):
-            raise unknown("strategy", name, names("strategy"))
-    if "dp" in strategies and not uses_cuda(config.run):
-        raise UserError(f"--strategies {','.join(strategies)}: {DP_NEEDS_GPUS}; leave dp out")
+    classes = {name: load_class("strategy", name, Strategy) for name in strategies}
+    for name, strategy in classes.items():
+        if strategy.cpu_obstacle and not uses_cuda(config.run):
+            raise UserError(f"--strategies {','.join(strategies)}: {strategy.cpu_obstacle}; leave {name} out")
     batch = split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
     config = config.with_run(precision="fp64", batch_size=str(batch), images=steps * batch)
     console = open_screen()
     traces: dict[str, Trace] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
-        for name in strategies:
+        for number, name in enumerate(strategies):
             broken = control if traces else ""
             chosen = config.with_run(strategy=name)
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")
-            traces[name] = _trace(chosen, Path(folder) / f"{name}.safetensors", broken, steps)
+            traces[name] = _trace(chosen, Path(folder) / f"{number}.safetensors", broken, steps)
     differences = compare(traces, tolerance)
     title = _title(config, steps, control)
     _print_table(console, differences, title)
@@ -92,7 +90,8 @@ def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
         if code:
             raise UserError(f"strategy {config.run.strategy} ended with exit code {code}")
     else:
-        alone = config.with_run(devices=1) if config.run.strategy == "single" else config
+        most = strategy_class(config).max_devices
+        alone = config.with_run(devices=min(most or config.run.devices, config.run.devices))
         trace_strategy(alone, str(path), control, steps)
     return safetensors.torch.load(path.read_bytes())
 
@@ -107,7 +106,7 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
     if control == "repeated-part":
         parts.feed.cut = parts.feed.cut._replace(rank=0)
     for module in parts.recipe.modules():
-        if isinstance(module, _DropoutNd):
+        if isinstance(module, AnyDropout):
             module.p = 0.0
     trace: Trace = {}
     parts.recipe.train()

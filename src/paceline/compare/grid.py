@@ -6,17 +6,31 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
+from paceline.compare.options import Flags, Options
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError, unknown
-from paceline.core.registry import names
+from paceline.core.registry import load_class, names
+from paceline.core.types import SettingValue
+from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import uses_cuda
-from paceline.report.numbers import Cell
-from paceline.runs.segments import DP_NEEDS_GPUS
+from paceline.report.model import Cell
+
+DEFAULT_STRATEGIES = "single,ddp"
+DEFAULT_DEVICES = "2"
+SCALINGS = ("strong", "weak")
+
+
+class GridCell(NamedTuple):
+    """A cell, and what its run is made from: a recipe, and flags of its own."""
+
+    cell: Cell
+    recipe: str
+    flags: Flags
 
 
 @dataclass(frozen=True)
@@ -31,18 +45,32 @@ class Grid:
     weak: bool  # the batch is per device
 
     @classmethod
+    def of(cls, configs: Mapping[str, Config], flags: Flags, options: Options) -> Grid:
+        """Return the grid of the recipes in `configs`; what was not given comes from the first one's settings."""
+        first = next(iter(configs.values())).run
+        seeds, strategies = flags.get("seed", options.seeds), flags.get("strategy", options.strategies)
+        return cls.parse(
+            list(configs),
+            DEFAULT_STRATEGIES if strategies is None else str(strategies),
+            str(flags.get("devices", DEFAULT_DEVICES)),
+            str(flags.get("batch_size", first.batch_size)),
+            str(first.seed if seeds is None else seeds),
+            SCALINGS[0] if options.scaling is None else options.scaling,
+        )
+
+    @classmethod
     def parse(
         cls, recipes: Sequence[str], strategies: str, devices: str, batches: str, seeds: str, scaling: str
     ) -> Grid:
-        """The lists as a person writes them, with commas; an empty one is refused."""
-        if scaling not in ("strong", "weak"):
-            raise unknown("--scaling", scaling, ("strong", "weak"))
+        """Return the grid of lists that are separated by commas; raise UserError for an empty one."""
+        if scaling not in SCALINGS:
+            raise unknown("--scaling", scaling, SCALINGS)
         chosen = _words("--strategies", strategies)
         for name in chosen:
             if name not in names("strategy"):
                 raise unknown("strategy", name, names("strategy"))
         for batch in _words("--batch-size", batches):
-            split_batch(batch, 1, 1)  # refuses what is no batch
+            split_batch(batch, 1, 1)  # raises for what is no batch
         return cls(
             tuple(dict.fromkeys(recipes)),
             chosen,
@@ -52,40 +80,46 @@ class Grid:
             scaling == "weak",
         )
 
-    def cells(self, configs: Mapping[str, Config]) -> list[tuple[Cell, dict[str, Any]]]:
-        """Every cell with its settings; one that cannot run here says why."""
+    def cells(self, configs: Mapping[str, Config]) -> list[GridCell]:
+        """Return every cell; one that cannot run here has a reason."""
         made = []
         for recipe, batch, strategy in itertools.product(self.recipes, self.batches, self.strategies):
-            counts = (1,) if strategy == "single" else self.devices  # single has one device, whatever is asked
-            for devices, seed in itertools.product(counts, self.seeds):
+            for devices, seed in itertools.product(self._device_counts(strategy), self.seeds):
                 made.append(self._cell(configs[recipe], recipe, strategy, devices, batch, seed))
         return made
 
-    def _cell(
-        self, config: Config, recipe: str, strategy: str, devices: int, batch: str, seed: int
-    ) -> tuple[Cell, dict[str, Any]]:
+    def _device_counts(self, strategy: str) -> list[int]:
+        """Return the numbers of devices, up to the most that a strategy uses."""
+        most = load_class("strategy", strategy, Strategy).max_devices
+        return list(dict.fromkeys(count if most is None else min(count, most) for count in self.devices))
+
+    def _cell(self, config: Config, recipe: str, strategy: str, devices: int, batch: str, seed: int) -> GridCell:
         batch = f"{batch}/device" if self.weak and not batch.endswith("/device") else batch
         gpus = config.run.gpus.split(",")[:devices] if config.run.gpus else []
-        flags: dict[str, Any] = {"strategy": strategy, "devices": devices, "batch_size": batch, "seed": seed}
+        flags: dict[str, SettingValue] = {
+            "strategy": strategy,
+            "devices": devices,
+            "batch_size": batch,
+            "seed": seed,
+        }
         if config.run.gpus:
             flags["gpus"] = ",".join(gpus)
         stem = Path(recipe).stem
         name = f"{stem}-{strategy}-{devices}-batch{batch.replace('/', '-per-')}-seed{seed}"
         if len(set(gpus)) < len(gpus):
             name += "-on-one-gpu"
-        cell = Cell(name, stem, strategy, devices, batch, seed)
-        cell.reason = why_not_here(config, strategy, devices, gpus)
-        cell.state = "not measured" if cell.reason else "wanted"
-        return cell, flags
+        reason = why_not_here(config, strategy, devices, gpus)
+        state = "not measured" if reason else "wanted"
+        return GridCell(Cell(name, stem, strategy, devices, batch, seed, state, reason), recipe, flags)
 
 
 def why_not_here(config: Config, strategy: str, devices: int, gpus: Sequence[str]) -> str:
-    """Why this machine cannot do a cell; empty where it can."""
+    """Return why this machine cannot do a cell; empty where it can."""
     if not uses_cuda(config.run):
-        return DP_NEEDS_GPUS if strategy == "dp" else ""
+        return load_class("strategy", strategy, Strategy).cpu_obstacle
     here = torch.cuda.device_count()
     if gpus and len(gpus) < devices:
-        return f"--gpus names {len(gpus)} for {devices} devices"
+        return f"--gpus lists {len(gpus)} for {devices} devices"
     if not gpus and devices > here:
         return "1 GPU here" if here == 1 else f"{here} GPUs here"
     return ""
@@ -94,7 +128,7 @@ def why_not_here(config: Config, strategy: str, devices: int, gpus: Sequence[str
 def _words(flag: str, text: str) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
-        raise UserError(f"{flag} {text!r}: names nothing, so there is nothing to run")
+        raise UserError(f"{flag} {text!r}: the list is empty; name at least one")
     return words
 
 

@@ -1,140 +1,155 @@
-"""What a comparison measures beside its runs, and keeps with its report so that it is measured once."""
+"""What a comparison measures besides its runs, and keeps with its report so that it is measured once."""
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from paceline.benchmarking.step_ladder import measure_ladder
-from paceline.compare.cells import made_from
+from paceline.compare.cells import PlannedRun, made_from
 from paceline.compare.grid import Grid
+from paceline.compare.options import Flags, Options
 from paceline.config.resolve import Config
-from paceline.config.settings import NOT_OF_VERIFY
+from paceline.config.settings import SETTINGS_NOT_IN_VERIFY
 from paceline.core.errors import UserError
-from paceline.core.json_file import keep, kept
+from paceline.core.files import read_json, write_json
+from paceline.core.registry import load_class
+from paceline.core.types import JsonObject
 from paceline.launch.child import Stopped, last_words, run_paceline, words_of
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.report.numbers import Cell, group_name
+from paceline.parallel.strategy import Strategy, strategy_name
+from paceline.report.groups import group_name
+from paceline.report.model import Cell, Parity
+from paceline.report.step_ladder import StepLadder
 from paceline.runs.stages import stages_of
 from paceline.training.stop import INTERRUPTED
 
 VERIFY_STEPS = 5
+Result = TypeVar("Result")
 
 
 class Measured:
-    """Parity of the strategies and ceilings of their steps."""
+    """Parity of the strategies, and step ladders of their runs on several devices."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "measured"
-        self.parity: dict[str, dict[str, Any]] = {}
+    def __init__(self, folder: Path, console: Console) -> None:
+        self.folder, self.console = folder / "measured", console
+        self.parity: dict[str, Parity] = {}
         self.missing: list[str] = []
-        self._ceilings: dict[str, dict[str, Any]] = {}  # by a cell's name without its seed
+        self._ladders: dict[str, StepLadder] = {}  # by a cell's name without its seed
 
-    def verify(
-        self,
-        console: Console,
-        configs: dict[str, Config],
-        flags: dict[str, Any],
-        grid: Grid,
-        config_file: str,
-        assignments: Sequence[str],
-    ) -> None:
-        """The parity table of each recipe, in a process of its own, with the settings of the runs."""
-        several = [name for name in grid.strategies if name not in ("single", "dp")]
-        if "dp" in grid.strategies:
-            self.missing.append("parity of dp: its BatchNorm is each replica's own, so it differs where there is one")
+    def verify(self, configs: Mapping[str, Config], flags: Flags, grid: Grid, options: Options) -> None:
+        """Measure the parity of each recipe's strategies in a process of its own, with the settings of the runs."""
+        classes = {name: load_class("strategy", name, Strategy) for name in grid.strategies}
+        self.missing += [
+            f"parity of {name}: {one.parity_obstacle}" for name, one in classes.items() if one.parity_obstacle
+        ]
+        several = [name for name, one in classes.items() if one.max_devices != 1 and not one.parity_obstacle]
         if not several:
             return
+        reference, _ = strategy_name("auto", 1)
+        shared = {name: value for name, value in flags.items() if name not in ("gpus", *SETTINGS_NOT_IN_VERIFY)}
         for recipe, config in configs.items():
-            arguments = ["verify", recipe, "--strategies", ",".join(["single", *several]), "--steps", str(VERIFY_STEPS)]
-            shared = {name: value for name, value in flags.items() if name not in ("gpus", *NOT_OF_VERIFY)}
+            arguments = ["verify", recipe, "--strategies", ",".join([reference, *several])]
+            arguments += ["--steps", str(VERIFY_STEPS)]
             last = stages_of(config)[-1]
             stage = [f"stage={last.recipe.stage}"] if last.recipe != config.recipe else []
-            arguments += words_of(shared, config_file, [*assignments, *stage])
+            arguments += words_of(shared, options.config_file, [*options.assignments, *stage])
             ids = config.run.gpus.split(",") if config.run.gpus else []
             arguments += ["--gpus", ",".join(ids[:2])] if len(ids) > 1 else []
-            stem = Path(recipe).stem
-            found = self._once(console, f"verify {stem}", f"parity-{stem}", arguments, made_from(config))
-            if found:
-                self.parity[stem] = found
+            parity = self._parity(Path(recipe).stem, arguments, made_from(config))
+            if parity:
+                self.parity[Path(recipe).stem] = parity
+
+    def _parity(self, recipe: str, arguments: list[str], made: dict[str, str]) -> Parity | None:
+        log = self.folder.parent / "logs" / f"parity-{recipe}.txt"
+
+        def measure(result: Path) -> str:
+            run_paceline([*arguments, "--json", str(result)], log)
+            return last_words(log)
+
+        inputs: JsonObject = {"arguments": [*arguments], "made_from": {**made}}
+        return self._once(f"verify {recipe}", f"parity-{recipe}", inputs, measure, Parity.from_json)
+
+    def measure_ladders(self, planned: Sequence[PlannedRun]) -> None:
+        """Measure the step ladder of each kind of cell on several devices, in as many processes."""
+        for cell, _, _, config in planned:
+            if cell.state != "done" or config is None or cell.devices == 1 or _kind(cell) in self._ladders:
+                continue
+            obstacle = _ladder_obstacle(cell)
+            if obstacle:
+                self.missing += [obstacle] if obstacle not in self.missing else []
+                continue
+            ladder = self._ladder(_kind(cell), stages_of(config)[-1])
+            if ladder:
+                self._ladders[_kind(cell)] = ladder
+
+    def _ladder(self, kind: str, config: Config) -> StepLadder | None:
+        def measure(result: Path) -> str:
+            try:
+                code = run_in_processes(Task.of(measure_ladder, str(result.resolve())), config)
+            except UserError as error:
+                return str(error)
+            if code == INTERRUPTED:
+                raise Stopped(signal.SIGINT)
+            if code:
+                result.unlink(missing_ok=True)
+            return f"the measurement ended with exit code {code}"
+
+        inputs: JsonObject = {"made_from": {**made_from(config.with_run(seed=0))}}
+        return self._once(f"step ladder of {kind}", f"step-ladder-{kind}", inputs, measure, StepLadder.from_json)
 
     def _once(
-        self, console: Console, words: str, name: str, arguments: list[str], facts: dict[str, str]
-    ) -> dict[str, Any] | None:
-        """What a command writes to its `--json` file, of the last time where nothing has changed."""
-        file = self.folder / f"{name}.json"
-        before = kept(file)
-        if (before.get("arguments"), before.get("made_from")) == (arguments, facts):
-            return before["result"]
-        fresh, log = self.folder / f"{name}.fresh.json", self.folder.parent / "logs" / f"{name}.txt"
+        self,
+        words: str,
+        name: str,
+        inputs: JsonObject,
+        measure: Callable[[Path], str],
+        parse: Callable[[Mapping[str, Any]], Result],
+    ) -> Result | None:
+        """Return what `measure` writes to a file, or wrote last time for the same inputs.
+
+        Where it writes nothing, the reason that it returns is printed and kept for the report.
+        """
+        file, fresh = self.folder / f"{name}.json", self.folder / f"{name}.fresh.json"
+        before = read_json(file)
+        if before.get("inputs") == inputs:
+            try:
+                return parse(before["result"])
+            except (KeyError, TypeError, ValueError):
+                pass  # a damaged file: measured again
         self.folder.mkdir(parents=True, exist_ok=True)
         fresh.unlink(missing_ok=True)
-        run_paceline([*arguments, "--json", str(fresh)], log)
+        reason = measure(fresh)
         if not fresh.is_file():
-            self.missing.append(f"{words}: {last_words(log)}")
-            console.print(f"{words}: not measured: {last_words(log)}", soft_wrap=True)
+            self.missing.append(f"{words}: {reason}")
+            self.console.print(f"{words}: not measured: {reason}", soft_wrap=True)
             return None
         result = json.loads(fresh.read_text())
-        keep(file, {"arguments": arguments, "made_from": facts, "result": result})
+        write_json(file, {"inputs": inputs, "result": result})
         fresh.unlink()
-        console.print(f"{words}: done", soft_wrap=True)
-        return result
+        self.console.print(f"{words}: done", soft_wrap=True)
+        return parse(result)
 
-    def ceilings(self, console: Console, wanted: Sequence[tuple[Cell, Config | None]]) -> None:
-        """The ladder of each kind of cell on several devices, in as many processes."""
-        for cell, config in wanted:
-            if cell.state != "done" or config is None or cell.devices == 1 or _kind(cell) in self._ceilings:
-                continue
-            why = _why_no_ceilings(cell)
-            if why:
-                self.missing += [why] if why not in self.missing else []
-                continue
-            self._measure_ceilings(console, _kind(cell), stages_of(config)[-1])
-
-    def _measure_ceilings(self, console: Console, kind: str, config: Config) -> None:
-        file, facts = self.folder / f"ceilings-{kind}.json", made_from(config.with_run(seed=0))
-        if (before := kept(file)).get("made_from") == facts:
-            self._ceilings[kind] = before["result"]
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        fresh = self.folder / f"ceilings-{kind}.fresh.json"
-        fresh.unlink(missing_ok=True)
-        why = ""
-        try:
-            code = run_in_processes(Task.of(measure_ladder, str(fresh.resolve())), config)
-            why = f"the measurement ended with exit code {code}" if code else ""
-        except UserError as mistake:
-            code, why = 2, str(mistake)
-        if code == INTERRUPTED:
-            raise Stopped(signal.SIGINT)
-        if why or not fresh.is_file():
-            self.missing.append(f"ceilings of {kind}: {why}")
-            return
-        self._ceilings[kind] = json.loads(fresh.read_text())
-        keep(file, {"made_from": facts, "result": self._ceilings[kind]})
-        fresh.unlink()
-        console.print(f"ceilings of {kind}: done", soft_wrap=True)
-
-    def ceilings_by_group(self, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
-        """The ladders by the names that the report's groups have."""
-        found = {}
-        for cell in cells:
-            if cell.run is not None and _kind(cell) in self._ceilings:
-                found[group_name(cell.run)] = self._ceilings[_kind(cell)]
-        return found
+    def ladders_by_group(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
+        """Return the step ladders by the names that the report's groups have."""
+        return {
+            group_name(cell.run): self._ladders[_kind(cell)]
+            for cell in cells
+            if cell.run is not None and _kind(cell) in self._ladders
+        }
 
 
-def _why_no_ceilings(cell: Cell) -> str:
+def _ladder_obstacle(cell: Cell) -> str:
+    """Return why a cell has no step ladder; empty where it can have one."""
     if cell.run is not None and cell.run.shares_a_gpu:
-        return "ceilings of several processes on one GPU (they show equality, not speed)"
-    if cell.strategy == "lightning":
-        return f"ceilings of lightning × {cell.devices} (its Trainer drives the steps; those of ddp are close)"
-    return f"ceilings of dp × {cell.devices} (one process drives all its devices)" if cell.strategy == "dp" else ""
+        return "step ladder of several processes on one GPU (they show equal results, not speed)"
+    obstacle = load_class("strategy", cell.strategy, Strategy).ladder_obstacle
+    return f"step ladder of {cell.strategy} × {cell.devices} ({obstacle})" if obstacle else ""
 
 
 def _kind(cell: Cell) -> str:

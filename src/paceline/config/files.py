@@ -1,4 +1,4 @@
-"""Settings from files and words, and back into the file that is kept with a run."""
+"""Settings from files and from `name=value` words, and back into the config.toml that a run keeps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from paceline.config.resolve import Config, Inherited, flatten
+from paceline.config.resolve import Config, Inherited, Layer, flatten
+from paceline.config.run_format import FORMAT, check_format
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
+from paceline.core.types import SettingValue, SettingValues
+
+MADE_WITH = "made_with"  # the table in a run's config.toml that holds no settings: format, versions, hardware
+NOT_INHERITED = ("out", "mirror", "resume_from")  # places of one run, which the next run must not share
+
+Table = Mapping[str, SettingValue]
 
 
-def read_file(path: str) -> dict[str, Any]:
-    """The settings in a TOML or INI file; sections of an INI file are one namespace."""
+def read_file(path: str) -> Layer:
+    """Return the settings in a TOML or INI file; sections of an INI file are one namespace.
+
+    The settings of a run's config.toml are inherited: they start another run, in another folder.
+    """
     file = Path(path)
     if not file.is_file():
         raise UserError(f"--config {path}: no such file")
@@ -27,18 +36,18 @@ def read_file(path: str) -> dict[str, Any]:
             parser = configparser.ConfigParser()
             parser.read_string(text)
             return {name: value for section in parser.sections() for name, value in parser.items(section)}
-        settings = tomllib.loads(text)
+        settings: dict[str, SettingValue | Table] = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, configparser.Error) as error:
         raise UserError(f"--config {path}: {' '.join(str(error).split())}") from None
-    if settings.pop(MADE_WITH, None):  # kept with a run: its settings make another run, in another folder
-        for place in ("out", "mirror", "resume_from"):
-            settings.pop(place, None)
-        return Inherited(settings)
-    return settings
+    made_with = settings.pop(MADE_WITH, None)
+    if not isinstance(made_with, Mapping):
+        return settings
+    check_format(made_with.get(FORMAT), f"--config {path}")
+    return Inherited({name: value for name, value in settings.items() if name not in NOT_INHERITED})
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
-    """`name=value` words as a layer of settings."""
+    """Return `name=value` words as a layer of settings."""
     pairs = {}
     for word in assignments:
         name, equals, value = word.partition("=")
@@ -48,50 +57,48 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-MADE_WITH = "made_with"  # the table of versions and hardware in a kept config, not settings
-
-
-def to_toml(settings: Mapping[str, Any], made_with: Mapping[str, Any]) -> str:
-    """Resolved settings, by full names, as a file that `--config` takes; lists in `made_with` are of tables."""
-    tables: dict[str, dict[str, Any]] = {"": {}}
+def to_toml(settings: Table, made_with: Mapping[str, SettingValue | list[Table]]) -> str:
+    """Return settings, by full names, as a file for `--config`; a list in `made_with` becomes an array of tables."""
+    tables: dict[str, dict[str, SettingValue]] = {"": {}}
     for full_name, value in settings.items():
         network, _, name = full_name.rpartition(".")
         tables.setdefault(network, {})[name] = value
-    several = {name: value for name, value in made_with.items() if isinstance(value, list)}
+    arrays = {name: value for name, value in made_with.items() if isinstance(value, list)}
     if made_with:
-        tables[MADE_WITH] = {name: value for name, value in made_with.items() if name not in several}
+        tables[MADE_WITH] = {name: value for name, value in made_with.items() if not isinstance(value, list)}
     lines = [line for name, values in tables.items() for line in _table(f"[{name}]" if name else "", values)]
-    lines += [line for name in several for one in several[name] for line in _table(f"[[{MADE_WITH}.{name}]]", one)]
+    lines += [
+        line for name, array in arrays.items() for one in array for line in _table(f"[[{MADE_WITH}.{name}]]", one)
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _table(head: str, values: Mapping[str, Any]) -> list[str]:
+def _table(header: str, values: Table) -> list[str]:
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
-    return [f"\n{head}", *lines] if head else lines
+    return [f"\n{header}", *lines] if header else lines
 
 
 def identity(config: Config, data: str) -> str:
-    """What a run has in common with itself on another machine, in short: all that it may not change, and its data."""
-    free = _free(config)
-    fixed = {name: value for name, value in _portable(config.values()).items() if name not in free}
+    """Return a hash that a run has on every machine: of all that it may not change, and of its data."""
+    mutable = _mutable_on_resume(config)
+    fixed = {name: value for name, value in _portable(config.values()).items() if name not in mutable}
     return checksum_of_content([fixed, data])[:16]
 
 
-def changed_settings(kept: Mapping[str, Any], now: Config) -> list[str]:
-    """What a resumed run may not change and does, as `name: was → is`."""
+def changed_settings(kept: SettingValues, now: Config) -> list[str]:
+    """Return what a resumed run changes although it must not, as `name: was → is`."""
     before, after = _portable(flatten(kept)), _portable(now.values())
     del after["recipe"]
-    free = _free(now)
-    names = [name for name in dict.fromkeys([*before, *after]) if name not in free]
+    mutable = _mutable_on_resume(now)
+    names = [name for name in dict.fromkeys([*before, *after]) if name not in mutable]
     return [f"{name}: {before.get(name)} → {after.get(name)}" for name in names if before.get(name) != after.get(name)]
 
 
-def _free(config: Config) -> set[str]:
-    """What a resumed run may change."""
-    return {f.name for f in fields(config.run) if f.metadata.get("free")}
+def _mutable_on_resume(config: Config) -> set[str]:
+    return {f.name for f in fields(config.run) if f.metadata.get("mutable_on_resume")}
 
 
-def _portable(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings with the start of a run as its own folder sees it, since both may be moved, or named in another way."""
-    start, out = values.get("init_from"), values.get("out")
+def _portable(values: dict[str, SettingValue]) -> dict[str, SettingValue]:
+    """Return settings with `init_from` relative to `out`: both may be moved together, or be spelled differently."""
+    start, out = str(values.get("init_from", "")), str(values.get("out", ""))
     return values | {"init_from": os.path.relpath(start, out)} if start and out else values

@@ -1,26 +1,32 @@
-"""From what was said to a checked config, in one namespace of settings.
+"""From layers of settings to one checked config.
 
-A value comes from the last of these that gives it: the settings' defaults, the recipe's defaults, the
-preset, a file (TOML or INI), flags, `--set name=value`. Learner settings can be given for one network
-(`discriminator.lr`). Which settings a run has depends on its recipe and on its source. Those that were resolved
-are kept with the run.
+A value comes from the last layer that gives it: the settings' defaults, the recipe's defaults, the preset, a file
+(TOML or INI), flags, `--set name=value`. All settings share one namespace. Learner settings can be given for one
+network (`discriminator.lr`). A run's recipe and source add settings of their own. The resolved settings are kept with
+the run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.config.settings import ALSO_CALLED, BOUNDS, LearnerSettings, RunSettings
 from paceline.config.spans import Span
 from paceline.core.errors import UserError, unknown
 from paceline.core.registry import is_path
+from paceline.core.types import SettingValue, SettingValues
 
 if TYPE_CHECKING:
     from paceline.contracts.recipe import Recipe
+
+Layer: TypeAlias = dict[str, SettingValue | Mapping[str, SettingValue]]
+Group = TypeVar("Group")
+SPANS_OF_RUN = ("log_every", "evaluate_every", "sample_every", "save_every")
+SPANS_OF_LEARNER = ("warmup", "hold", "ema_half_life")
 
 
 @dataclass(frozen=True)
@@ -31,16 +37,17 @@ class Config:
     recipe_class: type[Recipe]
     run: RunSettings
     learner: LearnerSettings
-    networks: dict[str, dict[str, Any]]  # learner settings of single networks
+    networks: dict[str, dict[str, SettingValue]]  # learner settings of single networks
     recipe: Any  # the recipe's own dataclass
 
     def learner_of(self, network: str) -> LearnerSettings:
-        """How one network learns."""
-        return dataclasses.replace(self.learner, **self.networks.get(network, {}))
+        """Return the learner settings of one network."""
+        own: Mapping[str, Any] = self.networks.get(network, {})
+        return dataclasses.replace(self.learner, **own)
 
-    def values(self) -> dict[str, Any]:
-        """Every setting by its full name, in the order of declaration."""
-        flat: dict[str, Any] = {"recipe": self.recipe_name}
+    def values(self) -> dict[str, SettingValue]:
+        """Return every setting by its full name, in the order of declaration."""
+        flat: dict[str, SettingValue] = {"recipe": self.recipe_name}
         for group in (self.run, self.learner, self.recipe):
             flat |= dataclasses.asdict(group)
         for network, chosen in self.networks.items():
@@ -48,14 +55,14 @@ class Config:
         return flat
 
     def with_run(self, **changes: Any) -> Config:
-        """The same settings with some of the run's replaced."""
+        """Return the same settings with some of the run's replaced."""
         return dataclasses.replace(self, run=dataclasses.replace(self.run, **changes))
 
 
-class Inherited(dict[str, Any]):
-    """A layer that was not said for this run, but by its recipe or for a run that kept it.
+class Inherited(Layer):
+    """A layer that the user did not give for this run: defaults of the recipe, or settings of another run.
 
-    What it has for a source that this run does not use is passed over.
+    Its settings of a source that this run does not use are ignored.
     """
 
 
@@ -72,7 +79,7 @@ class SourceSettings(Protocol):
 def resolve(
     recipe_name: str,
     recipe_class: type[Recipe],
-    layers: Iterable[tuple[str, Mapping[str, Any]]],
+    layers: Iterable[tuple[str, SettingValues]],
     sources: SourceSettings,
     *,
     own_source: bool = True,
@@ -81,80 +88,114 @@ def resolve(
 
     Without `own_source`, a source that is a user's own file is not imported and the settings it adds are left out.
     """
-    layers, recipe_settings = list(layers), recipe_class.Settings
+    layers = list(layers)
     named = [RunSettings.data, *(str(layer["data"]) for _, layer in layers if "data" in layer)]
     source, is_left_out = named[-1], is_path(named[-1]) and not own_source
-    run_settings = RunSettings if is_left_out else sources.of(source)
-    # What a file that is not run calls its settings cannot be known.
-    has_unknown_source = any(is_path(one) and (one != source or is_left_out) for one in named)
-    groups = (run_settings, LearnerSettings, recipe_settings)
-    owner = {f.name: group for group in groups for f in fields(group)}
-    hidden = next((f.name for f in own_fields(run_settings) if owner[f.name] is not run_settings), "")
-    if hidden:
-        raise UserError(f"source {source!r}: its setting {hidden!r} is one of the recipe or of learners; rename it")
-    hints = {group: get_type_hints(group) for group in groups}
-    chosen: dict[type, dict[str, Any]] = {group: {} for group in groups}
-    networks: dict[str, dict[str, Any]] = {}
+    namespace = _Namespace(
+        recipe_name,
+        source,
+        RunSettings if is_left_out else sources.of(source),
+        recipe_class.Settings,
+        sources,
+        # The names of settings in a file that is not imported are not known.
+        has_unknown_source=any(is_path(one) and (one != source or is_left_out) for one in named),
+    )
+    chosen: dict[str, SettingValue] = {}
+    networks: dict[str, dict[str, SettingValue]] = {}
     for origin, layer in layers:
         for full_name, value in flatten(layer).items():
             network, _, name = full_name.rpartition(".")
             name = name.replace("-", "_")
-            said = f"--{full_name.replace('_', '-')}" if origin == "flag" else f"{origin} {full_name}"
-            if name not in owner:
-                others = sources.owners()
-                if isinstance(layer, Inherited) and (has_unknown_source or name in others):
-                    continue
-                if name in others:
-                    raise UserError(f"{said} belongs to source {' or '.join(others[name])}; --data is {source!r}")
-                where = "" if origin == "flag" else f"{origin}: "
-                every, listed_by = {*owner, *others}, f"`paceline settings {recipe_name}`"
-                meant = ALSO_CALLED.get(name)
-                raise UserError(f"{where}{unknown('setting', name, every, meant=meant, listed_by=listed_by)}")
-            parsed = convert(value, hints[owner[name]][name], said)
+            shown = f"--{full_name.replace('_', '-')}" if origin == "flag" else f"{origin} {full_name}"
+            if not namespace.has(name, origin, shown, inherited=isinstance(layer, Inherited)):
+                continue
+            converted = convert(value, namespace.hints[name], shown)
             if not network:
-                chosen[owner[name]][name] = parsed
-                for single in networks.values():  # said later for all, it holds for all
+                chosen[name] = converted
+                for single in networks.values():  # a later value for all networks replaces one for a single network
                     single.pop(name, None)
-            elif owner[name] is not LearnerSettings:
+            elif namespace.owner[name] is not LearnerSettings:
                 raise UserError(f"{origin}: {name!r} belongs to the whole run, not to network {network!r}")
             else:
-                networks.setdefault(network, {})[name] = parsed
-    networks = {network: values for network, values in networks.items() if values}
+                networks.setdefault(network, {})[name] = converted
     config = Config(
         recipe_name,
         recipe_class,
-        run_settings(**chosen[run_settings]),
-        LearnerSettings(**chosen[LearnerSettings]),
-        networks,
-        recipe_settings(**chosen[recipe_settings]),
+        namespace.make(namespace.run, chosen),
+        namespace.make(LearnerSettings, chosen),
+        {network: values for network, values in networks.items() if values},
+        namespace.make(namespace.recipe, chosen),
     )
     _check(config)
     return config
 
 
+class _Namespace:
+    """The settings that one run has, by name: of the run and its source, of learners, of the recipe."""
+
+    def __init__(
+        self,
+        recipe_name: str,
+        source: str,
+        run: type[RunSettings],
+        recipe: type[Any],
+        sources: SourceSettings,
+        *,
+        has_unknown_source: bool,
+    ) -> None:
+        self.run, self.recipe = run, recipe
+        self._recipe_name, self._source, self._sources = recipe_name, source, sources
+        self._has_unknown_source = has_unknown_source
+        groups: tuple[type[Any], ...] = (run, LearnerSettings, recipe)
+        self.owner: dict[str, type[Any]] = {f.name: group for group in groups for f in fields(group)}
+        hints = {group: get_type_hints(group) for group in groups}
+        self.hints = {name: hints[group][name] for name, group in self.owner.items()}
+        hidden = next((f.name for f in own_fields(run) if self.owner[f.name] is not run), "")
+        if hidden:
+            raise UserError(f"source {source!r}: its setting {hidden!r} is one of the recipe or of learners; rename it")
+
+    def has(self, name: str, origin: str, shown: str, *, inherited: bool) -> bool:
+        """Return whether a setting exists, False for one to ignore; raise UserError for any other name."""
+        if name in self.owner:
+            return True
+        others = self._sources.owners()
+        if inherited and (self._has_unknown_source or name in others):
+            return False
+        if name in others:
+            raise UserError(f"{shown} belongs to source {' or '.join(others[name])}; --data is {self._source!r}")
+        where = "" if origin == "flag" else f"{origin}: "
+        listed_by = f"`paceline settings {self._recipe_name}`"
+        every = {*self.owner, *others}
+        raise UserError(f"{where}{unknown('setting', name, every, meant=ALSO_CALLED.get(name), listed_by=listed_by)}")
+
+    def make(self, group: Callable[..., Group], chosen: Mapping[str, SettingValue]) -> Group:
+        """Return a group's settings with the chosen values."""
+        return group(**{name: value for name, value in chosen.items() if self.owner[name] is group})
+
+
 def own_fields(run_settings: type[RunSettings]) -> list[dataclasses.Field[Any]]:
-    """The settings that a source adds."""
+    """Return the settings that a source adds."""
     return [f for f in fields(run_settings) if f.name not in RunSettings.__dataclass_fields__]
 
 
-def flatten(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer by full names: the settings of a network's own table as `network.name`."""
-    flat: dict[str, Any] = {}
+def flatten(layer: SettingValues) -> dict[str, SettingValue]:
+    """Return a layer by full names: the settings in a network's own table as `network.name`."""
+    flat: dict[str, SettingValue] = {}
     for name, value in layer.items():
         if isinstance(value, Mapping):
             flat |= {f"{name}.{inner}": v for inner, v in value.items()}
         elif name != "recipe":
             flat[name] = value
-    # What is said of one network comes after what is said of all.
+    # Settings of one network come after those of all networks.
     return dict(sorted(flat.items(), key=lambda item: "." in item[0]))
 
 
-def convert(value: Any, hint: Any, where: str) -> Any:
-    """A value as the type of its setting, from text where it comes from a person."""
+def convert(value: SettingValue, hint: Any, where: str) -> SettingValue:
+    """Return a value as the type of its setting, from text where a user wrote it; raise UserError where it is none."""
     if get_origin(hint) is Literal:
-        text = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else str(value)
+        text = ("on" if value else "off") if isinstance(value, bool) else str(value)
         if text not in get_args(hint):
-            raise UserError(f"{where}: {unknown('value', str(text), get_args(hint))}")
+            raise UserError(f"{where}: {unknown('value', text, get_args(hint))}")
         return text
     try:
         if hint is bool:
@@ -163,13 +204,14 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             return _whole(value)
         if hint is float and not math.isfinite(float(value)):
             raise ValueError
-        return hint(value)
+        converted: SettingValue = hint(value)
     except (ValueError, OverflowError, KeyError, TypeError):
         raise UserError(f"{where}: {value!r} is not {_kind(hint)}") from None
+    return converted
 
 
-def _whole(value: Any) -> int:
-    """A whole number to its last digit, also where it is written like 5e4."""
+def _whole(value: SettingValue) -> int:
+    """Return a whole number with every digit, also where it is written like 5e4."""
     try:
         return int(str(value))
     except ValueError:
@@ -184,14 +226,14 @@ def _kind(hint: Any) -> str:
 
 
 def _check(config: Config) -> None:
-    run = config.run
-    spans = [(name, getattr(run, name)) for name in ("log_every", "evaluate_every", "sample_every", "save_every")]
-    _check_bounds(run)
+    """Raise UserError for a value out of bounds and for a span that cannot be parsed."""
+    spans = [(name, str(getattr(config.run, name))) for name in SPANS_OF_RUN]
+    _check_bounds(config.run)
     _check_bounds(config.recipe)
     for network in ("", *config.networks):
         learner = config.learner_of(network)
         _check_bounds(learner, network)
-        spans += [(name, getattr(learner, name)) for name in ("warmup", "hold", "ema_half_life")]
+        spans += [(name, str(getattr(learner, name))) for name in SPANS_OF_LEARNER]
         spans += [("milestones", one) for one in learner.milestones.split(",")]
     for name, text in spans:
         Span.parse(text, name)

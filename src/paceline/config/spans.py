@@ -1,24 +1,26 @@
-"""Stretches of training, and how a batch is split, as a person says them."""
+"""Lengths of training, and the split of a batch, as users write them."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias, cast
 
 from paceline.core.errors import UserError
+
+Unit: TypeAlias = Literal["images", "epochs", "steps", "%"]
 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of training as a person says it: `5 epochs`, `200k images`, `50 steps` or `50%` of the run."""
+    """A length of training: `5 epochs`, `200k images`, `50 steps` or `50%` of the run."""
 
     amount: float
-    unit: Literal["images", "epochs", "steps", "%"]
+    unit: Unit
 
     @classmethod
     def parse(cls, text: str, name: str) -> Span:
-        """The span that a text means; `name` is the setting's, for the error."""
+        """Return the span that a text means; `name` is the setting, for the error message."""
         match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(k|m)?\s*(images?|epochs?|steps?|%)\s*", str(text).lower())
         try:
             if not match:
@@ -29,15 +31,15 @@ class Span:
                 f"{name}={text!r}: expected a span like '5 epochs', '200k images', '50 steps' or '50%'"
             ) from None
         unit = match[3] if match[3] == "%" else match[3].rstrip("s") + "s"
-        return cls(amount, unit)  # type: ignore[arg-type]
+        return cls(amount, cast(Unit, unit))
 
     def to_images(self, *, epoch: int, step: int, total: int) -> int:
-        """The span in images, given the images in an epoch, in a step and in the whole run."""
+        """Return the span in images, given the images in an epoch, in a step and in the whole run."""
         return round(self.amount * {"images": 1, "epochs": epoch, "steps": step, "%": total / 100}[self.unit])
 
 
 def split_batch(text: str, devices: int, accumulate: int) -> int:
-    """The global batch that `128` or `32/device` means, checked against the number of parts."""
+    """Return the global batch that `128` or `32/device` means; raise UserError where it has fewer images than parts."""
     match = re.fullmatch(r"\s*(\d+)\s*(/\s*device)?\s*", str(text))
     if not match or int(match[1]) == 0:
         raise UserError(f"--batch-size {text!r}: expected a number like 128, or one per device like 32/device")

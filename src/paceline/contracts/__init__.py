@@ -1,1 +1,1 @@
-"""What a recipe is, for every other package."""
+"""Contracts between packages: recipe, data spec, importer."""

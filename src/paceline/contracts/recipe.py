@@ -1,18 +1,25 @@
-"""The recipe contract: what learns, in which phases, from which losses.
+"""The recipe contract: which networks are trained, in which phases, by which losses.
 
 A recipe knows no device, process, precision, optimizer step or file. The engine calls
-`forward(phase, batch)`, which is the one entry that autocast, DataParallel, DistributedDataParallel
-and Lightning wrap, and updates the networks that the phases name.
+`forward(phase, batch)`, the one entry point that autocast, DataParallel, DistributedDataParallel and
+Lightning wrap, and updates the networks that the phases name.
+
+A recipe file needs nothing else of the contracts: `DataSpec` is exported from here, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from paceline.contracts.data_spec import DataSpec
 from paceline.core.errors import UserError, unknown
+from paceline.core.types import SettingValues
+
+__all__ = ["Batch", "Best", "DataSpec", "Draw", "Loss", "NoSettings", "Phase", "Recipe"]
 
 Batch = dict[str, Tensor]  # dimension 0 of every tensor is the sample
 
@@ -29,32 +36,25 @@ class Phase(NamedTuple):
     """One network updated by its own loss; a step runs the phases in order."""
 
     name: str  # its loss is the recipe's method `<name>_loss`
-    network: str  # the submodule that it updates; several phases may name one
-    every: int = 1  # runs every nth step (lazy penalties)
-    repeat: int = 1  # times per step, each with new data (critics); only the first has what earlier phases shared
-    concurrent: bool = False  # needs nothing of the phase before it, so the two may run at the same time
+    network: str  # the submodule that it updates; several phases may name the same one
+    every: int = 1  # runs at every nth step (lazy regularisation)
+    repeat: int = 1  # times per step, each with new data (critics); only the first sees what earlier phases shared
+    concurrent: bool = False  # independent of the phase before it: both may run at the same time
 
 
 class Draw(NamedTuple):
-    """Random numbers that the engine fills into the batch, per sample, from (seed, images seen, name)."""
+    """Random numbers per sample that the engine adds to the batch, from (seed, images seen, name)."""
 
     shape: tuple[int, ...]
     kind: str = "normal"  # or "uniform" in [0, 1)
-    common: bool = False  # one row for all samples of the global batch: a choice that every part makes alike
+    common: bool = False  # one row for the whole global batch: a choice that is the same on every device
 
 
-@dataclass(frozen=True)
-class DataSpec:
-    """What a source says about its samples, for the recipe that learns from them."""
+class Best(NamedTuple):
+    """The metric that chooses the best checkpoint."""
 
-    channels: int
-    height: int
-    width: int
-    num_classes: int = 0
-    class_names: tuple[str, ...] = ()
-    flip_allowed: bool = True  # a mirrored sample is still a sample (false for digits and letters)
-    scale: int = 0  # the field "low" is "image" made smaller by this; 0 where there is none
-    panels: tuple[str, ...] = ()  # the fields that belong to "image" by name, in order, "segmentation" last
+    metric: str = ""  # SPLIT/NAME, without what the name has in [brackets]; "": the last checkpoint counts
+    mode: Literal["min", "max"] = "max"  # whether a smaller or a larger value is better
 
 
 @dataclass(frozen=True)
@@ -65,80 +65,87 @@ class NoSettings:
 class Recipe(nn.Module):
     """Networks, phases and losses. Subclass it in a file of its own: the file's name is the recipe's name."""
 
-    Settings: ClassVar[type] = NoSettings  # a frozen dataclass; each field is a setting of the command
-    defaults: ClassVar[dict[str, Any]] = {}  # settings of the run where the recipe knows better
-    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named sets of settings: `--preset NAME`
-    small: ClassVar[dict[str, Any]] = {}  # settings that make a step cheap, for `verify` and self-tests
-    aliases: ClassVar[dict[str, str]] = {}  # other programs' names of settings, in `--config` files; "" for none
-    evaluator: ClassVar[str] = ""  # the module of paceline.evaluation that measures `predict`
-    evaluated_on: ClassVar[str] = "validation"  # the split that it is measured on while training
-    # The metric that chooses the best checkpoint, without what its name has in [brackets], and its good end.
-    best: tuple[str, str] = ("", "max")
-    needs: ClassVar[tuple[str, ...]] = ()  # fields of a sample without which nothing can be learned
-    refuses: ClassVar[dict[str, str]] = {}  # fields that it would pass over, each with the recipe that is for them
-    generates: ClassVar[bool] = False  # `predict` makes its "image", in -1…1, from the draws alone
-    # Settings that change what the networks compute while their weights still fit: `--init-from` wants them alike.
-    must_match_weights: ClassVar[tuple[str, ...]] = ()
-    # Values of the setting `stage` that mean several runs in a row, each from the best weights of the one before.
-    stages: ClassVar[dict[str, tuple[str, ...]]] = {}
+    # Settings
+    Settings: ClassVar[type] = NoSettings  # a frozen dataclass; each field is a setting: `--set name=value`
+    defaults: ClassVar[SettingValues] = {}  # settings of the run and its learners that suit this recipe
+    presets: ClassVar[Mapping[str, SettingValues]] = {}  # named sets of settings: `--preset NAME`
+    small: ClassVar[SettingValues] = {}  # settings that make a step cheap, for `verify` and self-tests
+    aliases: ClassVar[Mapping[str, str]] = {}  # another program's setting names in `--config` files → ours; "": ignored
+    must_match_weights: ClassVar[
+        tuple[str, ...]
+    ] = ()  # settings that `--init-from` needs unchanged, as weights fit both
+    stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # values of the setting `stage` that stand for several runs
 
-    phases: tuple[Phase, ...] = ()
-    draws: dict[str, Draw] = {}
-    signals: dict[str, float] = {}  # facts that a phase reads, with their values before the first step
-    ema: tuple[str, ...] = ()  # networks judged through their moving average
+    # Data
+    needs: ClassVar[tuple[str, ...]] = ()  # fields that every sample must have
+    refuses: ClassVar[Mapping[str, str]] = {}  # fields that it would ignore, each with the recipe that uses them
+    importer: ClassVar[str] = ""  # reads other projects' weight files: a module of paceline.recipes.importers
+
+    # Evaluation
+    evaluator: ClassVar[str] = ""  # measures `predict`: a module of paceline.evaluation.evaluators
+    evaluated_on: ClassVar[str] = "validation"  # the split that it is measured on during training
+    best: Best = Best()  # the metric that chooses the best checkpoint, and its mode: "min" or "max"
+    generates: ClassVar[bool] = False  # `predict` makes its "image", in -1…1, from the draws alone
+    output_scale: int = 1  # height and width of `image_to_image`'s results, relative to its input
+
+    # Training
+    phases: tuple[Phase, ...] = ()  # what a step runs, in order
+    draws: dict[str, Draw] = {}  # random numbers that the losses and `predict` read from the batch
+    signals: dict[str, float] = {}  # signals that a phase reads from the batch, with their values at the first step
+    ema: tuple[str, ...] = ()  # networks that are evaluated by the EMA of their weights
     double_backward: tuple[str, ...] = ()  # networks whose gradient is itself differentiated (R1)
-    output_scale: int = 1  # how many times as high and wide the pictures of `restore` are as those that it gets
 
     @classmethod
     def check(cls, settings: Any) -> None:
-        """Refuses what would end training later, like a file that is not there; asked before the first stage."""
+        """Raise UserError for settings that would fail later, such as a missing file; called before the first stage."""
 
     def __init__(self, settings: Any, spec: DataSpec) -> None:
         super().__init__()
 
     def forward(self, phase: str, batch: Batch) -> Loss:
-        """The loss of one phase on one batch."""
-        return getattr(self, f"{phase}_loss")(batch)
+        """Return the loss of one phase on one batch."""
+        loss: Loss = getattr(self, f"{phase}_loss")(batch)
+        return loss
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """What the recipe makes of a batch, for metrics and samples; per sample."""
+        """Return what metrics and samples are made of, per sample."""
         raise NotImplementedError(f"{type(self).__name__} has no predict(): it cannot be evaluated or sampled")
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """Pictures in -1…1 of one size by caption, to be seen side by side for each sample; none, by default."""
+        """Return images in -1…1 of one size by caption, shown side by side for each sample; none by default."""
         return {}
 
-    def image_to_image(self, pictures: Tensor) -> dict[str, Tensor]:
-        """What the recipe makes of pictures in -1…1 of any size, by name; the one that matters is "image"."""
+    def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
+        """Return what the recipe makes of images in -1…1 of any size, by name; the main result is "image"."""
         raise NotImplementedError(f"{type(self).__name__} has no image_to_image(): it cannot be applied to images")
 
     def check_phases(self, name: str) -> None:
-        """Refuses phases without a loss, or of a network that is not there; `name` is the recipe's, for a person."""
+        """Raise UserError for a phase without a loss or a network; `name` is the recipe's, for the message."""
         if not self.phases:
             raise UserError(f"recipe {name!r}: has no phases; give it phases = (Phase(NAME, NETWORK),)")
         for phase in self.phases:
-            method, made = f"{phase.name}_loss", type(self).forward is not Recipe.forward
-            if not made and not callable(getattr(self, method, None)):
-                others = [one for one in dir(type(self)) if one.endswith("_loss")]
+            method, has_own_forward = f"{phase.name}_loss", type(self).forward is not Recipe.forward
+            if not has_own_forward and not callable(getattr(self, method, None)):
+                others = [attribute for attribute in dir(type(self)) if attribute.endswith("_loss")]
                 hint = f"; it has {', '.join(others)}" if others else ""
                 raise UserError(f"recipe {name!r}: phase {phase.name!r} needs a method {method}(self, batch){hint}")
             if phase.network not in dict(self.named_modules()):
-                found = [child for child, _ in self.named_children()]
-                told = unknown("network", phase.network, found)
-                raise UserError(f"recipe {name!r}: phase {phase.name!r} names an {told}")
+                children = [child for child, _ in self.named_children()]
+                problem = unknown("network", phase.network, children)
+                raise UserError(f"recipe {name!r}: phase {phase.name!r} names an {problem}")
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """The networks that learn, by name, in the order of their first phase."""
+        """The networks that are trained, by name, in the order of their first phase."""
         return {phase.network: self.get_submodule(phase.network) for phase in self.phases}
 
     @property
     def single_networks(self) -> dict[str, nn.Module]:
-        """The same, those of a group that learns together (an nn.ModuleDict) one by one, as GROUP.NAME."""
+        """The same, with the networks of a group (an nn.ModuleDict) one by one, as GROUP.NAME."""
         found: dict[str, nn.Module] = {}
         for name, network in self.networks.items():
             if isinstance(network, nn.ModuleDict):
-                found |= {f"{name}.{key}": one for key, one in network.items()}
+                found |= {f"{name}.{key}": member for key, member in network.items()}
             else:
                 found[name] = network
         return found

@@ -1,19 +1,18 @@
-"""SHA-256 of what is kept in files, by which later readers know it again."""
+"""SHA-256 checksums of files and of JSON content."""
 
 from __future__ import annotations
 
 import json
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any
 
 
 def checksum_of_file(file: Path) -> str:
-    """The checksum of a file's bytes."""
+    """Return the checksum of a file's bytes."""
     with file.open("rb") as opened:
         return file_digest(opened, "sha256").hexdigest()
 
 
-def checksum_of_content(content: Any) -> str:
-    """The checksum of what JSON can hold, whatever the order of its names: what a manifest has of itself."""
+def checksum_of_content(content: object) -> str:
+    """Return the checksum of JSON content, which does not depend on the order of keys; manifests carry their own."""
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,14 +1,14 @@
-"""Mistakes a person can mend: one line that names the flag, the file or the value and says what to do."""
+"""User errors: one line with the flag, the file or the value that is wrong, and what to do."""
 
 import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that is full, as OSError has it
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the errno of an OSError on a full disk
 
 
 class UserError(ValueError):
-    """Ends a command with its one line and exit code 2; never with a traceback."""
+    """What the user can fix: ends a command with one line and exit code 2, without a traceback."""
 
 
 def install_extra(name: str) -> str:
@@ -17,9 +17,9 @@ def install_extra(name: str) -> str:
 
 
 def unknown(kind: str, name: str, names: Iterable[str], *, meant: str | None = None, listed_by: str = "") -> UserError:
-    """The error for a name that is not on a list, with the one that is `meant`, else the closest one.
+    """Return the error for an unknown name; it suggests the name that is `meant`, else the closest one.
 
-    Where none is close it has the whole list, or for a long one the command that it is `listed_by`.
+    Where none is close it lists all names or, where there are many, the command that lists them (`listed_by`).
     """
     names = sorted(names)
     close = [meant] if meant in names else get_close_matches(name, names, n=1, cutoff=0.5)

@@ -6,6 +6,7 @@ make a command overwrite what it points to.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -43,7 +44,7 @@ def write_file(target: Path, content: bytes | str, *, durable: bool = True) -> N
         beside.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def write_json(target: Path, content: Any, *, durable: bool = True, indent: int | None = None) -> None:
+def write_json(target: Path, content: object, *, durable: bool = True, indent: int | None = None) -> None:
     """Write a JSON file in one step, making its folder where there is none."""
     target.parent.mkdir(parents=True, exist_ok=True)
     write_file(target, json.dumps(content, indent=indent, ensure_ascii=False) + "\n", durable=durable)
@@ -65,6 +66,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_append(path: Path) -> int:
+    """Return the descriptor of a file to append to, made where there is none; raise UserError where it is a link."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{path}: is a link, which is not followed: remove it") from None
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a child process owes its parent."""
+"""Child processes: they die with their parent, and report their progress to it."""
 
 import ctypes
 import os
@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
-PULSE_FILE = "PACELINE_PULSE_FILE"  # whose time says when this process last got on
+PULSE_FILE = "PACELINE_PULSE_FILE"  # its modification time is that of the last progress
 SECONDS_BETWEEN_BEATS = 0.5
 
 _beaten_at = 0.0
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Has the kernel kill this process when the thread that started it ends, even by `kill -9`.
+    """Have the kernel kill this process when the thread that started it ends, even by `kill -9`.
 
-    `parent` is the process id that started this one; with it, a parent that has died already is noticed.
+    With `parent`, the process id that started this one, it also dies if that parent has died already.
     """
     if sys.platform != "linux":
         return
@@ -30,14 +30,14 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def prepare() -> None:
-    """Tells who watches over this process that it prepares to train: until it gets on, no beat is expected of it."""
+    """Report that this process prepares to train: no progress is expected until the next `beat`."""
     if PULSE_FILE in os.environ:
         with suppress(OSError):
             Path(os.environ[PULSE_FILE]).write_bytes(b"")
 
 
 def beat() -> None:
-    """Tells who watches over this process that it gets on; called at every step, and nearly always free."""
+    """Report progress; called at every step, and nearly always free."""
     global _beaten_at
     now = time.monotonic()
     if now - _beaten_at < SECONDS_BETWEEN_BEATS:
@@ -47,11 +47,11 @@ def beat() -> None:
         try:
             Path(os.environ[PULSE_FILE]).write_bytes(b"1")
         except OSError:
-            os.environ.pop(PULSE_FILE)  # nobody watches any more
+            os.environ.pop(PULSE_FILE)  # the parent has removed it
 
 
 def is_child(process: int, parent: int) -> bool:
-    """Whether a process is alive, not only its entry, and was started by that parent."""
+    """Return whether a process is alive, not a zombie, and a child of `parent`."""
     try:
         state, started_by = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:2]
     except (OSError, ValueError):

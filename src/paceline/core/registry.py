@@ -1,99 +1,151 @@
-"""The module name is the registry: a recipe, strategy, source, loader or judge is one file in its folder.
+"""The module name is the registry: a plugin is one file in the folder of its kind.
 
-A person's own file is named by its path and loaded the same way.
+Installed packages add plugins through entry points, and the user's own file is named by its path. A built-in plugin
+wins over an installed one of the same name, so that installing a package never changes what a command does.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import inspect
-import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from paceline.core.announce import announce
 from paceline.core.errors import UserError, unknown
+from paceline.core.installed import InstalledPlugin, damaged_packages, installed_plugins
+from paceline.core.own_file import is_path, load_own_file
+
+__all__ = ["KINDS", "Kind", "PluginKind", "about", "faults", "is_path", "load", "load_class", "load_classes", "names"]
 
 Base = TypeVar("Base")
+PluginKind = Literal["recipe", "source", "loader", "strategy", "evaluator", "logger", "importer"]
 
-FOLDERS = {
-    "recipe": "paceline.recipes",
-    "strategy": "paceline.parallel.strategies",
-    "source": "paceline.data.sources",
-    "loader": "paceline.data.loaders",
-    "evaluator": "paceline.evaluation.evaluators",
+
+@dataclass(frozen=True)
+class Kind:
+    """Where the plugins of one kind come from."""
+
+    name: PluginKind
+    package: str  # the built-in ones are its modules
+    group: str  # the entry points of this group are the installed ones
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the built-in plugins."""
+        return Path(__file__).parents[1].joinpath(*self.package.split(".")[1:])
+
+    def built_in(self) -> set[str]:
+        """Return the names of the built-in plugins."""
+        return {file.stem for file in self.folder.glob("*.py") if not file.stem.startswith("_")}
+
+    def installed(self) -> dict[str, list[InstalledPlugin]]:
+        """Return the plugins of installed packages by name."""
+        return installed_plugins(self.group)
+
+    def clash(self, name: str) -> str:
+        """Return a line on an installed plugin that a built-in one hides; empty where there is none."""
+        hidden = self.installed().get(name, []) if name in self.built_in() else []
+        return f"{hidden[0]}: hidden by the built-in {self.name} {name!r}; rename or uninstall it" if hidden else ""
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("recipe", "paceline.recipes", "paceline.recipes"),
+        Kind("source", "paceline.data.sources", "paceline.sources"),
+        Kind("loader", "paceline.data.loaders", "paceline.loaders"),
+        Kind("strategy", "paceline.parallel.strategies", "paceline.strategies"),
+        Kind("evaluator", "paceline.evaluation.evaluators", "paceline.evaluators"),
+        Kind("logger", "paceline.runs.loggers", "paceline.loggers"),
+        Kind("importer", "paceline.recipes.importers", "paceline.importers"),
+    )
 }
-ANNOUNCED = "PACELINE_RUNS_CODE_IN"  # the files that a person was told of, by this process or by one that started it
 
 
-def names(kind: str) -> list[str]:
-    """The names that a command accepts for this kind; imports none of them."""
-    return sorted(file.stem for file in _folder(kind).glob("*.py") if not file.stem.startswith("_"))
+def names(kind: PluginKind) -> list[str]:
+    """Return the names of a kind's built-in and installed plugins, sorted; import none of them."""
+    return sorted(KINDS[kind].built_in() | KINDS[kind].installed().keys())
 
 
-def about(kind: str, name: str) -> str:
-    """The first line of what a registered file says of itself; it is not imported."""
-    docstring = ast.get_docstring(ast.parse((_folder(kind) / f"{name}.py").read_text(encoding="utf-8")))
+def about(kind: PluginKind, name: str) -> str:
+    """Return the first line of a plugin's docstring without importing it."""
+    if name not in KINDS[kind].built_in():
+        return _installed(kind, name).about()
+    docstring = ast.get_docstring(ast.parse((KINDS[kind].folder / f"{name}.py").read_text(encoding="utf-8")))
     return (docstring or "").partition("\n")[0]
 
 
-def _folder(kind: str) -> Path:
-    return Path(__file__).parents[1].joinpath(*FOLDERS[kind].split(".")[1:])
-
-
-def is_path(name: str) -> bool:
-    """Whether a name means a person's own file."""
-    return name.endswith(".py") or "/" in name
-
-
-def load(kind: str, name: str) -> ModuleType:
-    """The module behind a name or a path."""
+def load(kind: PluginKind, name: str) -> ModuleType:
+    """Import and return the module behind a name or the path of a file."""
     if is_path(name):
-        return _load_file(kind, Path(name))
-    if name not in names(kind):
-        raise unknown(kind, name, names(kind))
-    return importlib.import_module(f"{FOLDERS[kind]}.{name}")
+        if not Path(name).is_file():
+            every = ", ".join(names(kind))
+            raise UserError(f"{kind} {str(Path(name))!r}: no such file; a path to a .py file or one of {every}")
+        return load_own_file(kind, Path(name))
+    if name not in KINDS[kind].built_in():
+        return _installed(kind, name).load()
+    if clash := KINDS[kind].clash(name):
+        announce(f"{kind} {name}", clash, sys.stderr)
+    return importlib.import_module(f"{KINDS[kind].package}.{name}")
 
 
-def load_class(kind: str, name: str, base: type[Base]) -> type[Base]:
-    """The one class in the module behind a name that derives from `base`."""
+def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
+    """Return the class behind a name or a path: the last in its module that derives from `base`.
+
+    An entry point may name the class instead.
+    """
     module = load(kind, name)
-    found = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
-    ]
+    named = None if is_path(name) or name in KINDS[kind].built_in() else _installed(kind, name)
+    if named is not None and named.attribute:
+        classes = [value for value in [named.load_object()] if inspect.isclass(value)]
+    else:
+        defined = filter(inspect.isclass, vars(module).values())
+        classes = [value for value in defined if value.__module__ == module.__name__]
+    found = [value for value in classes if issubclass(value, base)]
     if not found:
-        raise UserError(f"{kind} {name!r} defines no subclass of {kind.capitalize()}")
+        raise UserError(f"{named or f'{kind} {name!r}'}: defines no subclass of {base.__name__}; add one")
     return found[-1]
 
 
-def _load_file(kind: str, path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UserError(f"{kind} {str(path)!r}: no such file; a path to a .py file or one of {', '.join(names(kind))}")
-    module_name = f"paceline_user_{kind}_{path.stem}"
-    loaded = sys.modules.get(module_name)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path.resolve()):
-        return loaded
-    _announce(path)
-    spec = importlib.util.spec_from_file_location(module_name, path.resolve())
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[module_name]
-        raise UserError(f"{kind} {str(path)!r} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
+def load_classes(kind: PluginKind, base: type[Base]) -> dict[str, type[Base]]:
+    """Return the classes of all plugins of a kind by name, less installed ones that are broken; see `faults`."""
+    found = {}
+    for name in names(kind):
+        try:
+            found[name] = load_class(kind, name, base)
+        except UserError:
+            if name in KINDS[kind].built_in():
+                raise
+    return found
 
 
-def _announce(path: Path) -> None:
-    """Says, once for each file, that a person's code is about to run."""
-    told = os.environ.get(ANNOUNCED, "").split(os.pathsep)
-    if str(path.resolve()) not in told:
-        print(f"runs the code in {path}", flush=True)
-        os.environ[ANNOUNCED] = os.pathsep.join([*filter(None, told), str(path.resolve())])
+def faults() -> list[str]:
+    """Return a line on each installed plugin that is hidden, ambiguous or cannot be imported; imports all of them."""
+    found = list(damaged_packages())
+    for kind in KINDS.values():
+        for name in kind.installed():
+            if clash := kind.clash(name):
+                found.append(clash)
+                continue
+            try:
+                plugin = _installed(kind.name, name)
+                plugin.load_object() if plugin.attribute else plugin.load()
+            except UserError as error:
+                found.append(str(error))
+    return found
+
+
+def _installed(kind: PluginKind, name: str) -> InstalledPlugin:
+    """Return the installed plugin of a name; raise UserError where there is none, or more than one."""
+    found = KINDS[kind].installed().get(name, [])
+    if not found:
+        raise unknown(kind, name, names(kind))
+    if len(found) > 1:
+        packages = " and ".join(plugin.package for plugin in found)
+        raise UserError(f"{kind} {name!r}: more than one package has it: {packages}; uninstall all but one")
+    return found[0]

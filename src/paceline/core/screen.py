@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import IO
 
 from rich.console import Console
 from rich.text import Text
 
 
-def open_screen(**options: Any) -> Console:
-    """A terminal on which names, paths and messages stand as they are: no [word] and no :word: of them is an order."""
-    return Console(highlight=False, markup=False, emoji=False, **options)
+def open_screen(*, file: IO[str] | None = None, soft_wrap: bool = False) -> Console:
+    """Return a console that prints text literally: [word] is no markup and :word: no emoji."""
+    return Console(file=file, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
 
 
 def as_it_is(text: str) -> Text:
-    """Text for what would look for orders in a str whatever the terminal says, like a spinner."""
+    """Return a text as rich's own class, for parts of rich that parse markup in a str whatever the console says."""
     return Text(text)

@@ -1,10 +1,9 @@
-"""Credentials stay out of what is written, mirrored or shown."""
+"""Credentials are kept out of what is written, mirrored or printed."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from paceline.core.errors import UserError
 
@@ -23,32 +22,32 @@ _PRIVATE_NAME = re.compile(rf"(?:^|[_-])(?:{_NAMES})$", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
-    """The text with what looks like a credential hidden: user:password@ in URLs, token=…, well-known kinds of keys."""
+    """Return a text with its credentials hidden: user:password@ in URLs, token=…, well-known kinds of keys."""
     text = _IN_URL.sub(rf"\g<scheme>{HIDDEN}@", text)
     text = _NAMED.sub(rf"\g<name>\g<quote>{HIDDEN}", text)
     return _KEYS.sub(HIDDEN, text)
 
 
 def has_credentials(text: str) -> bool:
-    """Whether `redact` would hide something."""
+    """Return whether `redact` would hide something."""
     return redact(text) != text
 
 
 def one_line(error: BaseException) -> str:
-    """What went wrong, whoever raised it, in one line that holds no credential."""
+    """Return an error, whoever raised it, as one line without credentials."""
     return redact(f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_LINE])
 
 
 def is_private_name(name: str) -> bool:
-    """Whether a variable of this name is one that nobody else should see, like AWS_SECRET_ACCESS_KEY."""
+    """Return whether a variable of this name holds a credential, like AWS_SECRET_ACCESS_KEY."""
     return bool(_PRIVATE_NAME.search(name))
 
 
-def refuse_credentials(settings: Mapping[str, Any]) -> None:
-    """Refuses settings that hold a credential, before they are written anywhere; the message does not repeat it."""
+def refuse_credentials(settings: Mapping[str, object]) -> None:
+    """Raise UserError for a setting that holds a credential, before it is written; the message does not repeat it."""
     for name, value in settings.items():
         if isinstance(value, str) and has_credentials(value):
             raise UserError(
-                f"{name}: holds a credential ({redact(value)}), and settings are kept with the run; "
-                "give it through the environment or the service's own file instead"
+                f"{name}: holds a credential ({redact(value)}), and settings are kept with the run: "
+                "pass it through the environment or the service's own file"
             )

@@ -1,11 +1,12 @@
-"""A recipe's random numbers, as functions of the seed and of the images seen.
+"""A recipe's random numbers, as functions of the seed and the number of images seen.
 
-They are drawn for the global batch and sliced, so ranks hold different rows of one table that does not
-depend on how many ranks there are.
+They are drawn for the global batch and then sliced: ranks hold different rows of one table, which does not depend on
+the number of ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 
 import torch
@@ -18,23 +19,23 @@ _MAKERS = {"normal": torch.randn, "uniform": torch.rand}
 
 
 def number_from(*words: object) -> int:
-    """A seed that follows from words, the same in every process."""
+    """Return a seed that follows from words, the same in every process."""
     return int.from_bytes(blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
 
 
 class Drawer:
     """Fills a recipe's draws."""
 
-    def __init__(self, draws: dict[str, Draw], seed: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, draws: Mapping[str, Draw], seed: int, device: torch.device, dtype: torch.dtype) -> None:
         self.draws, self.seed, self.dtype = draws, seed, dtype
         self.generator = torch.Generator(device)
 
     def table(self, images: int, rows: int) -> dict[str, Tensor]:
-        """Every draw for the `rows` samples of the global batch that starts after so many images."""
+        """Return every draw for the `rows` samples of the global batch that starts after so many images."""
         return {name: self._fill(name, draw, images, rows) for name, draw in self.draws.items()}
 
     def rows(self, purpose: str, start: int, stop: int) -> dict[str, Tensor]:
-        """Rows [start, stop) of the endless table of a purpose outside of training; the same on every device."""
+        """Return rows [start, stop) of a purpose's endless table; the same on every device."""
         return {name: self._slice(name, draw, purpose, start, stop) for name, draw in self.draws.items()}
 
     def _slice(self, name: str, draw: Draw, purpose: str, start: int, stop: int) -> Tensor:

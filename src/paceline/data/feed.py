@@ -1,4 +1,4 @@
-"""The run's data as the engine asks for it: steps from any position on, and whole splits once over."""
+"""The run's data as training and evaluation read it: steps from any position on, and whole splits once over."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from paceline.contracts.recipe import Batch
 from paceline.data.draws import Drawer
 from paceline.data.loader import Loader
+from paceline.data.pipeline import BatchPipeline
 from paceline.data.source import has_one_size, sizes_of
 from paceline.data.tickets import Stream, Tickets, in_order, part
-from paceline.data.transforms import Augment, prepare
 
 EVALUATION_BATCH = 500  # samples per device and forward at most; the result does not depend on it
 EVALUATION_PIXELS = 2**21  # of a batch's "image", about
@@ -22,7 +22,7 @@ class StepData(NamedTuple):
     """What one step learns from, on this rank."""
 
     images: int  # seen before this step
-    fetched: list[list[Batch]]  # for each repetition of a phase, its micro-batches, before `complete`
+    fetched: list[list[Batch]]  # for each repetition of a phase, its micro-batches, not finished yet
 
 
 class Cut(NamedTuple):
@@ -37,7 +37,7 @@ class Cut(NamedTuple):
     size: int
 
     def parts(self, start: int) -> list[tuple[int, int]]:
-        """This rank's range of positions in each micro-batch of the global batch that starts at a position."""
+        """Return this rank's range of positions in each micro-batch of the global batch that starts at a position."""
         whole = (start, start + self.batch_size)
         micro = [part(*whole, number, self.accumulate) for number in range(self.accumulate)]
         return [part(*range_, self.rank, self.size) for range_ in micro]
@@ -46,27 +46,18 @@ class Cut(NamedTuple):
 class TrainingFeed:
     """Steps of the endless stream; a pure function of the position."""
 
-    def __init__(
-        self,
-        loader: Loader,
-        stream: Stream,
-        cut: Cut,
-        repeats: int,
-        augment: Augment | None,
-        drawer: Drawer,
-        dtype: torch.dtype,
-    ) -> None:
-        self.loader, self.stream, self.cut, self.repeats = loader, stream, cut, repeats
-        self.augment, self.drawer, self.dtype = augment, drawer, dtype
+    def __init__(self, pipeline: BatchPipeline, stream: Stream, cut: Cut, repeats: int, drawer: Drawer) -> None:
+        self.pipeline, self.stream, self.cut = pipeline, stream, cut
+        self.repeats, self.drawer = repeats, drawer
 
     @property
     def images_per_step(self) -> int:
-        """How far a step moves the run's clock."""
+        """By how many images a step advances the run's clock."""
         return self.cut.batch_size * self.repeats
 
     def steps(self, images: int, until: int) -> Iterator[StepData]:
-        """The steps from a position on, as long as fewer than `until` images were seen."""
-        arriving = self.loader.fetch(self._requests(images, until))
+        """Yield the steps from a position on, as long as fewer than `until` images were seen."""
+        arriving = self.pipeline.fetch(self._requests(images, until))
         while images < until:
             fetched = []
             for start in self._starts(images):
@@ -79,10 +70,6 @@ class TrainingFeed:
             yield StepData(images, fetched)
             images += self.images_per_step
 
-    def complete(self, fetched: Batch) -> Batch:
-        """The batch that a recipe sees; runs on the device alone, without a wait."""
-        return prepare(self.loader.finish(fetched), self.augment, self.dtype)
-
     def _starts(self, images: int) -> range:
         return range(images, images + self.images_per_step, self.cut.batch_size)
 
@@ -94,20 +81,19 @@ class TrainingFeed:
             images += self.images_per_step
 
 
-def evaluation_batches(
-    loader: Loader, rank: int, size: int, dtype: torch.dtype, drawer: Drawer | None = None
-) -> Iterator[Batch]:
-    """This rank's contiguous part of a source, every sample once, the last batch short, with draws by position.
+def evaluation_batches(pipeline: BatchPipeline, rank: int, size: int, drawer: Drawer | None = None) -> Iterator[Batch]:
+    """Yield this rank's contiguous part of a source, every sample once, with draws by position.
 
-    Pictures of different sizes come one by one.
+    The last batch may be short. Images of different sizes come one by one.
     """
+    loader = pipeline.loader
     ranges = list(_ranges(len(loader.source), rank, size, _evaluation_batch(loader)))
-    for range_, raw in zip(ranges, loader.load(in_order(*range_) for range_ in ranges), strict=True):
-        yield prepare(raw, None, dtype) | (drawer.rows("evaluation", *range_) if drawer else {})
+    for range_, batch in zip(ranges, pipeline.batches(in_order(*range_) for range_ in ranges), strict=True):
+        yield batch | (drawer.rows("evaluation", *range_) if drawer else {})
 
 
 def drawn_batches(drawer: Drawer, count: int, rank: int, size: int) -> Iterator[Batch]:
-    """This rank's contiguous part of `count` rows of draws for evaluation; a row depends on its position alone."""
+    """Yield this rank's contiguous part of `count` rows of draws; a row depends on its position alone."""
     device = drawer.generator.device
     for start, stop in _ranges(count, rank, size):
         yield drawer.rows("evaluation", start, stop) | {"index": torch.arange(start, stop, device=device)}

@@ -1,4 +1,4 @@
-"""Files with pictures: which they are, and what is said about those that cannot be used."""
+"""Image files: which files of a folder they are, and the messages about those that cannot be used."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from pathlib import Path
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.images.decode import BadPicture
+from paceline.images.decode import BadImage
 
 SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
 }
-HIDDEN = (".", "__")  # names of what file managers and archives leave behind begin so
-NAMED_AT_MOST = 3  # of the files that something is said about
+HIDDEN = (".", "__")  # how names begin that file managers and archives leave behind
+MAX_NAMED = 3  # files that a message lists
 
 
 def named_root(settings: RunSettings) -> Path:
-    """What `--data-root` names, for a source that has no files of its own; it is missed where nobody named anything."""
+    """Return `--data-root` for a source without files of its own; raise UserError where none was given."""
     root = Path(settings.data_root).expanduser()
     if settings.data_root == RunSettings.data_root and not root.exists():
         raise UserError(f"--data {settings.data}: needs --data-root, which says where its files are")
     return root
 
 
-def pictures_in(files: Iterable[Path]) -> list[Path]:
-    """Those of the files that are pictures by their suffix, in order."""
+def images_in(files: Iterable[Path]) -> list[Path]:
+    """Return the files that are images by their suffix, in order."""
     return sorted(file for file in files if file.suffix.lower() in SUFFIXES and not is_hidden(file) and file.is_file())
 
 
-def pictures_under(root: Path) -> list[Path]:
-    """The pictures in a folder and in all folders inside it, in order; hidden folders are passed over."""
-    return pictures_in(visible_under(root))
+def images_under(root: Path) -> list[Path]:
+    """Return the images in a folder and in all folders inside it, in order, without hidden ones."""
+    return images_in(visible_under(root))
 
 
 def visible_under(root: Path) -> list[Path]:
-    """Files and folders in a folder and in all folders inside it; hidden ones and what is in them are passed over."""
+    """Return all files and folders inside a folder, at any depth, without hidden ones and what is in them."""
     return [
         path for path in root.rglob("*") if not any(part.startswith(HIDDEN) for part in path.relative_to(root).parts)
     ]
 
 
 def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
-    """Files by their path under a folder without the suffix, by which those of two folders belong together."""
+    """Return files by their path under a folder without the suffix, by which files of two folders are matched."""
     found: dict[str, Path] = {}
     for file in files:
         stem = str(file.relative_to(root).with_suffix(""))
@@ -54,16 +54,16 @@ def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a file or folder is what file managers and archives leave behind."""
+    """Return whether a file or folder is one that file managers and archives leave behind."""
     return path.name.startswith(HIDDEN)
 
 
-def unreadable(path: Path, error: BadPicture) -> UserError:
-    """The one line about a picture that cannot be used."""
+def unreadable(path: Path, error: BadImage) -> UserError:
+    """Return the error for an image file that cannot be used."""
     return UserError(f"{path}: unreadable image ({error}); --bad-images skip leaves such files out")
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Some names, and how many more there are."""
-    more = len(names) - NAMED_AT_MOST
-    return ", ".join(names[:NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+    """Return the first names, and how many more there are."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,53 +1,69 @@
-"""Samples of one or more pictures in files, of mixed sizes; decoded when read."""
+"""The base of sources whose samples are one or more image files of mixed sizes, decoded when read."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.config.settings import RunSettings
+from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import SUFFIXES, first_few, unreadable
 from paceline.data.source import Encoded, Sample, Source
-from paceline.images.decode import BadPicture, arrange_picture, check_picture_settings, decode, upright_size
+from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
 
 Files = dict[str, Path]  # of one sample: the file of each field
 Sizes = dict[str, tuple[int, int]]  # height and width of each field
+SplitNames = Mapping[str, Sequence[str]]  # the names that a split's folder may have
 
 
-class _Looked(NamedTuple):
+class _Header(NamedTuple):
     sizes: Sizes
     problem: str  # why the sample cannot be used; "" if it can
 
 
-class PictureFiles(Source):
-    """A subclass lists the files; sizes are read from the headers, and samples that do not fit together are named."""
+class ImageFiles(Source):
+    """A subclass lists the files. Sizes are read from the headers; files that do not match are listed in an error."""
+
+    split_layouts: ClassVar[tuple[SplitNames, ...]] = ()  # folders of splits that a root may have
+
+    @classmethod
+    def measure_whole(cls, settings: RunSettings) -> RunSettings:
+        """Return settings that make a folder without a test split the test split itself."""
+        assert isinstance(settings, SeparateTestFolder)
+        root = Path(settings.data_root).expanduser()
+        has_test_split = any(split_folder(root, "test", names) is not None for names in cls.split_layouts)
+        if settings.test_root or has_test_split:
+            return settings
+        return dataclasses.replace(settings, test_root=settings.data_root, validation=0.0)
 
     def __init__(
         self, root: Path, samples: Sequence[Files], split: str, settings: RunSettings, problems: Sequence[str] = ()
     ) -> None:
-        """`problems` are files that belong to no sample: named, and refused or left out like unreadable ones."""
-        check_picture_settings(settings)
+        """`problems` are messages about files that belong to no sample, which are treated like unreadable ones."""
+        check_image_settings(settings)
         if not samples and not problems:
-            raise UserError(f"{root}: has no pictures ({', '.join(sorted(SUFFIXES))})")
+            raise UserError(f"{root}: has no images ({', '.join(sorted(SUFFIXES))})")
         self.root, self.channels, self.size = root, settings.channels or 3, settings.size
         may_skip = settings.bad_images == "skip"
-        with ThreadPoolExecutor(max(1, settings.workers)) as threads:  # Pillow lets go of the interpreter
-            looked = list(threads.map(lambda files: self._look(files, decoded=may_skip), samples))
+        with ThreadPoolExecutor(max(1, settings.workers)) as threads:  # Pillow releases the interpreter lock
+            headers = list(threads.map(lambda files: self._read_header(files, decoded=may_skip), samples))
         if may_skip and settings.crop and split == "train" and not self.size:
-            looked = [self._large_enough(files, one, settings.crop) for files, one in zip(samples, looked, strict=True)]
-        problems = [*problems, *(one.problem for one in looked if one.problem)]
+            headers = [self._large_enough(*pair, settings.crop) for pair in zip(samples, headers, strict=True)]
+        problems = [*problems, *(one.problem for one in headers if one.problem)]
         if problems and not may_skip:
             raise UserError(f"{first_few(problems)}; --bad-images skip leaves such files out")
-        usable = [(files, one.sizes) for files, one in zip(samples, looked, strict=True) if not one.problem]
+        usable = [(files, one.sizes) for files, one in zip(samples, headers, strict=True) if not one.problem]
         if not usable:
-            raise UserError(f"{root}: none of its pictures can be used: {first_few(problems)}")
+            raise UserError(f"{root}: none of its images can be used: {first_few(problems)}")
         if problems:
             count = len(problems) + len(usable)
             self.notes = (f"left out {len(problems)} of {count} in {root}: {first_few(problems)}",)
@@ -77,54 +93,54 @@ class PictureFiles(Source):
         return self._name(self.files[index]["image"])
 
     def find_fault(self, names: Mapping[str, str], sizes: Sizes) -> str:
-        """Why pictures of these sizes do not fit together; "" if they do."""
+        """Return why images of these sizes do not match; "" if they do."""
         return ""
 
     def image_size(self, sizes: Sizes) -> tuple[int, int]:
-        """Height and width of the sample's "image", from those of its files."""
+        """Return height and width of the sample's "image", from those of its files."""
         return sizes["image"]
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
-    def _look(self, files: Files, decoded: bool) -> _Looked:
+    def _read_header(self, files: Files, decoded: bool) -> _Header:
         sizes: Sizes = {}
         for name, path in files.items():
             try:
                 sizes[name] = upright_size(path)
-                if decoded:  # which is known to be right, where a header may lack something
-                    picture = decode(path)
-                    sizes[name] = (picture.height, picture.width)
-            except BadPicture as error:
-                return _Looked({}, f"{self._name(path)}: unreadable image ({error})")
+                if decoded:  # a header may be incomplete
+                    image = decode(path)
+                    sizes[name] = (image.height, image.width)
+            except BadImage as error:
+                return _Header({}, f"{self._name(path)}: unreadable image ({error})")
         names = {name: self._name(path) for name, path in files.items()}
-        return _Looked(sizes, self.find_fault(names, sizes))
+        return _Header(sizes, self.find_fault(names, sizes))
 
-    def _large_enough(self, files: Files, looked: _Looked, crop: int) -> _Looked:
-        if looked.problem or min(self.image_size(looked.sizes)) >= crop:
-            return looked
-        height, width = self.image_size(looked.sizes)
-        return looked._replace(problem=f"{self._name(files['image'])}: {width}×{height} pixels, less than the crop")
+    def _large_enough(self, files: Files, header: _Header, crop: int) -> _Header:
+        if header.problem or min(self.image_size(header.sizes)) >= crop:
+            return header
+        height, width = self.image_size(header.sizes)
+        return header._replace(problem=f"{self._name(files['image'])}: {width}×{height} pixels, less than the crop")
 
-    def _decode(self, path: Path, size: tuple[int, int]) -> np.ndarray:
-        return arrange_picture(self.open(path, size), self.size, self.channels)
+    def _decode(self, path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
+        return arrange_image(self.open(path, size), self.size, self.channels)
 
     def open(self, path: Path, size: tuple[int, int]) -> Image.Image:
-        """The picture in a file, which must have the size that was found at first."""
+        """Return the image in a file, which must have the size of its header."""
         try:
-            picture = decode(path)
-        except BadPicture as error:
+            image = decode(path)
+        except BadImage as error:
             raise unreadable(path, error) from error
-        if (picture.height, picture.width) != size:
+        if (image.height, image.width) != size:
             raise UserError(
-                f"{path}: {picture.width}×{picture.height} pixels, and {size[1]}×{size[0]} in its header; "
+                f"{path}: {image.width}×{image.height} pixels, and {size[1]}×{size[0]} in its header; "
                 "--bad-images skip takes the size of the pixels"
             )
-        return picture
+        return image
 
 
-def split_folder(root: Path, split: str, names: Mapping[str, Sequence[str]]) -> Path | None:
-    """The folder of a split under one of its names; None where the root has no folder for training and testing."""
+def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:
+    """Return the folder of a split under one of its names; None where the root has no folders of splits."""
     if not root.is_dir():
         raise UserError(f"--data-root {root}: no such folder")
     if not any((root / name).is_dir() for listed in names.values() for name in listed):
@@ -133,3 +149,16 @@ def split_folder(root: Path, split: str, names: Mapping[str, Sequence[str]]) -> 
     if found is None:
         raise UserError(f"--data-root {root}: has no folder {' or '.join(names[split])}")
     return found
+
+
+def separate_folder(split: str, settings: SeparateTestFolder, names: SplitNames) -> Path | None:
+    """Return the folder that is all of a split because `test_root` is set; None where it is not."""
+    if not settings.test_root:
+        return None
+    flag, text = ("--test-root", settings.test_root) if split == "test" else ("--data-root", settings.data_root)
+    root = Path(text).expanduser()
+    if not root.is_dir():
+        raise UserError(f"{flag} {root}: no such folder")
+    if split == "test":
+        return root
+    return next((root / name for name in names["train"] if (root / name).is_dir()), root)

@@ -8,43 +8,46 @@ from typing import NamedTuple
 import torch
 
 from paceline.config.settings import RunSettings
-from paceline.core.registry import load_class
+from paceline.core.errors import UserError
+from paceline.core.registry import load_class, load_classes
 from paceline.data.loader import Loader
-from paceline.data.loaders.resident import Resident
 from paceline.data.memory import Budget
 from paceline.data.source import Source, decodes
 
-CPU = torch.device("cpu")
+AUTO = "auto"
 
 
 class Choice(NamedTuple):
-    """A loader by its name, and why; resident data has a home."""
+    """A loader by its name, and why; where it keeps all samples in memory, it has a home for them."""
 
     name: str
     why: str
     home: torch.device | None = None
 
     def build(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> Loader:
-        """The loader itself."""
-        if self.home:
-            return Resident(source, device, settings, crop, self.home)
-        return load_class("loader", self.name, Loader)(source, device, settings, crop)
+        """Return the loader itself."""
+        return load_class("loader", self.name, Loader)(source, device, settings, crop, self.home)
 
 
 def choose_loader(settings: RunSettings, source: Source, device: torch.device, budget: Budget | None = None) -> Choice:
-    """The loader to use: in the device's memory, else in the host's, else from the files."""
-    if settings.loader not in ("auto", "resident"):
-        return Choice(settings.loader, "asked for")
-    home, why = _find_home(source, device, budget or Budget(settings.devices))
-    if home:
-        return Choice("resident", why, home)
-    return Choice("workers", why if not decodes(source) else f"{why}; `paceline pack` would save the decoding")
+    """Return the loader that was named or, where it is "auto" or does not fit, the first one that does."""
+    budget = budget or Budget(settings.devices)
+    obstacles: list[str] = []
+    for name in _candidates(settings.loader):
+        fit = load_class("loader", name, Loader).fits(source, device, budget)
+        if not fit.ok:
+            obstacles.append(fit.why)
+            continue
+        advice = ["`paceline pack` would save the decoding"] if obstacles and not fit.home and decodes(source) else []
+        reasons = [*obstacles, *([fit.why] if fit.why else []), *advice]
+        return Choice(name, "; ".join(reasons) or ("asked for" if name == settings.loader else "it fits"), fit.home)
+    raise UserError(f"--loader {settings.loader}: no loader can serve this data: {'; '.join(obstacles)}")
 
 
 def choose_loaders(
     settings: RunSettings, sources: Mapping[str, Source], device: torch.device
 ) -> tuple[dict[str, Choice], list[str]]:
-    """The choice for each split, from one budget, training first; and a line on it, and on each split that differs."""
+    """Return the choice for each split, from one budget, training first; and a line for each that differs."""
     budget = Budget(settings.devices)
     order = sorted(sources, key=lambda split: split != "train")
     choices = {split: choose_loader(settings, sources[split], device, budget) for split in order}
@@ -56,11 +59,9 @@ def choose_loaders(
     return choices, lines
 
 
-def _find_home(source: Source, device: torch.device, budget: Budget) -> tuple[torch.device | None, str]:
-    """Where a source can stay in memory, the device first, and why; None where it fits nowhere."""
-    fits, why = budget.take(source, device)
-    if fits or device.type == "cpu":
-        return device if fits else None, why
-    fits, host_why = budget.take(source, CPU)
-    why = f"{why}; {host_why}"
-    return (CPU, f"{why}: batches are picked in the host's memory") if fits else (None, why)
+def _candidates(wanted: str) -> list[str]:
+    """Return the names to try, in order: the one that was named, then those that "auto" tries."""
+    orders = {name: loader.auto_order for name, loader in load_classes("loader", Loader).items()}
+    automatic = sorted((order, name) for name, order in orders.items() if order is not None)
+    tried = [name for _, name in automatic]
+    return tried if wanted == AUTO else [wanted, *(name for name in tried if name != wanted)]

@@ -1,4 +1,4 @@
-"""Memory: how much this process can still take, and the share of it that resident data may use."""
+"""Memory: how much is free for this process, and the share of it that samples may fill."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
-from paceline.data.pixels import bytes_needed
 from paceline.data.source import Source
+from paceline.data.whole_source import bytes_needed
 
-LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # the last is version 1's, as below
+# Names of files of control groups; the last of each is of version 1.
+LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 USED = ("memory.current", "memory.usage_in_bytes")
-GIVEN_UP_FIRST = ("inactive_file", "total_inactive_file")  # cached files; version 1 counts those of groups inside apart
-UNSAID = 4 * 2**30  # where a system does not tell
-
+RECLAIMABLE = ("inactive_file", "total_inactive_file")  # cached files, in memory.stat; the second counts inner groups
+UNKNOWN_FREE = 4 * 2**30  # assumed where the system does not tell
 SHARES = {"cuda": 0.6, "cpu": 0.25}  # of what is free, by the kind of device; the rest is for the model
 
 
 def free_bytes(device: torch.device) -> int:
-    """The memory of a device, or of this machine, that nobody uses and this process may."""
+    """Return the free memory of a device, or of this machine."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:
-    """What the machine has available, or less where a container or job that this process runs in has less left."""
-    available = _table(root / "proc/meminfo").get("MemAvailable:", UNSAID // 1024) * 1024
+    """Return the machine's available memory, or less where this process's container or job has less left."""
+    available = _table(root / "proc/meminfo").get("MemAvailable:", UNKNOWN_FREE // 1024) * 1024
     return max(0, min([available, *(left for group in _groups(root) for left in _left_in(group))]))
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """The folders of the control groups that count this process's memory, and of those around them."""
+    """Yield the folders of the control groups that count this process's memory, and of their parents."""
     own: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -46,13 +46,13 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _inside(path: PurePosixPath, shown: PurePosixPath) -> PurePosixPath:
-    """A group's path under a mount; the mount itself where the group lies outside of what it shows."""
+    """Return a group's path under a mount; the mount itself where the group lies outside of what it shows."""
     return path.relative_to(shown) if path.is_relative_to(shown) and ".." not in path.parts else PurePosixPath()
 
 
 def _left_in(group: Path) -> Iterator[int]:
-    """What a control group has left, under each limit that it has."""
-    cached = max(_table(group / "memory.stat").get(name, 0) for name in GIVEN_UP_FIRST)
+    """Yield what a control group has left, under each limit that it has."""
+    cached = max(_table(group / "memory.stat").get(name, 0) for name in RECLAIMABLE)
     used = sum(_numbers(group, USED)) - cached
     yield from (limit - used for limit in _numbers(group, LIMITS))
 
@@ -62,7 +62,7 @@ def _numbers(group: Path, names: tuple[str, ...]) -> Iterator[int]:
 
 
 def _table(file: Path) -> dict[str, int]:
-    """The first number after each name in a file with a name a line."""
+    """Return the first number after each name, in a file with one name per line."""
     rows = (line.split() for line in _lines(file))
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
@@ -75,7 +75,7 @@ def _lines(file: Path) -> list[str]:
 
 
 class Budget:
-    """A share of what is free on each kind of device when first asked for; every source that fits takes its part."""
+    """A share of what is free on each kind of device at the first request; every source that fits takes its part."""
 
     def __init__(self, processes: int = 1) -> None:
         self.processes = processes  # that share the host's memory; each has a GPU of its own
@@ -83,7 +83,7 @@ class Budget:
         self._taken: set[str] = set()
 
     def take(self, source: Source, device: torch.device) -> tuple[bool, str]:
-        """Whether the source fits in what is left on the device, and why; one that fits has taken its part."""
+        """Return whether the source fits in what is left on the device, and why; one that fits takes its part."""
         kind = device.type
         sharers = self.processes if kind == "cpu" else 1
         if kind not in self._left:

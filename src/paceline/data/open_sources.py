@@ -1,4 +1,4 @@
-"""The data of a run by split."""
+"""The sources of a run, by split."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from paceline.data.source import Source, split_off
 
 
 def open_sources(config: Config, split: str = "") -> dict[str, Source]:
-    """The run's data by split: train, validation where some is held out, test where the source has one.
+    """Return the run's sources: train, validation where some is held out, test where the source has one.
 
-    Where a split is named that does not come from the training samples, only that one is opened.
+    Where `split` does not come from the training samples, only that one is opened.
     """
     source_class = load_class("source", config.run.data, Source)
     splits = source_class.splits_of(config.run)
@@ -30,7 +30,7 @@ def open_sources(config: Config, split: str = "") -> dict[str, Source]:
 
 
 def _no_validation(share: float, total: int) -> UserError:
-    """The error for a share that leaves nothing to train on or nothing to hold out, with one that does."""
+    """Return the error for a share that leaves a split empty, with a share that does not."""
     one = f"--set validation={math.ceil(1000 / total) / 1000:g} holds out one or more, " if total > 1 else ""
     return UserError(
         f"validation={share:g}: of {total} samples this leaves none for a split; {one}--set validation=0 holds out none"

@@ -1,47 +1,46 @@
-"""All samples of a source in memory: a tensor per field, and windows or whole pictures picked out of it.
+"""All samples of a source in memory: a tensor per field, from which windows or whole images are picked.
 
-Pictures of one size are kept as [n, h, w, c]; those of different sizes one after another as [pixels, c].
+Images of one size are kept as [n, h, w, c]; those of different sizes one after another as [pixels, c].
 """
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import closing
 from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.data.crop import corners
-from paceline.data.loaders.workers import Workers
-from paceline.data.source import Source, decodes, has_one_size, sizes_of
-from paceline.data.tickets import Tickets, in_order
-from paceline.data.transfer import channels_first, channels_last
+from paceline.data.source import Source, has_one_size, sizes_of
+from paceline.data.tickets import Tickets
+from paceline.data.transfer import channels_first
+from paceline.data.whole_source import read_in_order
 
-BYTES_PER_READ = 64 * 2**20
+BYTES_PER_READ = 64 * 2**20  # the host never holds all samples twice
 
 
 class Pixels:
     """Every sample of a source on one device."""
 
-    def __init__(self, source: Source, device: torch.device, settings: RunSettings) -> None:
+    def __init__(self, source: Source, device: torch.device, num_workers: int) -> None:
         self.one_size, self.scale = has_one_size(source), source.spec.scale
         sizes = sizes_of(source)
         self.sizes = torch.from_numpy(sizes).to(device)
         self._host_sizes = sizes
         self._host_offsets = {ratio: _offsets(sizes, ratio) for ratio in {1, max(1, self.scale)}}
         self._offsets = {ratio: torch.from_numpy(found).to(device) for ratio, found in self._host_offsets.items()}
-        self.samples = _read_all(source, device, settings, self._host_offsets)
+        self.samples = _read_all(source, device, num_workers, self._host_offsets)
 
     def rows(self, index: Tensor) -> Batch:
-        """Whole samples of one size; runs on the device alone."""
+        """Return whole samples of one size; runs on the device alone."""
         return channels_first({name: every.index_select(0, index) for name, every in self.samples.items()})
 
     def whole(self, number: int) -> Batch:
-        """One whole sample, of any size."""
+        """Return one whole sample, of any size."""
         found = {}
         for name, every in self.samples.items():
             if _are_pixels(every):
@@ -54,7 +53,7 @@ class Pixels:
         return channels_first(found)
 
     def windows(self, index: Tensor, uniforms: Tensor, crop: int) -> Batch:
-        """The window of each sample that its numbers name; runs on the device alone, in fixed shapes."""
+        """Return the window of each sample that its numbers name; runs on the device alone, in fixed shapes."""
         sizes = self.sizes.index_select(0, index)
         corner = corners(uniforms, sizes, crop, self.scale)
         places: dict[int, Tensor] = {}  # of each pixel of the result among all pixels, by ratio
@@ -89,38 +88,20 @@ def _are_pixels(field: Tensor) -> bool:
     return field.dtype == torch.uint8 and field.ndim == 2
 
 
-def _offsets(sizes: np.ndarray, ratio: int) -> np.ndarray:
-    """Where each picture begins among all pixels, and where the last one ends."""
+def _offsets(sizes: NDArray[np.int64], ratio: int) -> NDArray[np.int64]:
+    """Return where each image begins among all pixels, and where the last one ends."""
     return np.concatenate([[0], np.cumsum((sizes // ratio).prod(axis=1))]).astype(np.int64)
 
 
-def bytes_needed(source: Source) -> int:
-    """What all samples take in memory."""
-    fields = source.read(0)
-    if source.sizes is None:
-        return len(source) * sum(field.nbytes for field in fields.values())
-    needed = 0
-    for name, field in fields.items():
-        ratio = max(1, source.spec.scale) if name == "low" else 1
-        pixels = int((source.sizes // ratio).prod(axis=1).sum())
-        needed += pixels * field.shape[-1] if field.ndim == 3 else len(source) * field.nbytes
-    return needed
-
-
-def _read_all(source: Source, device: torch.device, settings: RunSettings, offsets: dict[int, np.ndarray]) -> Batch:
-    """Every sample of the source on the device, read in pieces so that the host never holds them all twice."""
-    if not decodes(source):
-        settings = dataclasses.replace(settings, workers=0)  # processes would only cost
-    rows = max(1, BYTES_PER_READ * len(source) // bytes_needed(source)) if has_one_size(source) else 1
-    starts = range(0, len(source), rows)
+def _read_all(source: Source, device: torch.device, num_workers: int, offsets: dict[int, NDArray[np.int64]]) -> Batch:
+    one_size, start = has_one_size(source), 0
     samples: Batch = {}
-    with closing(Workers(source, torch.device("cpu"), settings)) as reader:
-        pieces = reader.load(in_order(start, min(start + rows, len(source))) for start in starts)
-        for start, piece in zip(starts, pieces, strict=True):
-            for name, field in channels_last(piece).items():
+    with closing(read_in_order(source, num_workers, BYTES_PER_READ)) as pieces:
+        for piece in pieces:
+            for name, field in piece.items():
                 if name in Tickets._fields:
                     continue
-                if has_one_size(source) or field.ndim < 4:
+                if one_size or field.ndim < 4:
                     shape, first, values = (len(source), *field.shape[1:]), start, field
                 else:
                     found = offsets[max(1, source.spec.scale) if name == "low" else 1]
@@ -128,4 +109,5 @@ def _read_all(source: Source, device: torch.device, settings: RunSettings, offse
                 if name not in samples:
                     samples[name] = torch.empty(shape, dtype=field.dtype, device=device)
                 samples[name][first : first + len(values)] = values
+            start += len(piece["index"])
     return samples

@@ -1,10 +1,10 @@
-"""What loaders have in common that read through processes or pipelines and use these again."""
+"""The base of loaders that read through processes or pipelines, and use these again."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator
+from typing import Generic, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -15,14 +15,24 @@ from paceline.data.loader import Loader
 from paceline.data.source import Source
 from paceline.data.tickets import Tickets
 
+Reader = TypeVar("Reader")
+Batches = Generator[Batch, None, None]
 
-class ReusingLoader(Loader):
-    """Knows the rows of batches that are still open, and what is idle: an evaluation takes it up again."""
 
-    def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
-        super().__init__(source, device, settings, crop)
-        self._open: WeakSet[Iterator[Batch]] = WeakSet()
-        self._idle: list[Any] = []
+class ReusingLoader(Loader, Generic[Reader]):
+    """Knows its open iterators, and its idle readers, which the next evaluation uses again."""
+
+    def __init__(
+        self,
+        source: Source,
+        device: torch.device,
+        settings: RunSettings,
+        crop: int = 0,
+        home: torch.device | None = None,
+    ) -> None:
+        super().__init__(source, device, settings, crop, home)
+        self._open: WeakSet[Batches] = WeakSet()
+        self._idle: list[Reader] = []
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         batches = self._batches(iter(requests))
@@ -31,9 +41,9 @@ class ReusingLoader(Loader):
 
     def close(self) -> None:
         for batches in list(self._open):
-            batches.close()  # type: ignore[attr-defined]
+            batches.close()
         self._idle.clear()
 
     @abstractmethod
-    def _batches(self, requests: Iterator[Tickets]) -> Iterator[Batch]:
-        """The batches of one row of requests, from a generator."""
+    def _batches(self, requests: Iterator[Tickets]) -> Batches:
+        """Yield the batch of each request."""

@@ -24,6 +24,10 @@ class RegisteredSources:
         """Return, for every setting that only some sources have, the names of these sources in quotes."""
         found: dict[str, list[str]] = {}
         for source in names("source"):
-            for f in own_fields(self.of(source)):
+            try:
+                own = own_fields(self.of(source))
+            except UserError:  # of an installed plugin that is broken: `paceline settings` reports it
+                continue
+            for f in own:
                 found.setdefault(f.name, []).append(repr(source))
         return found

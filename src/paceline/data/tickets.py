@@ -1,7 +1,7 @@
-"""Tickets: which sample, and every random number that will be used on it.
+"""Tickets: a sample's index and every random number that will be used on it.
 
-They are functions of the seed and of the position in the stream alone, never of rank, worker or
-strategy, so a run is the same however it is spread and wherever it is taken up again.
+They are functions of the seed and the position in the stream alone, never of rank, worker or strategy. So a run is the
+same however it is distributed and wherever it resumes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 NUM_UNIFORMS = 8  # random numbers in [0, 1) that travel with each sample
 # Which of them decides what.
@@ -19,29 +20,29 @@ CROP_ROW, CROP_COLUMN, FLIP, CUTOUT_ROW, CUTOUT_COLUMN, ROT90 = range(6)
 class Tickets(NamedTuple):
     """A row per sample."""
 
-    index: np.ndarray  # type: ignore[assignment]  # int64 [n]: the sample's number in its source
-    uniforms: np.ndarray  # float32 [n, NUM_UNIFORMS]
+    index: NDArray[np.int64]  # type: ignore[assignment]  # [n]: the sample's number in its source
+    uniforms: NDArray[np.float32]  # [n, NUM_UNIFORMS]
 
     def rows(self, start: int, stop: int) -> Tickets:
-        """The tickets of rows [start, stop)."""
+        """Return the tickets of rows [start, stop)."""
         return Tickets(self.index[start:stop], self.uniforms[start:stop])
 
 
 @lru_cache(maxsize=2)
 def tickets(seed: int, epoch: int, length: int) -> Tickets:
-    """One epoch's tickets: a permutation of the samples and a row of uniform numbers for each position."""
+    """Return an epoch's tickets: a permutation of the samples, and a row of uniform numbers for each position."""
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     return Tickets(generator.permutation(length), generator.random((length, NUM_UNIFORMS), dtype=np.float32))
 
 
 class Stream:
-    """The endless row of epochs that training reads; a position is the number of images seen before it."""
+    """The endless sequence of epochs that training reads; a position is the number of images seen before it."""
 
     def __init__(self, seed: int, length: int) -> None:
         self.seed, self.length = seed, length
 
     def take(self, start: int, stop: int) -> Tickets:
-        """The tickets at positions [start, stop), which may span epochs."""
+        """Return the tickets at positions [start, stop), which may span epochs."""
         pieces = []
         while start < stop:
             epoch, offset = divmod(start, self.length)
@@ -52,11 +53,11 @@ class Stream:
 
 
 def part(start: int, stop: int, number: int, parts: int) -> tuple[int, int]:
-    """The contiguous part `number` of `parts` of a range; the sizes of parts differ by one at most."""
+    """Return the contiguous part `number` of `parts` of a range; the sizes of parts differ by one at most."""
     length = stop - start
     return start + length * number // parts, start + length * (number + 1) // parts
 
 
 def in_order(start: int, stop: int) -> Tickets:
-    """Tickets for evaluation: the samples in their own order, and no chance in them."""
+    """Return tickets for evaluation: the samples in their own order, without randomness."""
     return Tickets(np.arange(start, stop), np.zeros((stop - start, NUM_UNIFORMS), dtype=np.float32))

@@ -1,8 +1,8 @@
-"""Data sets that torchvision knows: its layout on disk, its downloads and its checksums."""
+"""The base of data sets from torchvision, with its layout on disk, its downloads and its checksums."""
 
 from __future__ import annotations
 
-import fcntl
+import math
 import socket
 import tarfile
 from collections.abc import Iterator
@@ -15,36 +15,37 @@ import numpy as np
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.core.lock import Lock
 from paceline.data.source import ArraySource
-from paceline.images.decode import arrange_pictures, check_picture_settings
+from paceline.images.decode import arrange_images, check_image_settings
 
-SILENCE_LIMIT_SECONDS = 30.0  # a server that does not answer must not hold up the run for ever
+SILENCE_LIMIT_SECONDS = 30.0  # after which a server that does not answer is given up
 
 
 class TorchvisionSource(ArraySource):
-    """A torchvision data set in memory; a subclass names it and the files it lies in."""
+    """A torchvision data set in memory; a subclass names it and its files."""
 
     dataset: ClassVar[str]  # the class in torchvision.datasets
     expected: ClassVar[str]  # its files under --data-root, for the error
     says_split: ClassVar[bool] = False  # its constructor takes split="train" rather than train=True
-    channels_first: ClassVar[bool] = False  # its pictures are [n, c, h, w]
-    class_names: ClassVar[tuple[str, ...]] = ()  # where torchvision's own will not do
+    channels_first: ClassVar[bool] = False  # its images are [n, c, h, w]
+    class_names: ClassVar[tuple[str, ...]] = ()  # where torchvision has none, or unsuitable ones
     flip_allowed: ClassVar[bool] = True
 
     def __init__(self, split: str, settings: RunSettings) -> None:
-        check_picture_settings(settings)
+        check_image_settings(settings)
         found = self._open(split, Path(settings.data_root).expanduser())
-        pictures = np.asarray(found.data)
-        if pictures.ndim == 3:
-            pictures = pictures[..., np.newaxis]
+        images = np.asarray(found.data)
+        if images.ndim == 3:
+            images = images[..., np.newaxis]
         elif self.channels_first:
-            pictures = pictures.transpose(0, 2, 3, 1)
-        pictures = arrange_pictures(pictures, settings)
+            images = images.transpose(0, 2, 3, 1)
+        images = arrange_images(images, settings)
         labels = np.asarray(found.targets if hasattr(found, "targets") else found.labels)
         names = self.class_names or tuple(found.classes)
-        _, height, width, channels = pictures.shape
+        _, height, width, channels = images.shape
         super().__init__(
-            {"image": pictures, "label": labels.astype(np.int64)},
+            {"image": images, "label": labels.astype(np.int64)},
             DataSpec(
                 channels, height, width, num_classes=len(names), class_names=names, flip_allowed=self.flip_allowed
             ),
@@ -68,18 +69,21 @@ class TorchvisionSource(ArraySource):
 
 @contextmanager
 def _one_process_at_a_time(root: Path, name: str) -> Iterator[bool]:
-    """Whether the folder can be written; while it can, other processes wait until this one is done."""
+    """Yield whether the folder can be written; while it can, other processes wait until this one is done."""
+    lock = _lock(root, name)
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _lock(root: Path, name: str) -> Lock | None:
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = (root / f".lock-{name}").open("w")
-    except OSError:
-        lock = None
-    if lock is None:  # a read-only folder of data needs no lock, and takes no download
-        yield False
-    else:
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield True
+        return Lock(root, f".lock-{name}", wait_seconds=math.inf)
+    except OSError:  # a read-only folder of data needs no lock, and takes no download
+        return None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""PSNR and SSIM of images in 0…255, in float64: what evaluators and `apply --downsample` share."""
+"""PSNR and SSIM of images in 0…255, in float64; evaluators and `apply --downsample` share them."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ WINDOW, SIGMA = 11, 1.5
 C1, C2 = (0.01 * PEAK) ** 2, (0.03 * PEAK) ** 2
 
 
-def refuse_small(case: Case, border: int = 0) -> None:
-    """Refuses a picture of which too little is left to compare, by its name and before anything is predicted."""
+def check_sizes(case: Case, border: int = 0) -> None:
+    """Raise UserError for an image smaller than SSIM's window, by its name and before anything is predicted."""
     sides = sizes_of(case.source).min(axis=1)
     left = sides // case.output_scale * case.output_scale - 2 * border
     worst = int(left.argmin())
     if left[worst] < WINDOW:
         raise UserError(
             f"{case.source.name_of(worst)}: a side of {sides[worst]} pixels is too short to compare: SSIM's window "
-            f"has {WINDOW}, and {left[worst]} are left; take the picture out of the {case.split} split"
+            f"has {WINDOW}, and {left[worst]} are left; remove the image from the {case.split} split"
         )
 
 
-def in_levels(pictures: Tensor) -> Tensor:
-    """Pictures in -1…1 as the numbers that eight bits hold, 0…255, in float64."""
-    return ((pictures.detach().double() + 1) * 127.5).round().clamp(0, 255)
+def to_levels(images: Tensor) -> Tensor:
+    """Round images in -1…1 to the levels of 8 bits, 0…255, in float64."""
+    return ((images.detach().double() + 1) * 127.5).round().clamp(0, 255)
 
 
 def luma(levels: Tensor) -> Tensor:
-    """MATLAB's luma of RGB in 0…255, from 16 to 235; a grey picture is its own."""
+    """Return MATLAB's luma of RGB in 0…255, from 16 to 235; a grey image is its own."""
     if levels.shape[1] == 1:
         return levels
     red, green, blue = levels.unbind(1)
@@ -44,16 +44,16 @@ def luma(levels: Tensor) -> Tensor:
 
 
 def psnr(made: Tensor, target: Tensor) -> Tensor:
-    """The peak signal-to-noise ratio of each picture, in dB."""
+    """Return the peak signal-to-noise ratio of each image, in dB."""
     squares = (made - target).square().mean((1, 2, 3))
     return torch.where(squares > 0, 10 * (PEAK**2 / squares).log10(), PSNR_OF_EQUALS)
 
 
 def ssim(made: Tensor, target: Tensor) -> Tensor:
-    """The structural similarity of each picture, over all of its channels."""
+    """Return the structural similarity of each image, over all of its channels."""
     height, width = made.shape[-2:]
     if min(height, width) < WINDOW:
-        raise UserError(f"pictures of {width}×{height} pixels are too small to compare: SSIM's window is {WINDOW}")
+        raise UserError(f"images of {width}×{height} pixels are too small to compare: SSIM's window is {WINDOW}")
     mean1, mean2 = blurred(made), blurred(target)
     variance1, variance2 = blurred(made * made) - mean1 * mean1, blurred(target * target) - mean2 * mean2
     covariance = blurred(made * target) - mean1 * mean2
@@ -61,14 +61,17 @@ def ssim(made: Tensor, target: Tensor) -> Tensor:
     return (likeness / ((mean1 * mean1 + mean2 * mean2 + C1) * (variance1 + variance2 + C2))).mean((1, 2, 3))
 
 
-def blurred(pictures: Tensor) -> Tensor:
-    """Means under the window, where it lies in the picture; shifted sums, since float64 convolutions are slow."""
+def blurred(images: Tensor) -> Tensor:
+    """Return means under the Gaussian window where it lies inside the image.
+
+    They are shifted sums, since convolutions in float64 are slow.
+    """
     offsets = [number - WINDOW // 2 for number in range(WINDOW)]
     weights = [math.exp(-(offset**2) / (2 * SIGMA**2)) for offset in offsets]
     for dim in (-2, -1):
-        length = pictures.shape[dim] - WINDOW + 1
-        total = pictures.narrow(dim, 0, length) * (weights[0] / sum(weights))
+        length = images.shape[dim] - WINDOW + 1
+        total = images.narrow(dim, 0, length) * (weights[0] / sum(weights))
         for start, weight in enumerate(weights[1:], start=1):
-            total = total.add_(pictures.narrow(dim, start, length), alpha=weight / sum(weights))
-        pictures = total
-    return pictures
+            total = total.add_(images.narrow(dim, start, length), alpha=weight / sum(weights))
+        images = total
+    return images

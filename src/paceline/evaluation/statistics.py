@@ -1,4 +1,4 @@
-"""Numbers behind two sets of features: Fréchet distance, kernel distance, precision and recall; Inception Score."""
+"""Metrics of two sets of features: Fréchet distance, kernel distance, precision and recall; Inception Score."""
 
 from __future__ import annotations
 
@@ -13,34 +13,39 @@ _ROWS_AT_ONCE = 2000  # of a table of distances
 
 
 def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covariance2: Tensor) -> float:
-    """The Fréchet distance of two normal distributions, in float64.
+    """Return the Fréchet distance of two normal distributions, in float64.
 
     The trace of (Σ₁Σ₂)^½ is the sum of the roots of the eigenvalues of RᵀΣ₂R with RRᵀ = Σ₁, which is symmetric: no
     general matrix square root is needed, and singular matrices (fewer samples than features) do no harm.
     """
     root = _root(covariance1.double())
     product = root.T @ covariance2.double() @ root
-    trace_of_root = torch.linalg.eigvalsh((product + product.T) / 2).clamp_min(0).sqrt().sum()
+    eigenvalues: Tensor = torch.linalg.eigvalsh((product + product.T) / 2)
+    trace_of_root = eigenvalues.clamp_min(0).sqrt().sum()
     traces = covariance1.double().trace() + covariance2.double().trace()
     distance = (mean1.double() - mean2.double()).square().sum() + traces - 2 * trace_of_root
-    return max(distance.item(), 0.0)  # in this order a NaN stays one
+    return max(float(distance.item()), 0.0)  # in this order a NaN stays one
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """A matrix R with RRᵀ = covariance: Cholesky's, which is quick, or by eigenvalues where that is singular."""
+    """Return R with RRᵀ = covariance: Cholesky's, which is fast, or by eigenvalues where that is singular."""
+    factor: Tensor
+    failed: Tensor
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if not failed:
         return factor
+    values: Tensor
+    vectors: Tensor
     values, vectors = torch.linalg.eigh(covariance)
     return vectors * values.clamp_min(0).sqrt()
 
 
 def kernel_distance(first: Tensor, second: Tensor, subset: int = KERNEL_SUBSET) -> float:
-    """The unbiased squared maximum mean discrepancy with the kernel (x·y/d + 1)³: the mean over subsets in order."""
+    """Return the unbiased squared maximum mean discrepancy with the kernel (x·y/d + 1)³: the mean over subsets."""
     size = min(subset, len(first), len(second))
     estimates = [
         _squared_discrepancy(one.double(), other.double())
-        for one, other in zip(first.split(size), second.split(size), strict=False)
+        for one, other in zip(torch.split(first, size), torch.split(second, size), strict=False)
         if len(one) == len(other) == size
     ]
     return torch.stack(estimates).mean().item()
@@ -58,7 +63,7 @@ def _squared_discrepancy(first: Tensor, second: Tensor) -> Tensor:
 
 
 def precision_and_recall(real: Tensor, made: Tensor, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
-    """The share of made rows that lie among the real ones, and of real rows that lie among the made ones.
+    """Return the share of made rows that lie among the real ones, and of real rows that lie among the made ones.
 
     Kynkäänniemi et al. (2019): a row lies among others if it is no farther from one of them than that one's
     third neighbour is.
@@ -76,17 +81,18 @@ def _share_among(rows: Tensor, others: Tensor, neighbours: int) -> float:
 
 
 def _squared_distances(rows: Tensor, others: Tensor) -> Iterator[Tensor]:
-    for some in rows.split(_ROWS_AT_ONCE):
+    for some in torch.split(rows, _ROWS_AT_ONCE):
         squares = some.square().sum(dim=1)[:, None] + others.square().sum(dim=1)
         yield (squares - 2 * some @ others.T).clamp_min(0)
 
 
 def inception_score(counts: Tensor, likelihoods: Tensor, negative_entropies: Tensor) -> float:
-    """exp of the mean divergence of p(class | picture) from p(class), averaged over splits of the pictures.
+    """Return exp of the mean divergence of p(class | image) from p(class), averaged over splits of the images.
 
-    Per split: the number of pictures, the sum of their class likelihoods, the sum of Σ p log p.
+    Per split: the number of images, the sum of their class likelihoods, the sum of Σ p log p.
     """
     filled = counts > 0
     counts, likelihoods, negative_entropies = counts[filled], likelihoods[filled], negative_entropies[filled]
     overall = likelihoods / counts[:, None]
-    return (negative_entropies / counts - torch.special.xlogy(overall, overall).sum(dim=1)).exp().mean().item()
+    entropies: Tensor = torch.special.xlogy(overall, overall).sum(dim=1)
+    return (negative_entropies / counts - entropies).exp().mean().item()

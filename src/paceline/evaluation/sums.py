@@ -1,4 +1,4 @@
-"""What features add up to: sums over samples that add over parts, and the statistics behind them."""
+"""Sums of features over samples, which add up over parts, and the statistics computed from them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.evaluation.features.network import Seen
+from paceline.evaluation.features.network import Features
 
-NUM_SPLITS = 10  # of the pictures, for the Inception Score
+NUM_SPLITS = 10  # of the images, for the Inception Score
 
 
 class Layout(NamedTuple):
@@ -20,10 +20,10 @@ class Layout(NamedTuple):
     total: int  # samples that will come
     num_features: int
     num_classes: int
-    num_rows: int  # the features of so many first samples are kept as they are
+    num_rows: int  # the first so many samples whose features are kept
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The sums by name, in their order."""
+        """Return the shapes of the sums by name, in order."""
         return {
             "count": (1,),
             "sum": (self.num_features,),
@@ -36,25 +36,25 @@ class Layout(NamedTuple):
 
 
 class FeatureSums:
-    """Adds up features in float64; a sample is known by its position, so the sums do not depend on the parts."""
+    """Sums features in float64; a sample is identified by its position, so the sums do not depend on the parts."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self.parts = {
             name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in layout.shapes().items()
         }
-        # One row more takes all samples behind those that are kept: no wait to find out which they are.
+        # The extra row takes all samples after those that are kept, so that the device is never waited for.
         self.rows = torch.zeros(layout.num_rows + 1, layout.num_features, dtype=torch.float64, device=device)
 
-    def add(self, seen: Seen, position: Tensor) -> None:
-        """Adds a batch; a sample's position is its number among all."""
-        features = seen.features.double()
-        self.parts["count"] += len(features)
-        self.parts["sum"] += features.sum(dim=0)
-        self.parts["products"] += features.T @ features
-        self.rows.index_copy_(0, position.clamp_max(self.layout.num_rows), features)
-        if seen.logits is not None:
-            likelihood = seen.logits.double().softmax(dim=1)
+    def add(self, features: Features, position: Tensor) -> None:
+        """Add a batch; a sample's position is its index among all."""
+        vectors = features.vectors.double()
+        self.parts["count"] += len(vectors)
+        self.parts["sum"] += vectors.sum(dim=0)
+        self.parts["products"] += vectors.T @ vectors
+        self.rows.index_copy_(0, position.clamp_max(self.layout.num_rows), vectors)
+        if features.logits is not None:
+            likelihood = features.logits.double().softmax(dim=1)
             splits = torch.arange(NUM_SPLITS, device=position.device)
             member = (splits[:, None] == position * NUM_SPLITS // self.layout.total).double()
             self.parts["split_counts"] += member.sum(dim=1)
@@ -62,15 +62,15 @@ class FeatureSums:
             self.parts["negative_entropies"] += member @ torch.special.xlogy(likelihood, likelihood).sum(dim=1)
 
     def flat(self) -> Tensor:
-        """All sums in one row."""
+        """Return all sums as one vector."""
         parts = self.parts | {"rows": self.rows[:-1]}
         return torch.cat([part.flatten() for part in parts.values()])
 
 
 def unflatten(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """The sums by name."""
+    """Return the sums of a vector by name."""
     shapes = layout.shapes()
-    pieces = flat.split([prod(shape) for shape in shapes.values()])
+    pieces = torch.split(flat, [prod(shape) for shape in shapes.values()])
     return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
@@ -85,7 +85,7 @@ class Statistics:
 
 
 def statistics_from(sums: dict[str, Tensor]) -> Statistics:
-    """Mean and unbiased covariance behind sums."""
+    """Return mean and unbiased covariance, given the sums."""
     count = sums["count"]
     mean = sums["sum"] / count
     covariance = (sums["products"] - count * mean[:, None] * mean) / (count - 1)

@@ -1,4 +1,4 @@
-"""Pictures as every source gives them: one size, grey or colour, 8 bits."""
+"""Decoding of image files: upright, grey or RGB, 8 bits, within a size limit."""
 
 from __future__ import annotations
 
@@ -9,103 +9,104 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 
-PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; Pillow itself only warns, and from here on
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # such files are refused here, by name
+PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; Pillow itself only warns, from this size on
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # such files raise BadImage here
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
-ANIMATED_FORMATS = ("GIF", "PNG", "WEBP")  # several pictures in other kinds of files are pages or previews
-ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF: the values that swap height and width
+ANIMATED_FORMATS = ("GIF", "PNG", "WEBP")  # several images in files of other formats are pages or previews
+ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF; these values swap height and width
 WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES = 256, 257, 258, 262, 284  # of TIFF
 WHITE_IS_ZERO, SEPARATE = 0, 2  # values of the last two
 WHITE = 65535  # of 16 bits
-UNBOUNDED_MODES = ("I", "F")  # 32-bit numbers: nothing says which of them is white
+UNBOUNDED_MODES = ("I", "F")  # 32-bit numbers: no value is defined as white
 
 
-class BadPicture(Exception):
-    """A file that gives no picture; its text says why."""
+class BadImage(Exception):
+    """A file from which no image can be read; the text says why."""
 
 
-def check_picture_settings(settings: RunSettings) -> None:
-    """Refuses sizes and channels that no source can give."""
+def check_image_settings(settings: RunSettings) -> None:
+    """Raise UserError for sizes and channels that no source can give."""
     if settings.channels not in (0, 1, 3):
         raise UserError(f"channels={settings.channels}: must be 1 (grey), 3 (colour) or 0 (the source's own)")
     if settings.size < 0:
         raise UserError(f"size={settings.size}: must be a number of pixels, or 0 for the source's own")
 
 
-def arrange_pictures(
-    pictures: np.ndarray,
+def arrange_images(
+    images: NDArray[np.uint8],
     settings: RunSettings,
     resample: Image.Resampling = Image.Resampling.BICUBIC,
     default_size: int = 0,
-) -> np.ndarray:
-    """Pictures uint8 [n, h, w, 1 or 3] in the size and channels that the settings ask for."""
-    check_picture_settings(settings)
-    _, height, width, own_channels = pictures.shape
+) -> NDArray[np.uint8]:
+    """Return images uint8 [n, h, w, 1 or 3] in the size and channels of the settings."""
+    check_image_settings(settings)
+    _, height, width, own_channels = images.shape
     channels, side = settings.channels or own_channels, settings.size or default_size
     if channels == own_channels and (side == 0 or side == height == width):
-        return np.ascontiguousarray(pictures)
-    squeezed = pictures[..., 0] if own_channels == 1 else pictures
-    return np.stack([arrange_picture(Image.fromarray(one), side, channels, resample) for one in squeezed])
+        return np.ascontiguousarray(images)
+    squeezed = images[..., 0] if own_channels == 1 else images
+    return np.stack([arrange_image(Image.fromarray(one), side, channels, resample) for one in squeezed])
 
 
-def arrange_picture(
-    picture: Image.Image, side: int, channels: int, resample: Image.Resampling = Image.Resampling.BICUBIC
-) -> np.ndarray:
-    """One picture as uint8 [h, w, channels]: its middle square, scaled to `side` unless that is 0."""
-    picture = picture.convert("L" if channels == 1 else "RGB")  # "L" is the luma of ITU-R 601
+def arrange_image(
+    image: Image.Image, side: int, channels: int, resample: Image.Resampling = Image.Resampling.BICUBIC
+) -> NDArray[np.uint8]:
+    """Return an image as uint8 [h, w, channels]: its middle square, scaled to `side` unless that is 0."""
+    image = image.convert("L" if channels == 1 else "RGB")  # "L" is the luma of ITU-R 601
     if side:
-        short = min(picture.size)
-        left, top = (picture.width - short) // 2, (picture.height - short) // 2
+        short = min(image.size)
+        left, top = (image.width - short) // 2, (image.height - short) // 2
         square = (left, top, left + short, top + short)
-        picture = picture.crop(square) if short == side else picture.resize((side, side), resample, square)
-    array = np.array(picture)
+        image = image.crop(square) if short == side else image.resize((side, side), resample, square)
+    array = np.array(image)
     return array[..., np.newaxis] if channels == 1 else array
 
 
 def short_side(path: Path) -> int:
-    """The length of a picture's shorter side, read from the file's header."""
+    """Return the length of an image's shorter side, read from the file's header."""
     try:
-        with Image.open(path) as picture:
-            return min(picture.size)
+        with Image.open(path) as image:
+            return min(image.size)
     except Exception as error:
-        raise BadPicture(_reason(error)) from error
+        raise BadImage(_reason(error)) from error
 
 
 def upright_size(path: Path) -> tuple[int, int]:
-    """Height and width of the picture that `decode` gives, read from the file's header."""
-    with opened(path) as picture:
-        _check_still(picture)
-        tags = _tiff_tags(picture)  # some versions of Pillow have turned the size of a TIFF already
-        height, width = tags.get(HEIGHT, picture.height), tags.get(WIDTH, picture.width)
-        # Not the file's own getexif(), which decodes all of a PNG first; so one that says it last is not heard.
-        turned = Image.Image.getexif(picture).get(ORIENTATION) in SIDEWAYS
+    """Return height and width of the image that `decode` returns, read from the file's header."""
+    with opened(path) as image:
+        _check_still(image)
+        tags = _tiff_tags(image)  # some versions of Pillow have rotated the size of a TIFF already
+        height, width = tags.get(HEIGHT, image.height), tags.get(WIDTH, image.width)
+        # Not the file's own getexif(), which decodes all of a PNG first; EXIF at the end of a PNG is ignored.
+        turned = Image.Image.getexif(image).get(ORIENTATION) in SIDEWAYS
         return (width, height) if turned else (height, width)
 
 
 def decode(path: Path) -> Image.Image:
-    """The picture in a file, as `plain_picture` gives it."""
-    with opened(path) as picture:
-        return plain_picture(picture)
+    """Return the image in a file, as `plain_image` does."""
+    with opened(path) as image:
+        return plain_image(image)
 
 
-def plain_picture(picture: Image.Image) -> Image.Image:
-    """A picture upright, in 8 bits grey or RGB, transparency over white."""
-    return _to_eight_bits(turn_upright(picture))
+def plain_image(image: Image.Image) -> Image.Image:
+    """Return an image upright, in 8-bit grey or RGB, with transparency over white."""
+    return _to_eight_bits(turn_upright(image))
 
 
-def turn_upright(picture: Image.Image) -> Image.Image:
-    """The decoded picture as it is meant to be seen, greys of 16 bits from black to white."""
-    tags = _tiff_tags(picture)
+def turn_upright(image: Image.Image) -> Image.Image:
+    """Return the image in its EXIF orientation, 16-bit greys from black to white."""
+    tags = _tiff_tags(image)
     bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
-    in_planes = tags.get(PLANES) == SEPARATE and len(picture.getbands()) > 1
-    if bits > 8 and in_planes and picture.info.get("compression") == "raw":
-        raise BadPicture(f"{bits}-bit colours in separate planes; store them pixel by pixel")  # Pillow mixes them up
-    upright = ImageOps.exif_transpose(picture)
+    in_planes = tags.get(PLANES) == SEPARATE and len(image.getbands()) > 1
+    if bits > 8 and in_planes and image.info.get("compression") == "raw":
+        raise BadImage(f"{bits}-bit colours in separate planes; store them pixel by pixel")  # Pillow garbles them
+    upright = ImageOps.exif_transpose(image)
     negative = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
     if upright.mode not in SIXTEEN_BIT_MODES or not (negative or 8 < bits < 16):
         return upright
@@ -115,47 +116,45 @@ def turn_upright(picture: Image.Image) -> Image.Image:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Image.Image]:
-    """A file's picture, not decoded yet and not above the limit; whatever goes wrong with it is a BadPicture."""
+    """Yield a file's image, not decoded yet and within the limit; every error raises BadImage."""
     try:
-        # By the file and not its path: Pillow maps some TIFFs by path, and scrambles those that lie on their side.
-        with path.open("rb") as file, Image.open(file) as picture:
-            _check_limit(picture)
-            yield picture
-    except BadPicture:
+        # By the file and not its path: Pillow memory-maps some TIFFs by path, and scrambles rotated ones.
+        with path.open("rb") as file, Image.open(file) as image:
+            _check_limit(image)
+            yield image
+    except BadImage:
         raise
     except UnidentifiedImageError as error:
-        raise BadPicture(_unknown_kind(path)) from error
+        raise BadImage(_unknown_kind(path)) from error
     except Exception as error:  # decoders raise errors of many kinds on damaged files
-        raise BadPicture(_reason(error)) from error
+        raise BadImage(_reason(error)) from error
 
 
-def _check_still(picture: Image.Image) -> None:
-    if picture.format in ANIMATED_FORMATS and getattr(picture, "is_animated", False):
-        raise BadPicture("it is animated")
+def _check_still(image: Image.Image) -> None:
+    if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
+        raise BadImage("it is animated")
 
 
-def _check_limit(picture: Image.Image) -> None:
-    if picture.width * picture.height > PIXEL_LIMIT:
-        raise BadPicture(
-            f"{picture.width} × {picture.height} pixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
-        )
+def _check_limit(image: Image.Image) -> None:
+    if image.width * image.height > PIXEL_LIMIT:
+        raise BadImage(f"{image.width} × {image.height} pixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels")
 
 
-def _tiff_tags(picture: Image.Image) -> Mapping[int, Any]:
-    return picture.tag_v2 if picture.format == "TIFF" else {}  # type: ignore[attr-defined]
+def _tiff_tags(image: Image.Image) -> Mapping[int, Any]:
+    return image.tag_v2 if image.format == "TIFF" else {}  # type: ignore[attr-defined]
 
 
-def _to_eight_bits(picture: Image.Image) -> Image.Image:
-    if picture.mode in SIXTEEN_BIT_MODES:
-        values = np.asarray(picture).astype(np.uint32)
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    if image.mode in SIXTEEN_BIT_MODES:
+        values = np.asarray(image).astype(np.uint32)
         return Image.fromarray(((values * 255 + WHITE // 2) // WHITE).astype(np.uint8))
-    if picture.mode in UNBOUNDED_MODES:
-        raise BadPicture(f"32-bit pixels (mode {picture.mode}) have no fixed white; store it with 8 or 16 bits")
-    if picture.has_transparency_data:
-        colours = picture.convert("RGBA")
+    if image.mode in UNBOUNDED_MODES:
+        raise BadImage(f"32-bit pixels (mode {image.mode}) have no fixed white; store it with 8 or 16 bits")
+    if image.has_transparency_data:
+        colours = image.convert("RGBA")
         white = Image.new("RGBA", colours.size, "white")
         return Image.alpha_composite(white, colours).convert("RGB")
-    return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
 def _reason(error: Exception) -> str:
@@ -163,19 +162,19 @@ def _reason(error: Exception) -> str:
         pixels = int("".join(filter(str.isdigit, str(error).partition("exceeds")[0])) or 2 * PIXEL_LIMIT)
         return f"{pixels // 10**6} megapixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
     if isinstance(error, UnidentifiedImageError):
-        return "no picture of a known kind"
+        return "not an image of a known format"
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _unknown_kind(path: Path) -> str:
-    """Why Pillow knows no picture in a file; of a TIFF, its numbers may be why."""
+    """Return why Pillow finds no image in a file; a TIFF may have pixels of an unsupported type."""
     import tifffile
 
     try:
         with tifffile.TiffFile(path) as file:
             numbers = file.pages[0].dtype
-    except Exception:  # it is none, or a damaged one
-        return "no picture of a known kind"
+    except Exception:  # not a TIFF, or a damaged one
+        return "not an image of a known format"
     if numbers is None or numbers.itemsize < 4:
-        return "a kind of TIFF that is not known; store it pixel by pixel with 8 or 16 bits"
+        return "an unsupported kind of TIFF; store it pixel by pixel with 8 or 16 bits"
     return f"{numbers.itemsize * 8}-bit pixels have no fixed white; store it with 8 or 16 bits"

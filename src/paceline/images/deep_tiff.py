@@ -1,4 +1,4 @@
-"""Colours of 16 bits in TIFF files, which Pillow would cut to 8: read and written with tifffile."""
+"""16-bit colours in TIFF files, which Pillow would reduce to 8: read and written with tifffile."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import NamedTuple
 
 import numpy as np
 import tifffile
+from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.images.decode import BITS_PER_SAMPLE, ORIENTATION, WHITE
 
 SAMPLES_PER_PIXEL, COLOURS = 277, 3  # of TIFF
-MULTIPLIED, BESIDE = 1, 2  # what a fourth channel can be: transparency that the colours were multiplied by, or not
-ROWS_AT_ONCE = 64  # of transparency that is enlarged while it is written
-REACH_PX = 4  # rows around that bicubic enlargement may look at
+PREMULTIPLIED, STRAIGHT = 1, 2  # a fourth channel: transparency, by which the colours were multiplied or not
+ROWS_AT_ONCE = 64  # of transparency that are enlarged at once while it is written
+REACH_PX = 4  # neighbouring rows that bicubic enlargement needs
 
 
 class DeepColours(NamedTuple):
-    """What a file holds, upright."""
+    """The content of a file, upright."""
 
-    pixels: np.ndarray  # uint16 [h, w, 3]
+    pixels: NDArray[np.uint16]  # [h, w, 3]
     alpha: Image.Image | None
     note: str
 
 
 def has_deep_colours(image: Image.Image) -> bool:
-    """Whether a file has colours of 16 bits in TIFF, of whatever kind."""
+    """Return whether a file is a TIFF with 16-bit colours, of whatever kind."""
     if image.format != "TIFF":
         return False
     tags = image.tag_v2  # type: ignore[attr-defined]
@@ -35,14 +36,14 @@ def has_deep_colours(image: Image.Image) -> bool:
 
 
 def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
-    """The RGB picture on a file's first page, which `image` has opened too; None where that is of another kind."""
+    """Return the RGB image on a file's first page, which `image` has open too; None where it is of another kind."""
     try:
         with tifffile.TiffFile(path) as file:
             page = file.pages.first
             if page.photometric != tifffile.PHOTOMETRIC.RGB or page.dtype != np.uint16:
                 return None
             array, axes, extra = page.asarray(), page.axes, page.extrasamples
-    except Exception:  # a compression that it lacks, or damage: Pillow shall see
+    except Exception:  # a compression that tifffile lacks, or damage: Pillow decides
         return None
     if axes == "SYX":  # a plane for each colour
         array = np.moveaxis(array, 0, -1)
@@ -52,16 +53,16 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
     pixels = np.ascontiguousarray(array[..., :COLOURS])
     if array.shape[-1] == COLOURS:
         return DeepColours(pixels, None, "")
-    if not extra or extra[0] not in (MULTIPLIED, BESIDE):
-        return DeepColours(pixels, None, "a channel besides its colours, which is no transparency, was left out")
+    if not extra or extra[0] not in (PREMULTIPLIED, STRAIGHT):
+        return DeepColours(pixels, None, "an extra channel that is not transparency was left out")
     alpha = array[..., COLOURS]
-    if extra[0] == MULTIPLIED:
+    if extra[0] == PREMULTIPLIED:
         pixels = _divided(pixels, alpha)
     return DeepColours(pixels, Image.fromarray((alpha >> 8).astype(np.uint8)), "")
 
 
-def write_deep_colours(path: Path, pixels: np.ndarray, alpha: Image.Image | None, profile: bytes) -> None:
-    """Writes uint16 [h, w, 3]; transparency is enlarged on the way, so that it takes no memory to speak of."""
+def write_deep_colours(path: Path, pixels: NDArray[np.uint16], alpha: Image.Image | None, profile: bytes) -> None:
+    """Write uint16 [h, w, 3]; transparency is enlarged a few rows at a time, which takes hardly any memory."""
     height, width, channels = pixels.shape
     place = tifffile.imwrite(
         path,
@@ -84,7 +85,7 @@ def write_deep_colours(path: Path, pixels: np.ndarray, alpha: Image.Image | None
 
 
 def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int, Image.Image]]:
-    """The rows of transparency in a picture's size, some at a time, each time with the number of the first."""
+    """Yield the rows of transparency in the image's size, some at a time, with the number of the first."""
     scale = height // alpha.height
     for first in range(0, alpha.height, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, alpha.height)
@@ -94,13 +95,14 @@ def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int
         yield first * scale, part.crop((0, (first - above) * scale, width, (last - above) * scale))
 
 
-def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
-    """Pixels as EXIF's number says that they are meant to be seen."""
+def _turned(array: NDArray[np.uint16], orientation: int) -> NDArray[np.uint16]:
+    """Return pixels in their EXIF orientation."""
     number = orientation - 1 if 1 <= orientation <= 8 else 0
     array = array.swapaxes(0, 1) if number >= 4 else array
     return array[:: -1 if number % 4 in (2, 3) else 1, :: -1 if number % 4 in (1, 2) else 1]
 
 
-def _divided(pixels: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+def _divided(pixels: NDArray[np.uint16], alpha: NDArray[np.uint16]) -> NDArray[np.uint16]:
     factors = np.float32(WHITE) / np.maximum(alpha, 1).astype(np.float32)
-    return np.minimum(np.rint(pixels * factors[..., np.newaxis]), WHITE).astype(np.uint16)
+    straight: NDArray[np.float32] = np.minimum(np.rint(pixels * factors[..., np.newaxis]), WHITE)
+    return straight.astype(np.uint16)

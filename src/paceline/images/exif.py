@@ -1,10 +1,10 @@
-"""What a camera and a person wrote into a picture's file besides its pixels: EXIF, for what is made of the picture."""
+"""EXIF: what a camera and its user wrote into an image file besides the pixels, for files made from the image."""
 
 from __future__ import annotations
 
 from PIL import ExifTags, Image
 
-WORDS = (
+TEXTS = (
     ExifTags.Base.ImageDescription,
     ExifTags.Base.Make,
     ExifTags.Base.Model,
@@ -13,8 +13,8 @@ WORDS = (
     ExifTags.Base.Artist,
     ExifTags.Base.Copyright,
 )
-PARTS = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
-# Of the camera's own part: sizes of the old picture, and notes that point to places in the old file.
+TABLES = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
+# Of the camera's own table: sizes of the original image, and notes that point into the original file.
 NO_LONGER_TRUE = {
     ExifTags.Base.ExifImageWidth,
     ExifTags.Base.ExifImageHeight,
@@ -23,27 +23,27 @@ NO_LONGER_TRUE = {
 }
 
 
-def camera_words(image: Image.Image) -> bytes:
-    """When, where, with what and by whom a picture was taken, without what is true of its own file alone."""
+def lasting_exif(image: Image.Image) -> bytes:
+    """Return when, where, with what and by whom an image was taken, without what holds for its own file alone."""
     try:
         found, kept = image.getexif(), Image.Exif()
-        for tag in WORDS:
+        for tag in TEXTS:
             text = found.get(tag)
             if isinstance(text, str):  # Pillow reads it as Latin-1, whatever it is, and would write ASCII alone
                 kept[tag] = text.encode("latin-1", "replace")
-        for part in PARTS:
-            inner = {tag: value for tag, value in found.get_ifd(part).items() if tag not in NO_LONGER_TRUE}
+        for table in TABLES:
+            inner = {tag: value for tag, value in found.get_ifd(table).items() if tag not in NO_LONGER_TRUE}
             if inner:
-                kept[part] = inner
+                kept[table] = inner
         return kept.tobytes() if len(kept) else b""
-    except Exception:  # words that are damaged are no reason not to use the picture
+    except Exception:  # damaged EXIF is no reason not to use the image
         return b""
 
 
-def without_parts(exif: bytes) -> bytes:
-    """The words that stand in no part of their own, as the place's and the camera's do: all that libtiff can write."""
+def without_tables(exif: bytes) -> bytes:
+    """Return the texts without the tables of the camera and the place: all that libtiff can write."""
     found = Image.Exif()
     found.load(exif)
-    for part in PARTS:
-        found.pop(part, None)
+    for table in TABLES:
+        found.pop(table, None)
     return found.tobytes() if len(found) else b""

@@ -1,4 +1,4 @@
-"""Pictures of pictures: grids, two side by side, captions, animations."""
+"""Images put together: grids, rows, columns, captions, animations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 GAP_PX = 2
-SMALLEST_SIDE_PX = 32  # smaller pictures are enlarged: eyes need a few pixels
+SMALLEST_SIDE_PX = 32  # smaller images are enlarged, so that something can be seen
 CAPTION_PX = 18
 CAPTION_TEXT_PX = 12
 FRAME_MS = 250
@@ -18,66 +19,66 @@ LAST_FRAME_MS = 2000
 MOVING = (".gif", ".webp")
 
 
-def grid(pictures: np.ndarray, columns: int = 0) -> np.ndarray:
-    """Pictures uint8 [n, h, w, c] in rows of `columns` (0 makes a square), with a gap between them."""
-    num, height, width, channels = pictures.shape
+def grid(images: NDArray[np.uint8], columns: int = 0) -> NDArray[np.uint8]:
+    """Return images uint8 [n, h, w, c] in rows of `columns` (0 makes a square), with a gap between them."""
+    num, height, width, channels = images.shape
     columns = columns or math.ceil(math.sqrt(num))
     factor = max(1, SMALLEST_SIDE_PX // min(height, width))
-    pictures = pictures.repeat(factor, axis=1).repeat(factor, axis=2)
+    images = images.repeat(factor, axis=1).repeat(factor, axis=2)
     height, width = height * factor, width * factor
     rows = math.ceil(num / columns)
     whole = np.zeros((rows * (height + GAP_PX) + GAP_PX, columns * (width + GAP_PX) + GAP_PX, channels), np.uint8)
-    for number, picture in enumerate(pictures):
+    for number, image in enumerate(images):
         row, column = divmod(number, columns)
         top, left = GAP_PX + row * (height + GAP_PX), GAP_PX + column * (width + GAP_PX)
-        whole[top : top + height, left : left + width] = picture
+        whole[top : top + height, left : left + width] = image
     return whole
 
 
-def to_image(picture: np.ndarray) -> Image.Image:
-    """A picture uint8 [h, w, c] for Pillow, in colour."""
-    return Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture).convert("RGB")
+def to_image(image: NDArray[np.uint8]) -> Image.Image:
+    """Return an image uint8 [h, w, c] as Pillow's RGB."""
+    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).convert("RGB")
 
 
-def captioned(picture: Image.Image, text: str, *, room: bool = False) -> Image.Image:
-    """A picture with a line of text above it: shortened to fit or, with `room`, on white as wide as it needs."""
+def captioned(image: Image.Image, text: str, *, room: bool = False) -> Image.Image:
+    """Return an image under a line of text, which is shortened to fit or, with `room`, makes the image wider."""
     font = ImageFont.load_default(CAPTION_TEXT_PX)
-    width = max(picture.width, math.ceil(font.getlength(text)) + 2 * GAP_PX) if room else picture.width
+    width = max(image.width, math.ceil(font.getlength(text)) + 2 * GAP_PX) if room else image.width
     while len(text) > 1 and font.getlength(text) > width - 2 * GAP_PX:
         text = text.removesuffix("…")[:-1] + "…"
-    whole = Image.new("RGB", (width, picture.height + CAPTION_PX), "white")
-    whole.paste(picture, (0, CAPTION_PX))
+    whole = Image.new("RGB", (width, image.height + CAPTION_PX), "white")
+    whole.paste(image, (0, CAPTION_PX))
     ImageDraw.Draw(whole).text((GAP_PX, GAP_PX), text, fill="black", font=font)
     return whole
 
 
-def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Pictures in one row, on white."""
-    width = sum(picture.width for picture in pictures) + 4 * GAP_PX * (len(pictures) - 1)
-    whole = Image.new("RGB", (width, max(picture.height for picture in pictures)), "white")
+def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
+    """Return images in one row, on white."""
+    width = sum(image.width for image in images) + 4 * GAP_PX * (len(images) - 1)
+    whole = Image.new("RGB", (width, max(image.height for image in images)), "white")
     left = 0
-    for picture in pictures:
-        whole.paste(picture, (left, 0))
-        left += picture.width + 4 * GAP_PX
+    for image in images:
+        whole.paste(image, (left, 0))
+        left += image.width + 4 * GAP_PX
     return whole
 
 
-def one_above_the_other(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Pictures in one column, on white."""
-    height = sum(picture.height for picture in pictures) + 2 * GAP_PX * (len(pictures) - 1)
-    whole = Image.new("RGB", (max(picture.width for picture in pictures), height), "white")
+def one_above_the_other(images: Sequence[Image.Image]) -> Image.Image:
+    """Return images in one column, on white."""
+    height = sum(image.height for image in images) + 2 * GAP_PX * (len(images) - 1)
+    whole = Image.new("RGB", (max(image.width for image in images), height), "white")
     top = 0
-    for picture in pictures:
-        whole.paste(picture, (0, top))
-        top += picture.height + 2 * GAP_PX
+    for image in images:
+        whole.paste(image, (0, top))
+        top += image.height + 2 * GAP_PX
     return whole
 
 
 def save_animation(frames: Sequence[Image.Image], path: Path) -> None:
-    """Frames in RGB one after the other, for ever, the last one longer, as .gif or, without any loss, .webp."""
+    """Write RGB frames as an endless animation, the last one longer: .gif or, without loss, .webp."""
     suffix = path.suffix.lower()
     assert suffix in MOVING, path
-    if suffix == ".gif":  # each frame has 256 colours of its own; a median cut would lose those of few pixels
+    if suffix == ".gif":  # each frame has 256 colours of its own; a median cut would lose rare ones
         frames = [frame.quantize(method=Image.Quantize.FASTOCTREE, kmeans=1) for frame in frames]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     frames[0].save(path, save_all=True, append_images=list(frames[1:]), duration=times, loop=0, lossless=True)

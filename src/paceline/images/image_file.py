@@ -1,48 +1,48 @@
-"""Pictures of any mode from files, and results back into files, with what the pixels have besides colours.
+"""Reading images of any mode from files, and writing results with the same transparency, profile and EXIF.
 
 Grey stays grey. Transparency, colour profiles and EXIF (not of 16-bit colours) are kept, and so are 16 bits where
-Pillow (grey) or tifffile (colour) can read and write them. What has more than eight bits elsewhere (PNG in colour or
-with transparency) is read with eight, and says so.
+Pillow (grey) or tifffile (colour) can read and write them. Other images of more than 8 bits (PNG in colour or with
+transparency) are read with 8, with a note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
+from paceline.core.files import replacing
 from paceline.images.decode import (
     SIXTEEN_BIT_MODES,
     UNBOUNDED_MODES,
-    BadPicture,
+    BadImage,
     opened,
     turn_upright,
     upright_size,
 )
 from paceline.images.deep_tiff import has_deep_colours, read_deep_colours, write_deep_colours
-from paceline.images.exif import camera_words, without_parts
+from paceline.images.exif import lasting_exif, without_tables
 
 TIFF_SUFFIXES = (".tif", ".tiff")
 GREY_MODES = ("1", "L", "LA", "La")
-OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")  # whose profiles are not of the RGB that is made of them
-PNG_DEPTH_AT, PNG_GREY, PNG_GREY_AND_ALPHA = 24, 0, 4  # in a PNG's header: bits, then the kind of its pixels
-PNG_COMPRESSION = 3  # of 9: photographs gain little from more, and take long
+OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")  # their profiles do not hold for the RGB that is made of them
+PNG_DEPTH_AT, PNG_GREY, PNG_GREY_AND_ALPHA = 24, 0, 4  # in a PNG's header: bits, then the colour type
+PNG_COMPRESSION = 3  # of 9: more gains little on photographs, and takes long
 
 
 @dataclass(frozen=True)
-class Picture:
-    """What a file holds, upright."""
+class ImageData:
+    """The content of a file, upright."""
 
-    pixels: np.ndarray  # [h, w, 1 or 3], uint8 or uint16
+    pixels: NDArray[np.uint8 | np.uint16]  # [h, w, 1 or 3]
     alpha: Image.Image | None = None
     profile: bytes = b""  # ICC, of grey and RGB alone
-    suffix: str = ".png"  # of files that hold what is made of it
+    suffix: str = ".png"  # of files that are made from it
     note: str = ""
-    exif: bytes = b""  # what stays true of results
+    exif: bytes = b""  # what holds for results, too
 
     @property
     def deep(self) -> bool:
@@ -50,46 +50,46 @@ class Picture:
         return self.pixels.dtype == np.uint16
 
 
-def read_picture(path: Path) -> Picture:
-    """The picture in a file of any mode; BadPicture where there is none."""
-    upright_size(path)  # refuses what is animated or too large by its header
+def read_image(path: Path) -> ImageData:
+    """Return the image in a file of any mode; raise BadImage where there is none."""
+    upright_size(path)  # raises for what is animated or too large by its header
     suffix = result_suffix(path)
     with opened(path) as image:
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
         more_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
-        exif = camera_words(image)
-        notes = ["only the first of its pages was taken"] if more_pages else []
+        exif = lasting_exif(image)
+        notes = ["only the first of its pages was read"] if more_pages else []
         grey = image.mode in GREY_MODES
         if has_deep_colours(image):
             deep = read_deep_colours(path, image)
             if deep is not None:
-                return Picture(deep.pixels, deep.alpha, profile, suffix, "; ".join(filter(None, (*notes, deep.note))))
-            notes.append("its 16-bit colours were read with 8 bits: this kind of TIFF is not known")
+                return ImageData(deep.pixels, deep.alpha, profile, suffix, "; ".join(filter(None, (*notes, deep.note))))
+            notes.append("its 16-bit colours were read with 8 bits: this kind of TIFF is not supported")
         elif image.format == "PNG":
             kind, lost = _png_pixels(path)
-            grey = grey or kind == PNG_GREY_AND_ALPHA  # which Pillow has in colour where it has 16 bits
+            grey = grey or kind == PNG_GREY_AND_ALPHA  # Pillow reads it as colour where it has 16 bits
             notes += [lost] if lost else []
         image = turn_upright(image)
         if image.mode in SIXTEEN_BIT_MODES:
             pixels = np.asarray(image).astype(np.uint16)[..., np.newaxis]
-            return Picture(pixels, None, profile, suffix, "; ".join(notes), exif)
+            return ImageData(pixels, None, profile, suffix, "; ".join(notes), exif)
         if image.mode in UNBOUNDED_MODES:
-            raise BadPicture(f"32-bit pixels (mode {image.mode}) have no fixed white; store it with 8 or 16 bits")
+            raise BadImage(f"32-bit pixels (mode {image.mode}) have no fixed white; store it with 8 or 16 bits")
         alpha = None
         if image.has_transparency_data:
             image = image.convert("LA" if grey else "RGBA")
             alpha = image.getchannel("A")
         pixels = np.asarray(image.convert("L" if grey else "RGB"))
-        return Picture(pixels[..., np.newaxis] if grey else pixels, alpha, profile, suffix, "; ".join(notes), exif)
+        return ImageData(pixels[..., np.newaxis] if grey else pixels, alpha, profile, suffix, "; ".join(notes), exif)
 
 
 def result_suffix(path: Path) -> str:
-    """What files end in that are made of a picture: TIFF of TIFF, PNG of all others, which loses nothing."""
+    """Return the suffix of files that are made from an image: TIFF for TIFF, lossless PNG for all others."""
     return ".tif" if path.suffix.lower() in TIFF_SUFFIXES else ".png"
 
 
 def _png_pixels(path: Path) -> tuple[int, str]:
-    """The number that stands for the kind of a PNG's pixels, and a note on what Pillow cannot read of them."""
+    """Return a PNG's colour type, and a note on what Pillow cannot read of its pixels."""
     with path.open("rb") as file:
         depth, kind = file.read(PNG_DEPTH_AT + 2)[PNG_DEPTH_AT:]
     if depth < 16 or kind == PNG_GREY:
@@ -100,15 +100,15 @@ def _png_pixels(path: Path) -> tuple[int, str]:
 
 
 class Canvas:
-    """A result that is pasted together from parts, in as little memory as its pixels need."""
+    """A result that is assembled from parts, in no more memory than its pixels need."""
 
     def __init__(self, height: int, width: int, *, deep: bool = False) -> None:
         self.height, self.width, self.deep = height, width, deep
         self._image: Image.Image | None = None  # 8 bits
-        self._array: np.ndarray | None = None  # 16 bits
+        self._array: NDArray[np.uint16] | None = None  # 16 bits
 
-    def paste(self, top: int, left: int, values: np.ndarray) -> None:
-        """Puts a part, in -1…1 [h, w, 1 or 3], at its place."""
+    def paste(self, top: int, left: int, values: NDArray[np.floating]) -> None:
+        """Put a part, in -1…1 [h, w, 1 or 3], at its place."""
         height, width, channels = values.shape
         if self.deep:
             if self._array is None:
@@ -127,9 +127,9 @@ class Canvas:
         return self._image
 
     def save(self, path: Path, alpha: Image.Image | None = None, profile: bytes = b"", exif: bytes = b"") -> None:
-        """Writes the result; transparency is enlarged with it."""
+        """Write the result; transparency is enlarged with it."""
         if self._array is not None and self._array.shape[-1] == 3:
-            with _written_beside(path) as beside:
+            with replacing(path, durable=False) as beside:
                 write_deep_colours(beside, self._array, alpha, profile)
             return
         image = self.image if self._array is None else Image.fromarray(self._array[..., 0])
@@ -139,26 +139,16 @@ class Canvas:
 
 
 def save_image(image: Image.Image, path: Path, profile: bytes = b"", exif: bytes = b"") -> None:
-    """Writes a picture, with nothing lost."""
-    exif = without_parts(exif) if exif and path.suffix == ".tif" else exif
+    """Write an image without loss."""
+    exif = without_tables(exif) if exif and path.suffix == ".tif" else exif
     options = {name: value for name, value in (("icc_profile", profile), ("exif", exif)) if value}
-    with _written_beside(path) as beside:
+    with replacing(path, durable=False) as beside:
         if path.suffix == ".tif":
             image.save(beside, "TIFF", compression="tiff_lzw" if image.mode != "I;16" else None, **options)
         else:
             image.save(beside, "PNG", compress_level=PNG_COMPRESSION, **options)
 
 
-@contextmanager
-def _written_beside(path: Path) -> Iterator[Path]:
-    """A file to write, renamed in the end, so that what has the path is whole or not there."""
-    beside = path.with_name(f".{path.name}.writing")
-    try:
-        yield beside
-        beside.rename(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _levels(values: np.ndarray, top: int) -> np.ndarray:
-    return np.clip(np.rint((values + 1) * (top / 2)), 0, top)
+def _levels(values: NDArray[np.floating], top: int) -> NDArray[np.floating]:
+    levels: NDArray[np.floating] = np.clip(np.rint((values + 1) * (top / 2)), 0, top)
+    return levels

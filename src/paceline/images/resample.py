@@ -1,7 +1,7 @@
 """Bicubic resampling on the device: antialiased where it shrinks, with the kernel of Pillow and MATLAB (a = -0.5).
 
-`bicubic` is the plain filter. `bicubic_as_saved` rounds to eight bits after each of its two passes, as Pillow
-does, so that a picture made on the device is the one that a file would hold: within 1/255, also at hard edges.
+`bicubic` is the plain filter. `bicubic_as_saved` rounds to 8 bits after each of its two passes, as Pillow does, so that
+an image made on the device is the one that a file would hold: within 1/255, also at hard edges.
 """
 
 from __future__ import annotations
@@ -13,40 +13,41 @@ from torch import Tensor
 HALF_MISSED_BY = 1e-4
 
 
-def bicubic(pictures: Tensor, height: int, width: int) -> Tensor:
-    """Pictures [n, c, h, w] at another size, in float32 or wider; values may overshoot the range."""
-    with torch.autocast(pictures.device.type, enabled=False):
-        wide = pictures.to(torch.promote_types(pictures.dtype, torch.float32))
+def bicubic(images: Tensor, height: int, width: int) -> Tensor:
+    """Return images [n, c, h, w] at another size, in float32 or wider; values may overshoot the range."""
+    with torch.autocast(images.device.type, enabled=False):
+        wide = images.to(torch.promote_types(images.dtype, torch.float32))
         if torch.compiler.is_exporting():
             return _enlarged_by_convolution(wide, height // wide.shape[-2])
         return F.interpolate(wide, (height, width), mode="bicubic", align_corners=False, antialias=True)
 
 
-def bicubic_as_saved(pictures: Tensor, height: int, width: int) -> Tensor:
-    """Pictures in -1…1 at another size, each pixel one that eight bits can hold."""
-    levels = ((pictures + 1) * 127.5).round()
-    for size in ((pictures.shape[-2], width), (height, width)):
-        # Halves go up, as in Pillow; a little more decides for sums that miss a half by their rounding.
+def bicubic_as_saved(images: Tensor, height: int, width: int) -> Tensor:
+    """Return images in -1…1 at another size, each value one that 8 bits can hold."""
+    levels = ((images + 1) * 127.5).round()
+    for size in ((images.shape[-2], width), (height, width)):
+        # Halves are rounded up, as in Pillow; a little more catches sums that miss a half by their own rounding.
         levels = (bicubic(levels, *size) + (0.5 + HALF_MISSED_BY)).floor().clamp(0, 255)
     return levels / 127.5 - 1
 
 
-def _enlarged_by_convolution(pictures: Tensor, factor: int) -> Tensor:
-    """The same for a whole factor, of operations that other programs have, too: one filter for each place in a pixel.
+def _enlarged_by_convolution(images: Tensor, factor: int) -> Tensor:
+    """Enlarge by an integer factor with operations that ONNX has: one filter for each position within a pixel.
 
-    Weights that fall outside of the picture are left out and the others fill up to one, as antialiased filters do it.
+    Weights outside of the image are left out and the others sum to one, as in antialiased filters.
     """
     distance = (torch.arange(factor)[:, None] + 0.5) / factor - 0.5 - torch.arange(-2, 3)
     near, far = 1.5 * distance.abs() ** 3 - 2.5 * distance**2 + 1, distance.abs()
     away = -0.5 * far**3 + 2.5 * far**2 - 4 * far + 2
-    taps = torch.where(far <= 1, near, torch.where(far < 2, away, 0.0)).to(pictures)
+    taps = torch.where(far <= 1, near, torch.where(far < 2, away, 0.0)).to(images)
     kernel = (taps[:, None, :, None] * taps[None, :, None, :]).reshape(factor**2, 1, 5, 5)
-    single = pictures.flatten(0, 1).unsqueeze(1)
+    single = images.flatten(0, 1).unsqueeze(1)
     made, share = (F.conv2d(values, kernel, padding=2) for values in (single, torch.ones_like(single)))
-    return F.pixel_shuffle(made / share, factor).squeeze(1).unflatten(0, pictures.shape[:2])
+    enlarged = F.pixel_shuffle(made / share, factor).squeeze(1)
+    return torch.unflatten(enlarged, 0, images.shape[:2])
 
 
-def cut_to_multiple(pictures: Tensor, multiple: int) -> Tensor:
-    """Pictures without the last rows and columns that a multiple leaves over."""
-    height, width = (side - side % multiple for side in pictures.shape[-2:])
-    return pictures[..., :height, :width]
+def cut_to_multiple(images: Tensor, multiple: int) -> Tensor:
+    """Return images without the last rows and columns that exceed a multiple."""
+    height, width = (side - side % multiple for side in images.shape[-2:])
+    return images[..., :height, :width]

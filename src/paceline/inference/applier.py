@@ -1,33 +1,35 @@
-"""One picture through networks on one device: read, cut in tiles, put together, written."""
+"""One image through networks on one device: it is read, cut into tiles, composed and written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 
 from paceline.core.errors import UserError
 from paceline.data.memory import free_bytes
-from paceline.images.decode import BadPicture
-from paceline.images.image_file import Canvas, Picture, read_picture, save_image
+from paceline.images.decode import BadImage
+from paceline.images.image_file import Canvas, ImageData, read_image, save_image
 from paceline.inference.downsampled import compare, shrink
 from paceline.inference.image_model import ImageModel, open_image_model
-from paceline.inference.tiling import Tiling, choose_tiling, restore_in_tiles
+from paceline.inference.skipped import SkippedImage
+from paceline.inference.tiling import Advance, Pixels, Tiling, apply_in_tiles, choose_tiling, tiling_warning
 from paceline.parallel.precision import choose_precision
 
 BYTES_PER_PX = {False: 4, True: 6}  # of a result in memory, by whether it has 16 bits
 ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # besides, while one is written
-NO_MEMORY = "can't allocate memory"  # in what torch raises on the host, where it has no class of its own
-Advance = Callable[[int], None]
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # named in its errors, whose other words depend on the platform
 
 
 @dataclass(frozen=True)
-class How:
-    """What to apply, and how."""
+class ApplierSettings:
+    """Which model to apply, and how; a process gets them as JSON."""
 
     path: str  # a run's folder or a weights file
     checkpoint: str = "best"
@@ -36,139 +38,148 @@ class How:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """One picture, and the file for each result by name."""
+class ImageTask:
+    """One image, and the file for each result by name."""
 
     path: str
     targets: dict[str, str]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a picture."""
+class AppliedImage:
+    """An image whose results were written."""
 
     path: str
-    line: str = ""  # for the person who watches
-    problem: str = ""  # why it could not be used
-    numbers: dict[str, float] = field(default_factory=dict)
+    summary: str  # one line, to be printed
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class _Composed(NamedTuple):
+    canvases: dict[str, Canvas]  # by the result's name
+    tiling: Tiling
+    num_tiles: int
 
 
 class Applier:
-    """Networks on a device, and the pictures that they are applied to one by one."""
+    """Networks on a device, applied to images one by one."""
 
-    def __init__(self, how: How, image_model: ImageModel | None, device: torch.device, share: int = 1) -> None:
-        self.how, self.device, self.share = how, device, share
-        self.image_model = image_model or open_image_model(how.path, how.checkpoint)
-        self.field = self.image_model.field  # before the weights are moved: it is of tensors on the CPU
-        choose_precision("fp32", device).apply(deterministic=True)  # tiles and whole pictures shall agree
+    def __init__(
+        self, settings: ApplierSettings, image_model: ImageModel | None, device: torch.device, share: int = 1
+    ) -> None:
+        self.settings, self.device, self.share = settings, device, share
+        self.image_model = image_model or open_image_model(settings.path, settings.checkpoint)
+        self.field = self.image_model.receptive_field  # traced on the CPU, before the weights are moved
+        choose_precision("fp32", device).apply(deterministic=True)  # so that tiles and whole images agree
         self.image_model.recipe.to(device)
 
-    def do(self, task: Task, advance: Advance) -> Outcome:
-        """Applies the networks to one picture; a file that cannot be used is an outcome, too."""
+    def process(self, task: ImageTask, advance: Advance) -> AppliedImage | SkippedImage:
+        """Apply the networks to one image and write the results; a file that cannot be used is skipped."""
         try:
-            picture = read_picture(Path(task.path))
-            self._check_room(picture)
-            work = self._compare if self.how.downsample else self._restore
-            return work(task, picture, advance)
-        except BadPicture as problem:
-            return Outcome(task.path, problem=str(problem))
+            image = read_image(Path(task.path))
+            self._check_memory(image)
+            work = self._compare if self.settings.downsample else self._write
+            return work(task, image, advance)
+        except BadImage as problem:
+            return SkippedImage(task.path, str(problem))
         except OSError as error:
-            raise UserError(f"--out: cannot write what became of {task.path}: {error.strerror or error}") from error
+            raise UserError(f"--out: cannot write the results of {task.path}: {error.strerror or error}") from error
 
-    def make(self, pixels: np.ndarray) -> dict[str, Image.Image]:
-        """What the networks make of one picture of 8 bits [h, w, c], by name."""
-        canvases, _, _ = self._make(pixels, False, lambda _: None)
+    def transform(self, pixels: Pixels) -> dict[str, Image.Image]:
+        """Return the results for one image of 8 bits [h, w, c], by name."""
+        canvases = self._compose(pixels, False, lambda _: None).canvases
         return {name: canvas.image for name, canvas in canvases.items()}
 
-    def _restore(self, task: Task, picture: Picture, advance: Advance) -> Outcome:
-        canvases, tiling, count = self._make(picture.pixels, picture.deep, advance)
+    def _write(self, task: ImageTask, image: ImageData, advance: Advance) -> AppliedImage:
+        canvases, tiling, num_tiles = self._compose(image.pixels, image.deep, advance)
         for name, canvas in canvases.items():
             target = Path(task.targets[name if name in task.targets else ""])
             target.parent.mkdir(parents=True, exist_ok=True)
-            canvas.save(target, picture.alpha, picture.profile, picture.exif)
-        height, width = picture.pixels.shape[:2]
+            canvas.save(target, image.alpha, image.profile, image.exif)
+        height, width = image.pixels.shape[:2]
         scale = self.image_model.output_scale
-        made = f" → {width * scale}×{height * scale}" if scale > 1 else ""
-        tiles = f", {count} tiles of {tiling.side_px} pixels and {tiling.halo_px} around" if count > 1 else ""
-        notes = "".join(f"; {note}" for note in (tiling.note, picture.note) if note)
-        return Outcome(task.path, f"{task.path}: {width}×{height}{made}{tiles} → {_named(task)}{notes}")
+        enlarged = f" → {width * scale}×{height * scale}" if scale > 1 else ""
+        tiles = f", {num_tiles} tiles of {tiling.side_px} pixels, halo {tiling.halo_px}" if num_tiles > 1 else ""
+        notes = "".join(f"; {note}" for note in (tiling.note, image.note) if note)
+        first, *more = task.targets.values()
+        files = first + (f" and {len(more)} more" if more else "")
+        return AppliedImage(task.path, f"{task.path}: {width}×{height}{enlarged}{tiles} → {files}{notes}")
 
-    def _compare(self, task: Task, picture: Picture, advance: Advance) -> Outcome:
-        """Shrinks the picture first, and holds what comes out against it."""
-        original, small = shrink(picture, self.image_model.output_scale)
+    def _compare(self, task: ImageTask, image: ImageData, advance: Advance) -> AppliedImage:
+        """Downsample the image first, and compare the result with it."""
+        scale = self.image_model.output_scale
+        original, small = shrink(image, scale)
         pixels = np.asarray(small) if small.mode == "RGB" else np.asarray(small)[..., np.newaxis]
-        canvases, tiling, _ = self._make(
-            pixels, False, lambda pixels: advance(pixels * self.image_model.output_scale**2)
-        )
-        made = canvases["image"].image
-        images, numbers = compare(
-            original, small, made, self.image_model.output_scale, self.image_model.config.run.protocol
-        )
-        for name, image in images.items():
+        canvases, tiling, _ = self._compose(pixels, False, lambda pixels: advance(pixels * scale**2))
+        images, metrics = compare(original, small, canvases["image"].image, scale, self.image_model.config.run.protocol)
+        for name, result in images.items():
             target = Path(task.targets[name])
             target.parent.mkdir(parents=True, exist_ok=True)
-            save_image(image, target)
-        told = ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+            save_image(result, target)
+        values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         note = f"; {tiling.note}" if tiling.note else ""
-        return Outcome(task.path, f"{task.path}: {told} → {task.targets['']}{note}", numbers=numbers)
+        return AppliedImage(task.path, f"{task.path}: {values} → {task.targets['']}{note}", metrics)
 
-    def _make(self, pixels: np.ndarray, deep: bool, advance: Advance) -> tuple[dict[str, Canvas], Tiling, int]:
-        """The results, how the picture was cut, and into how many tiles; smaller ones where memory is short."""
+    def _compose(self, pixels: Pixels, deep: bool, advance: Advance) -> _Composed:
+        """Apply the networks in tiles; with smaller ones where the memory does not suffice."""
         height, width = pixels.shape[:2]
-        scale = self.image_model.output_scale
-        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # colours that a grey network sees
+        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # colours as images of a grey network
         tiling = choose_tiling(
             self.field,
             (height, width),
             self.device,
             share=self.share * at_once,
-            side=self.how.tile,
-            held=self._bytes_of_results(height, width, deep),
+            side=self.settings.tile,
+            result_bytes=self._result_bytes(height, width, deep),
         )
         while True:
             canvases: dict[str, Canvas] = {}
-            counted = [0]
-
-            def paste(name: str, top: int, left: int, values: np.ndarray) -> None:
-                canvas = canvases.setdefault(name, Canvas(height * scale, width * scale, deep=deep))  # noqa: B023
-                canvas.paste(top, left, values)
-
-            def count(done: int) -> None:
-                counted[0] += 1  # noqa: B023
-                advance(done)
-
             try:
-                restore_in_tiles(self.image_model, pixels, tiling, paste, count)
-                return canvases, tiling, counted[0]
+                num_tiles = apply_in_tiles(
+                    self.image_model, pixels, tiling, self._paste_on(canvases, pixels, deep), advance
+                )
+                return _Composed(canvases, tiling, num_tiles)
             except (RuntimeError, MemoryError) as error:
-                if not _is_short_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
-                note = f"{self.field.obstacles[0]}: tiles may show" if self.field.obstacles else tiling.note
-                smaller = Tiling(min(tiling.side_px, max(height, width)), self.field.tiled_halo_px, note)
-                halved = smaller.halved(self.field.multiple_px)
-                if halved is None:
-                    hint = "; use --accelerator cpu" if self.device.type == "cuda" else ""
-                    raise UserError(f"{self.device} has too little memory for a tile{hint}") from None
-                torch.cuda.empty_cache()
-                tiling = halved
+            torch.cuda.empty_cache()
+            tiling = self._smaller(tiling, height, width)
 
-    def _check_room(self, picture: Picture) -> None:
-        height, width = picture.pixels.shape[:2]
-        needed = self._bytes_of_results(height, width, picture.deep)
-        if picture.alpha is not None:
-            needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[picture.deep]
+    def _paste_on(
+        self, canvases: dict[str, Canvas], pixels: Pixels, deep: bool
+    ) -> Callable[[str, int, int, npt.NDArray[np.float32]], None]:
+        height, width = (side * self.image_model.output_scale for side in pixels.shape[:2])
+
+        def paste(name: str, top: int, left: int, values: npt.NDArray[np.float32]) -> None:
+            canvases.setdefault(name, Canvas(height, width, deep=deep)).paste(top, left, values)
+
+        return paste
+
+    def _smaller(self, tiling: Tiling, height: int, width: int) -> Tiling:
+        """Return tiles half as large; raise UserError where they cannot be smaller."""
+        side = min(tiling.side_px, max(height, width))
+        exact = Tiling(side, self.field.tiled_halo_px, tiling_warning(self.field) or tiling.note)
+        halved = exact.halved(self.field.multiple_px)
+        if halved is None:
+            hint = ": use --accelerator cpu" if self.device.type == "cuda" else ""
+            raise UserError(f"{self.device} has too little memory for a tile{hint}")
+        return halved
+
+    def _check_memory(self, image: ImageData) -> None:
+        height, width = image.pixels.shape[:2]
+        needed = self._result_bytes(height, width, image.deep)
+        if image.alpha is not None:
+            needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[image.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
-            raise BadPicture(f"what is made of it needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+            raise BadImage(f"its results need {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free")
 
-    def _bytes_of_results(self, height: int, width: int, deep: bool) -> int:
+    def _result_bytes(self, height: int, width: int, deep: bool) -> int:
         return height * width * self.image_model.output_scale**2 * BYTES_PER_PX[deep] * len(self.image_model.results)
 
 
-def _is_short_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or NO_MEMORY in str(error)
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether a device or the host had too little memory.
 
-
-def _named(task: Task) -> str:
-    first, *more = task.targets.values()
-    return first + (f" and {len(more)} more" if more else "")
+    On the host torch raises a plain RuntimeError: only the name of its allocator is the same on every platform.
+    """
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_ALLOCATOR in str(error)

@@ -1,6 +1,6 @@
-"""Pictures shared out to several processes, each with a device of its own: who is done gets the next one.
+"""Images shared among several processes, each with its own device: whoever is done gets the next one.
 
-A process reads tasks as lines of JSON and answers in the same way: pixels that it has done, then the outcome.
+A process reads tasks as lines of JSON and answers with lines of JSON: the pixels that it has done, then the outcome.
 """
 
 from __future__ import annotations
@@ -14,22 +14,30 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import die_with_parent
-from paceline.inference.applier import Applier, How, Outcome, Task
+from paceline.core.types import JsonObject
+from paceline.inference.applier import AppliedImage, Applier, ApplierSettings, ImageTask
+from paceline.inference.skipped import SkippedImage
+
+Outcome: TypeAlias = AppliedImage | SkippedImage
+Waiting: TypeAlias = "queue.SimpleQueue[ImageTask]"
+Answers: TypeAlias = "queue.SimpleQueue[int | Outcome | UserError | None]"  # pixels, …; None: a process has ended
 
 
-def share_out(how: How, tasks: list[Task], devices: list[str], advance: Callable[[int], None]) -> Iterator[Outcome]:
-    """The outcomes as they come; a process that is lost takes only its picture with it."""
-    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+def apply_in_processes(
+    settings: ApplierSettings, tasks: list[ImageTask], devices: list[str], advance: Callable[[int], None]
+) -> Iterator[Outcome]:
+    """Yield the outcomes as they come; a process that dies loses only its own image."""
+    waiting: Waiting = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    processes = [_start(how, device, len(devices)) for device in devices]
+    answers: Answers = queue.SimpleQueue()
+    processes = [_start(settings, device, len(devices)) for device in devices]
     try:
         for process in processes:
             threading.Thread(target=_feed, args=(process, waiting, answers), daemon=True).start()
@@ -38,15 +46,15 @@ def share_out(how: How, tasks: list[Task], devices: list[str], advance: Callable
             answer = answers.get()
             if isinstance(answer, int):
                 advance(answer)
-            elif isinstance(answer, Outcome):
-                left -= 1
-                yield answer
             elif isinstance(answer, UserError):
                 raise answer
-            else:  # a process has ended
+            elif answer is not None:
+                left -= 1
+                yield answer
+            else:
                 alive -= 1
-                if not alive:  # nobody works on what waits
-                    yield from (Outcome(task.path, problem="all processes had ended") for task in _taken(waiting))
+                if not alive:  # no process is left for the images that wait
+                    yield from (SkippedImage(task.path, "all processes had ended") for task in _taken(waiting))
                     return
     finally:
         for process in processes:
@@ -54,47 +62,54 @@ def share_out(how: How, tasks: list[Task], devices: list[str], advance: Callable
             process.wait()
 
 
-def _start(how: How, device: str, share: int) -> subprocess.Popen[str]:
-    words = [json.dumps(asdict(how)), device, str(share)]
+def _start(settings: ApplierSettings, device: str, share: int) -> subprocess.Popen[str]:
+    words = [json.dumps(asdict(settings)), device, str(share)]
     return subprocess.Popen(
         [sys.executable, "-m", "paceline.inference.applier_processes", *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a terminal's Ctrl-C is for the one that started it
+        start_new_session=True,  # a terminal's Ctrl-C is for the parent process
         preexec_fn=partial(die_with_parent, os.getpid()),
     )
 
 
-def _feed(process: subprocess.Popen[str], waiting: queue.SimpleQueue[Task], answers: queue.SimpleQueue[Any]) -> None:
-    """Gives a process one task after the other and passes on what it answers."""
-    assert process.stdin and process.stdout
+def _feed(process: subprocess.Popen[str], waiting: Waiting, answers: Answers) -> None:
+    """Give a process one task after the other, and pass on its answers."""
     for task in _taken(waiting):
-        outcome = None
-        try:
-            print(json.dumps(asdict(task)), file=process.stdin, flush=True)
-            for line in process.stdout:
-                answer = json.loads(line)
-                if "mistake" in answer:
-                    answers.put(UserError(answer["mistake"]))
-                    return
-                if "pixels" in answer:
-                    answers.put(answer["pixels"])
-                    continue
-                outcome = Outcome(**answer)
-                break
-        except OSError:  # it is gone
-            pass
+        outcome = _outcome_of(task, process, answers)
         if outcome is None:
             code = process.wait()
-            answers.put(Outcome(task.path, problem=f"the process that worked on it ended (exit code {code})"))
+            answers.put(SkippedImage(task.path, f"the process that worked on it ended (exit code {code})"))
             break
         answers.put(outcome)
+        if isinstance(outcome, UserError):
+            return
     answers.put(None)
 
 
-def _taken(waiting: queue.SimpleQueue[Task]) -> Iterator[Task]:
-    """One task after the other, as long as there are some."""
+def _outcome_of(task: ImageTask, process: subprocess.Popen[str], answers: Answers) -> Outcome | UserError | None:
+    """Have a process do a task and pass on its progress; return None where the process has died."""
+    assert process.stdin and process.stdout
+    try:
+        print(json.dumps(asdict(task)), file=process.stdin, flush=True)
+        for line in process.stdout:
+            answer = json.loads(line)
+            if "pixels" in answer:
+                answers.put(answer["pixels"])
+            elif "applied" in answer:
+                return AppliedImage(**answer["applied"])
+            elif "skipped" in answer:
+                return SkippedImage(**answer["skipped"])
+            else:
+                return UserError(answer["error"])
+    except OSError:  # the pipe is broken
+        pass
+    return None
+
+
+def _taken(waiting: Waiting) -> Iterator[ImageTask]:
+    """Yield one task after the other until none is left."""
     while True:
         try:
             yield waiting.get_nowait()
@@ -103,21 +118,23 @@ def _taken(waiting: queue.SimpleQueue[Task]) -> Iterator[Task]:
 
 
 def main() -> int:
+    """Apply the networks to the images whose tasks come on standard input."""
     settings, device, share = sys.argv[1:]
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    os.dup2(2, 1)  # other prints are no answers
 
-    def reply(answer: dict[str, Any]) -> None:
+    def reply(answer: JsonObject) -> None:
         print(json.dumps(answer), file=replies, flush=True)
 
     try:
         if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(share)))
-        applier = Applier(How(**json.loads(settings)), None, torch.device(device), int(share))
+        applier = Applier(ApplierSettings(**json.loads(settings)), None, torch.device(device), int(share))
         for line in sys.stdin:
-            reply(asdict(applier.do(Task(**json.loads(line)), lambda pixels: reply({"pixels": pixels}))))
-    except UserError as mistake:
-        reply({"mistake": str(mistake)})
+            outcome = applier.process(ImageTask(**json.loads(line)), lambda pixels: reply({"pixels": pixels}))
+            reply({"applied" if isinstance(outcome, AppliedImage) else "skipped": asdict(outcome)})
+    except UserError as error:
+        reply({"error": str(error)})
         return 2
     return 0
 

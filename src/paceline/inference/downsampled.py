@@ -1,4 +1,4 @@
-"""A picture shrunk and enlarged again, beside itself: what the networks add to bicubic enlargement, in numbers."""
+"""An image downsampled and enlarged again, beside the original: what the networks add to bicubic enlargement."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from PIL import Image
 from torch import Tensor
 
 from paceline.evaluation.image_metrics import PEAK, PSNR_OF_EQUALS, WINDOW, luma, ssim
-from paceline.images.decode import BadPicture
+from paceline.images.decode import BadImage
 from paceline.images.grids import captioned, side_by_side
-from paceline.images.image_file import Picture
+from paceline.images.image_file import ImageData
 
-ROWS_AT_ONCE = 256  # of a picture that is compared in float64
+ROWS_AT_ONCE = 256  # of an image that is compared in float64
 
 
-def shrink(picture: Picture, scale: int) -> tuple[Image.Image, Image.Image]:
-    """The picture in 8 bits with sides that are multiples of the scale, and the same that much smaller."""
-    pixels = (picture.pixels >> 8).astype(np.uint8) if picture.deep else picture.pixels
+def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
+    """Return the image in 8 bits, cut to multiples of the scale, and the same downsampled."""
+    pixels = (image.pixels >> 8).astype(np.uint8) if image.deep else image.pixels
     least = math.ceil((WINDOW + 2 * scale) / scale) * scale
     height, width = pixels.shape[:2]
     if min(height, width) < least:
-        raise BadPicture(f"{width}×{height} pixels; to shrink by {scale} and compare takes at least {least}×{least}")
+        raise BadImage(f"{width}×{height} pixels; to downsample by {scale} and compare takes at least {least}×{least}")
     height, width = height - height % scale, width - width % scale
     cut = pixels[:height, :width]
     original = Image.fromarray(cut[..., 0] if cut.shape[-1] == 1 else cut)
@@ -33,27 +33,27 @@ def shrink(picture: Picture, scale: int) -> tuple[Image.Image, Image.Image]:
 def compare(
     original: Image.Image, small: Image.Image, made: Image.Image, scale: int, protocol: str
 ) -> tuple[dict[str, Image.Image], dict[str, float]]:
-    """The pictures to write, the first one showing all side by side, and PSNR and SSIM of each enlargement."""
+    """Return the images to write, the first one with all side by side, and PSNR and SSIM of each enlargement."""
     enlarged = {
         "lr": small.resize(original.size, Image.Resampling.NEAREST),
         "bicubic": small.resize(original.size, Image.Resampling.BICUBIC),
         "sr": made,
     }
-    numbers: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     captions: dict[str, str] = {}
     for name, image in enlarged.items():
         psnr, likeness = measure(image, original, scale, protocol)
-        numbers |= {f"{name}_psnr[{protocol}]": psnr, f"{name}_ssim[{protocol}]": likeness}
+        metrics |= {f"{name}_psnr[{protocol}]": psnr, f"{name}_ssim[{protocol}]": likeness}
         captions[name] = f"{name}  {psnr:.2f} dB  {likeness:.4f}"
     shown = [captioned(image.convert("RGB"), captions[name], room=True) for name, image in enlarged.items()]
     shown.append(captioned(original.convert("RGB"), "original"))
-    return {"": side_by_side(shown), "lr": small, "bicubic": enlarged["bicubic"], "sr": made}, numbers
+    return {"": side_by_side(shown), "lr": small, "bicubic": enlarged["bicubic"], "sr": made}, metrics
 
 
 def measure(made: Image.Image, original: Image.Image, border: int, protocol: str) -> tuple[float, float]:
-    """PSNR and SSIM as the protocol of that name has them, from few rows at a time."""
+    """Return PSNR and SSIM under a protocol, computed from a few rows at a time."""
     width, height = original.size
-    rows = height - 2 * border - WINDOW + 1  # whose window lies in the picture
+    rows = height - 2 * border - WINDOW + 1  # whose window lies inside the image
     squares = likeness = 0.0
     count = 0
     for first in range(0, rows, ROWS_AT_ONCE):
@@ -61,7 +61,7 @@ def measure(made: Image.Image, original: Image.Image, border: int, protocol: str
         box = (border, border + first, width - border, border + first + num + WINDOW - 1)
         one, other = (_levels(image.crop(box), protocol) for image in (made, original))
         likeness += ssim(one, other).item() * num
-        own = slice(None) if first + num == rows else slice(num)  # the others are seen again
+        own = slice(None) if first + num == rows else slice(num)  # the next part has the others again
         difference = (one - other)[..., own, :]
         squares += difference.square().sum().item()
         count += difference.numel()

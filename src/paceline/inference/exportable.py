@@ -1,25 +1,25 @@
-"""What of a recipe becomes an ONNX file: for each kind of recipe the inputs, the outputs and what to check."""
+"""What becomes an ONNX file: for each kind of model its inputs, its outputs and what to check."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.contracts.recipe import Batch, Recipe
+from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.data.draws import Drawer
-from paceline.inference.evaluated_size import evaluated_size
-from paceline.inference.image_model import ImageModel
-from paceline.inference.trained import Trained
+from paceline.inference.draws_read import draws_read
+from paceline.inference.image_model import ImageModel, make_image_model
+from paceline.inference.trained import StoredModel, TrainedModel, open_trained
+from paceline.inference.uses import main_use
 
-CHECKED_PX = ((96, 128), (160, 96))  # of what takes any size, besides the size that is traced; made to fit if need be
+CHECKED_PX = ((96, 128), (160, 96))  # of models that take any size, besides the traced one; rounded where need be
 TRACED_PX = (128, 160)  # of a classifier that takes any size
 SIDES = ("height", "width")
-CHECKED_COUNTS = (1, 3)  # of what takes one size: pictures at once, besides the two that are traced
+CHECKED_COUNTS = (1, 3)  # batch sizes of models that take one size, besides the two that are traced
 BATCHES = f"on batches of {' and '.join(map(str, CHECKED_COUNTS))}"
 
 Inputs = dict[str, Tensor]
@@ -27,21 +27,30 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Exportable:
-    """A module that takes tensors in order and gives tensors in order, and how a person is to use it."""
+    """A module from tensors to tensors, both in order, and how to use it."""
 
     module: nn.Module
     example: Inputs
-    shapes: tuple[Any, ...]  # for each input, its dimensions that may differ
+    dynamic_shapes: tuple[object, ...]  # for each input, its dimensions that may differ
     outputs: tuple[str, ...]
-    checks: list[Inputs]  # to be run by the file and by PyTorch
-    checked: str  # in words
-    words: str
-    notes: dict[str, Any] = field(default_factory=dict)  # to be kept in the file
+    checks: list[Inputs]  # to be run by ONNX Runtime and by PyTorch
+    checked_on: str  # the checks in words
+    usage: str  # inputs and outputs in words
+    metadata: Mapping[str, list[str]] = field(default_factory=dict)  # to be kept in the file
 
 
-def restoring(image_model: ImageModel) -> Exportable:
-    """Pictures in, pictures out, of any size that the networks take."""
-    channels, multiple = image_model.spec.channels, image_model.field.multiple_px
+def make_exportable(stored: StoredModel, path: str) -> Exportable:
+    """Return what to export of a stored model; raise UserError where it cannot be exported."""
+    use = main_use(stored, "export", path)
+    if use == "apply":
+        return _image_to_image(make_image_model(stored, path))
+    trained = open_trained(stored, path)
+    return _generator(trained) if use == "sample" else _classifier(trained, path)
+
+
+def _image_to_image(image_model: ImageModel) -> Exportable:
+    """Images in, images out, of any size that the networks take."""
+    channels, multiple = image_model.spec.channels, image_model.receptive_field.multiple_px
     side = max(multiple, 64 // multiple * multiple) * 2
     dims = {name: torch.export.Dim(name, min=1, max=2**16 // multiple) for name in SIDES}
     height, width = (dim if multiple == 1 else multiple * dim for dim in dims.values())
@@ -49,52 +58,52 @@ def restoring(image_model: ImageModel) -> Exportable:
     checks = []
     for px in CHECKED_PX:
         size = [max(multiple, side // multiple * multiple) * (1 + (multiple > side)) for side in px]
-        checks.append({"pictures": torch.rand(1, channels, *size, generator=generator) * 2 - 1})
+        checks.append({"images": torch.rand(1, channels, *size, generator=generator) * 2 - 1})
     sides = f"sides that are multiples of {multiple}" if multiple > 1 else "any size"
     return Exportable(
-        _Restore(image_model.recipe),
-        {"pictures": torch.zeros(2, channels, side, side)},
+        _ImageToImage(image_model.recipe),
+        {"images": torch.zeros(2, channels, side, side)},
         ({0: torch.export.Dim("n"), 2: height, 3: width},),
         tuple(image_model.results),
         checks,
         f"at {len(checks)} other sizes",
-        f"input `pictures` [n, {channels}, height, width] in -1…1, {sides}; "
+        f"input `images` [n, {channels}, height, width] in -1…1, {sides}; "
         f"output {', '.join(image_model.results)}, in -1…1",
     )
 
 
-def classifying(trained: Trained, path: str) -> Exportable:
-    """Pictures as they are in, probabilities out: what scales them is in the file."""
-    spec, size = trained.spec, evaluated_size(trained)
+def _classifier(trained: TrainedModel, path: str) -> Exportable:
+    """Images in 0…255 in, probabilities out: the file normalises the images."""
+    spec, size = trained.spec, trained.evaluated_size
     example = torch.zeros(2, spec.channels, *(size or TRACED_PX), dtype=torch.uint8)
-    _check_takes_pictures_alone(trained.recipe, example, path)
+    _check_takes_images_alone(trained.recipe, example, path)
     generator = torch.Generator().manual_seed(0)
     checks = [
-        {"pictures": torch.randint(256, (count, spec.channels, *px), dtype=torch.uint8, generator=generator)}
+        {"images": torch.randint(256, (count, spec.channels, *px), dtype=torch.uint8, generator=generator)}
         for count, px in zip(CHECKED_COUNTS, (size, size) if size else CHECKED_PX, strict=True)
     ]
     sides = {} if size else {at: torch.export.Dim(name, max=2**16) for at, name in enumerate(SIDES, start=2)}
     return Exportable(
         _Classify(trained.recipe),
-        {"pictures": example},
+        {"images": example},
         ({0: torch.export.Dim("n"), **sides},),
         ("probabilities",),
         checks,
         BATCHES if size else f"at {len(checks)} other sizes",
-        f"input `pictures` uint8 [n, {', '.join(map(str, (spec.channels, *(size or SIDES))))}] in 0…255; "
+        f"input `images` uint8 [n, {', '.join(map(str, (spec.channels, *(size or SIDES))))}] in 0…255; "
         f"output probabilities [n, {spec.num_classes}]",
         {"classes": list(trained.classes)},
     )
 
 
-def generating(trained: Trained) -> Exportable:
-    """Noise in, pictures out."""
+def _generator(trained: TrainedModel) -> Exportable:
+    """Noise in, images out."""
     recipe = trained.recipe
     drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
-    names = _draws_of_pictures(recipe, drawer)
+    names = _draws_of_images(recipe, drawer)
     tables = [drawer.rows("samples", 0, count) for count in (2, *CHECKED_COUNTS)]
     example, *checks = ({name: table[name] for name in names} for table in tables)
-    told = [
+    inputs = [
         f"`{name}` {['n', *recipe.draws[name].shape]} ({recipe.draws[name].kind})".replace("'", "") for name in names
     ]
     return Exportable(
@@ -104,32 +113,32 @@ def generating(trained: Trained) -> Exportable:
         ("image",),
         checks,
         BATCHES,
-        f"input {', '.join(told)}; output image "
+        f"input {', '.join(inputs)}; output image "
         f"[n, {trained.spec.channels}, {trained.spec.height}, {trained.spec.width}], in -1…1",
     )
 
 
-class _Restore(nn.Module):
-    """`restore` as the one thing that a module does, with its results in order."""
+class _ImageToImage(nn.Module):
+    """`image_to_image` as a module's forward, with its results in order."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.recipe = recipe
 
-    def forward(self, pictures: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.recipe.image_to_image(pictures).values())
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.recipe.image_to_image(images).values())
 
 
 class _Classify(nn.Module):
-    """`predict` of pictures as they are, with probabilities instead of logits."""
+    """`predict` of images in 0…255, with probabilities instead of logits."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.recipe = recipe
 
-    def forward(self, pictures: Tensor) -> tuple[Tensor, ...]:
-        # As transforms.py scales them, which keeps a tensor for ever and so cannot be traced.
-        scaled = (pictures.to(torch.float32) - 127.5) * (1 / 127.5)
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        # As transforms.py scales them, which caches a tensor and so cannot be traced.
+        scaled = (images.to(torch.float32) - 127.5) * (1 / 127.5)
         return (self.recipe.predict({"image": scaled})["logits"].softmax(dim=1),)
 
 
@@ -144,76 +153,30 @@ class _Generate(nn.Module):
         return (self.recipe.predict(dict(zip(self.names, draws, strict=True)))["image"],)
 
 
-class _Watched(dict[str, Tensor]):
-    """A batch that knows which of its fields were read; of one that is copied, all were."""
-
-    def __init__(self, batch: Batch) -> None:
-        super().__init__(batch)
-        self.read: list[str] = []
-
-    def __getitem__(self, name: str) -> Tensor:
-        self.read.append(name)
-        return super().__getitem__(name)
-
-    def __iter__(self) -> Iterator[str]:
-        """As ever, but a class with its own is copied by way of the methods above, not behind their backs."""
-        return super().__iter__()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.read.append(name)
-        return super().get(name, default)
-
-    def pop(self, name: str, *default: Any) -> Any:
-        self.read.append(name)
-        return super().pop(name, *default)
-
-    def items(self) -> Any:
-        return dict(self).items()
-
-    def values(self) -> Any:
-        return dict(self).values()
-
-    def copy(self) -> Batch:
-        return dict(self)
-
-    def __or__(self, other: Any) -> Any:
-        return dict(self) | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | dict(self)
-
-
-def _check_takes_pictures_alone(recipe: Recipe, pictures: Tensor, path: str) -> None:
-    """Refuses a classifier that rolls dice, since no picture gives these, or that does not take the size judged."""
+def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None:
+    """Raise UserError for a classifier that reads draws, or does not take images of the evaluated size."""
     drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
-    draws = drawer.rows("evaluation", 0, len(pictures))
+    draws = drawer.rows("evaluation", 0, len(images))
     try:
-        read = _draws_read(recipe, {"image": pictures.to(torch.float32)} | draws)
+        read = draws_read(recipe, {"image": images.to(torch.float32)} | draws)
     except RuntimeError as error:
-        size = f"{pictures.shape[3]}×{pictures.shape[2]}"
+        size = f"{images.shape[3]}×{images.shape[2]}"
         raise UserError(
-            f"{path}: predict() of {type(recipe).__name__} cannot take whole pictures of {size} pixels "
-            f"({str(error).splitlines()[0]}); train with --set size=PIXELS if it takes one size alone"
+            f"{path}: predict() of {type(recipe).__name__} cannot take whole images of {size} pixels "
+            f"({str(error).splitlines()[0]}); train with --set size=PIXELS if it takes one size only"
         ) from None
     if read:
         raise UserError(
             f"{path}: predict() of {type(recipe).__name__} reads the draw {read[0]!r}, and a classifier's ONNX file "
-            "takes pictures alone; let predict() do without it"
+            "takes images alone; let predict() do without it"
         )
 
 
-def _draws_of_pictures(recipe: Recipe, drawer: Drawer) -> tuple[str, ...]:
-    """The draws that pictures are made of; others are for training alone."""
-    names = _draws_read(recipe, drawer.rows("samples", 0, 2))
+def _draws_of_images(recipe: Recipe, drawer: Drawer) -> tuple[str, ...]:
+    """Return the draws that images are generated from; raise UserError where there are none."""
+    names = draws_read(recipe, drawer.rows("samples", 0, 2))
     if not names:
         raise UserError(
-            f"{type(recipe).__name__} reads no draws when it makes pictures, so there is no input to export"
+            f"{type(recipe).__name__} reads no draws when it generates images, so there is no input to export"
         )
     return names
-
-
-def _draws_read(recipe: Recipe, batch: Batch) -> tuple[str, ...]:
-    watched = _Watched(batch)
-    with torch.no_grad():
-        recipe.predict(watched)
-    return tuple(name for name in recipe.draws if name in watched.read)

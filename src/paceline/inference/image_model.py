@@ -1,4 +1,4 @@
-"""What a run learned, or a weights file holds, ready to be applied to pictures."""
+"""A trained model that transforms images of any size."""
 
 from __future__ import annotations
 
@@ -6,40 +6,41 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.inference.receptive_field import ReceptiveField, receptive_field
-from paceline.inference.trained import Stored, Trained, build, check_use, fill, read_stored
+from paceline.inference.trained import StoredModel, TrainedModel, build, load_into, read_stored
+from paceline.inference.uses import check_use
 
 
 @dataclass(frozen=True)
-class ImageModel(Trained):
-    """A recipe that makes pictures of pictures, and how far its networks see."""
+class ImageModel(TrainedModel):
+    """A recipe from images to images, and its receptive field."""
 
     @property
     def output_scale(self) -> int:
-        """How many times as high and wide the results are."""
+        """How many times as high and wide as the input the results are."""
         return self.recipe.output_scale
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The names of what is made of one picture."""
-        return self.field.results
+        """The names of the images that one image becomes."""
+        return self.receptive_field.results
 
     @cached_property
-    def field(self) -> ReceptiveField:
-        """What tiles must keep to."""
+    def receptive_field(self) -> ReceptiveField:
+        """What tiles must comply with to give the result of the whole image."""
         return receptive_field(self.recipe.image_to_image, self.spec.channels, self.output_scale)
 
 
 def open_image_model(path: str, checkpoint: str = "best") -> ImageModel:
-    """Opens a run's folder or a weights file; a network that takes part without weights is an error."""
+    """Open a run's folder or a weights file of a recipe that transforms images."""
     stored = read_stored(path, checkpoint)
     check_use(stored, "apply", path)
     return make_image_model(stored, path)
 
 
-def make_image_model(stored: Stored, path: str) -> ImageModel:
-    """What was stored, ready to be applied; networks that take no part may have no weights."""
+def make_image_model(stored: StoredModel, path: str) -> ImageModel:
+    """Return a stored model with its weights; networks that `image_to_image` does not use may lack theirs."""
     image_model = ImageModel(build(stored.config, stored.spec), stored.config, stored.spec, stored.origin)
     own = image_model.recipe.state_dict(keep_vars=True)
-    needed = [key for key, value in own.items() if id(value) in image_model.field.used]
-    fill(image_model.recipe, stored.weights, path, needed)
+    required = [key for key, value in own.items() if id(value) in image_model.receptive_field.used]
+    load_into(image_model.recipe, stored.weights, path, required)
     return image_model

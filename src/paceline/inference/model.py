@@ -1,4 +1,4 @@
-"""`paceline.load`: what a run learned, in Python. Its calls have the names of the commands that do the same."""
+"""`paceline.load`: a trained model in Python. Its methods have the names of the commands that do the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
@@ -15,60 +16,60 @@ from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.draws import Drawer
 from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
-from paceline.data.transforms import prepare
-from paceline.images.decode import BadPicture, arrange_picture, plain_picture
-from paceline.inference.applier import Applier, How
-from paceline.inference.evaluated_size import evaluated_size
+from paceline.data.transforms import transform
+from paceline.images.decode import BadImage, arrange_image, plain_image
+from paceline.inference.applier import Applier, ApplierSettings
 from paceline.inference.image_model import make_image_model
-from paceline.inference.trained import Stored, Trained, check_use, networks_in, open_trained, read_stored, uses_of
+from paceline.inference.trained import StoredModel, TrainedModel, networks_in, open_trained, read_stored
+from paceline.inference.uses import check_use, uses_of
 from paceline.parallel.precision import choose_precision
 from paceline.runs.stages import last_finished
 from paceline.training.compile import eager
-from paceline.training.sampling import fixed_draws, make_pictures
+from paceline.training.previews import fixed_draws, make_images
 
-Pictures = Tensor | np.ndarray | Image.Image | Iterable[Image.Image]
+Images = Tensor | npt.NDArray[np.uint8] | Image.Image | Iterable[Image.Image]
 
 
 def load(path: str, checkpoint: str = "best", device: str | torch.device | None = None) -> Model:
-    """Opens a run's folder or a weights file, on a GPU where there is one unless a device is named."""
+    """Open a run's folder or a weights file; on a GPU where there is one, unless a device is named."""
     place = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     path = last_finished(path)
     return Model(read_stored(path, checkpoint), path, place)
 
 
 class Model:
-    """A recipe with the weights that were judged, in eval mode on one device.
+    """A recipe with the weights that were evaluated, in eval mode on one device.
 
-    `predict` is for classifiers, `sample` for generators, `apply` for what restores, enlarges or translates pictures.
+    `predict` is for classifiers, `sample` for generators, `apply` for models that restore, enlarge or translate images.
     """
 
-    def __init__(self, stored: Stored, path: str, device: torch.device) -> None:
+    def __init__(self, stored: StoredModel, path: str, device: torch.device) -> None:
         self.device = device
         self._stored, self._path, self._run = stored, path, stored.config.run
         self._precision = choose_precision(self._run.precision, device)
         self._applier: Applier | None = None
         if "apply" in uses_of(stored.recipe_class):
             image_model = make_image_model(stored, path)
-            self._trained: Trained = image_model
-            with self._as_applied():
-                self._applier = Applier(How(path), image_model, device)
+            self._trained: TrainedModel = image_model
+            with self._applier_precision():
+                self._applier = Applier(ApplierSettings(path), image_model, device)
         else:
             self._trained = open_trained(stored, path)
             self.recipe.to(device=device, dtype=self._precision.weights)
 
     @property
     def recipe(self) -> Recipe:
-        """All networks, and what is computed with them."""
+        """The recipe with all of its networks."""
         return self._trained.recipe
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """The networks whose weights there are, by name."""
+        """The networks that have weights, by name."""
         return networks_in(self._stored, self.recipe)
 
     @property
     def spec(self) -> DataSpec:
-        """What the data said of itself: channels, height, width, num_classes and more."""
+        """The spec of the training data: channels, height, width, num_classes and more."""
         return self._trained.spec
 
     @property
@@ -78,98 +79,105 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The name of each class, or its number where the data had no names."""
+        """The name of each class, or its index where the data has no names."""
         return self._trained.classes
 
     @torch.no_grad()
-    def predict(self, pictures: Pictures) -> Tensor:
-        """The probability of each class, float64 [n, classes], of Pillow pictures or of uint8 [n, c, h, w].
+    def predict(self, images: Images) -> Tensor:
+        """Return the probability of each class, float64 [n, classes], of Pillow images or of uint8 [n, c, h, w].
 
-        They are computed as `evaluate` computes them. Tensors are taken as they are, like the samples of a source;
-        Pillow pictures are brought to the size that the run was judged on.
+        They are computed as `evaluate` computes them. Tensors are used as they are, like the samples of a source;
+        Pillow images are scaled and cropped to the size that the run was evaluated on.
         """
         check_use(self._stored, "predict", self._path)
         drawer = self._drawer(self._run.seed)
         found, start = [torch.zeros(0, self.spec.num_classes, dtype=torch.float64)], 0
-        for raw in self._batches(pictures):
-            with self._as_in_the_run(), eager(), self._precision.autocast():
+        for raw in self._batches(images):
+            with self._run_precision(), eager(), self._precision.autocast():
                 not_augmented = torch.zeros(len(raw), 0)
                 batch = {"image": raw.to(self.device), "uniforms": not_augmented}
                 draws = drawer.rows("evaluation", start, start + len(raw))
-                logits = self.recipe.predict(prepare(batch, None, self._precision.weights) | draws)["logits"]
+                logits = self.recipe.predict(transform(batch, None, self._precision.weights) | draws)["logits"]
             found.append(logits.double().softmax(dim=1).cpu())
             start += len(raw)
-        made = torch.cat(found)
-        if not made.isfinite().all():
-            raise UserError(f"{self._path}: its network gives numbers that are not finite; the weights may be damaged")
-        return made
+        probabilities = torch.cat(found)
+        if not probabilities.isfinite().all():
+            raise UserError(f"{self._path}: the network's output is not finite; the weights may be damaged")
+        return probabilities
 
     def sample(self, count: int, seed: int | None = None) -> Tensor:
-        """Pictures of noise, uint8 [n, c, h, w]: with the run's own seed, those that `paceline sample` shows."""
+        """Generate images, uint8 [n, c, h, w]: with the run's own seed, those that `paceline sample` shows."""
         check_use(self._stored, "sample", self._path)
         if count < 1:
-            raise UserError(f"sample({count}): expected a number of pictures")
+            raise UserError(f"sample({count}): expected a number of images, 1 or more")
         drawer = self._drawer(self._run.seed if seed is None else seed)
-        with self._as_in_the_run():
-            pictures = make_pictures(self.recipe, fixed_draws(self.recipe, drawer, count), self._precision)
-        return torch.from_numpy(pictures).permute(0, 3, 1, 2)
+        with self._run_precision():
+            images = make_images(self.recipe, fixed_draws(self.recipe, drawer, count), self._precision)
+        return torch.from_numpy(images).permute(0, 3, 1, 2)
 
-    def apply(self, picture: Image.Image) -> dict[str, Image.Image]:
-        """What is made of a picture of any size, by name, in 8 bits; the one that matters is "image"."""
+    def apply(self, image: Image.Image) -> dict[str, Image.Image]:
+        """Return the results for an image of any size, by name, in 8 bits; the main one is "image"."""
         check_use(self._stored, "apply", self._path)
         assert self._applier
-        pixels = np.asarray(_plain(picture))
-        with self._as_applied():
-            return self._applier.make(pixels if pixels.ndim == 3 else pixels[..., np.newaxis])
+        pixels = np.asarray(_plain(image))
+        with self._applier_precision():
+            return self._applier.transform(pixels if pixels.ndim == 3 else pixels[..., np.newaxis])
 
-    def _batches(self, pictures: Pictures) -> Iterator[Tensor]:
-        """Pictures uint8 [n, c, h, w], as many at once as `evaluate` takes."""
-        if isinstance(pictures, Image.Image):
-            pictures = [pictures]
-        size = evaluated_size(self._trained)
-        shape = f"uint8 [n, {', '.join(map(str, (self.spec.channels, *(size or ('height', 'width')))))}]"
-        if not isinstance(pictures, Tensor | np.ndarray):
-            several = isinstance(pictures, Iterable) and not isinstance(pictures, str | bytes)
-            found: list[Any] = list(pictures) if several else [pictures]
-            for one in found:
-                if not isinstance(one, Image.Image):
-                    raise UserError(f"give Pillow pictures in a list, or {shape}; not {_kind(one, several)}")
-            arrays = [self._arrange(picture) for picture in found]
-            alike = len({array.shape for array in arrays}) == 1
-            for stack in [np.stack(arrays)] if alike else [array[np.newaxis] for array in arrays]:
-                yield from self._batches(torch.from_numpy(stack).permute(0, 3, 1, 2))
+    def _batches(self, images: Images) -> Iterator[Tensor]:
+        """Yield images uint8 [n, c, h, w] in batches of the size that `evaluate` has."""
+        size = self._trained.evaluated_size
+        expected = f"uint8 [n, {', '.join(map(str, (self.spec.channels, *(size or ('height', 'width')))))}]"
+        if not isinstance(images, Tensor | np.ndarray):
+            for stack in self._arranged(images, expected):
+                yield from _split(stack)
             return
-        given = list(pictures.shape)
-        fits = len(given) == 4 and given[1] == self.spec.channels and size in (None, tuple(given[2:]))
-        if pictures.dtype not in (torch.uint8, np.uint8) or not fits:
-            raise UserError(f"expected pictures as {shape}, not {pictures.dtype} {given}")
-        whole = torch.as_tensor(pictures if isinstance(pictures, Tensor) else np.ascontiguousarray(pictures))
-        count = max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, whole.shape[2] * whole.shape[3])))
-        for start in range(0, len(whole), count):
-            # In memory as loaders give them, [n, h, w, c]: convolutions of other layouts round otherwise.
-            rows = whole[start : start + count].permute(0, 2, 3, 1)
-            yield rows.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
+        shape = list(images.shape)
+        fits = len(shape) == 4 and shape[1] == self.spec.channels and size in (None, tuple(shape[2:]))
+        if images.dtype not in (torch.uint8, np.uint8) or not fits:
+            raise UserError(f"expected images as {expected}, not {images.dtype} {shape}")
+        yield from _split(torch.as_tensor(images if isinstance(images, Tensor) else np.ascontiguousarray(images)))
 
-    def _arrange(self, picture: Image.Image) -> np.ndarray:
-        """The middle of a picture, scaled to what the run was judged on, as uint8 [h, w, c]."""
+    def _arranged(self, images: Image.Image | Iterable[Image.Image], expected: str) -> list[Tensor]:
+        """Return Pillow images as uint8 [n, c, h, w], together where they have one size."""
+        several = isinstance(images, Iterable) and not isinstance(images, str | bytes | Image.Image)
+        listed: Iterable[Any] = images if isinstance(images, Iterable) and several else [images]
+        arrays = []
+        for one in listed:  # one after the other, since large images fill the memory
+            if not isinstance(one, Image.Image):
+                raise UserError(f"expected Pillow images in a list, or {expected}; not {_kind(one, several)}")
+            arrays.append(self._arrange(one))
+        one_size = len({array.shape for array in arrays}) == 1
+        stacks = [np.stack(arrays)] if one_size else [array[np.newaxis] for array in arrays]
+        return [torch.from_numpy(stack).permute(0, 3, 1, 2) for stack in stacks]
+
+    def _arrange(self, image: Image.Image) -> npt.NDArray[np.uint8]:
+        """Return the centre of an image, scaled to the size that the run was evaluated on, as uint8 [h, w, c]."""
         spec = self.spec
         if spec.channels not in (1, 3):
-            raise UserError(f"{self._path}: its pictures have {spec.channels} channels; give them as uint8 tensors")
-        height, width = evaluated_size(self._trained) or (0, 0)
-        picture = _plain(picture)
+            raise UserError(f"{self._path}: its images have {spec.channels} channels; pass them as uint8 tensors")
+        height, width = self._trained.evaluated_size or (0, 0)
+        image = _plain(image)
         if height != width:
-            picture = ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC)
-        return arrange_picture(picture, height if height == width else 0, spec.channels)
+            image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+        return arrange_image(image, height if height == width else 0, spec.channels)
 
     def _drawer(self, seed: int) -> Drawer:
         return Drawer(self.recipe.draws, seed, self.device, self._precision.weights)
 
-    def _as_in_the_run(self) -> AbstractContextManager[None]:
+    def _run_precision(self) -> AbstractContextManager[None]:
         return self._precision.applied(deterministic=self._run.deterministic)
 
-    def _as_applied(self) -> AbstractContextManager[None]:
+    def _applier_precision(self) -> AbstractContextManager[None]:
         """The applier sets the switches that it needs; here they do not outlive the call."""
         return choose_precision("fp32", self.device).applied(deterministic=True)
+
+
+def _split(images: Tensor) -> Iterator[Tensor]:
+    count = max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, images.shape[2] * images.shape[3])))
+    for start in range(0, len(images), count):
+        # In memory as loaders give them, [n, h, w, c]: convolutions of other layouts round differently.
+        rows = images[start : start + count].permute(0, 2, 3, 1)
+        yield rows.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 
 
 def _device(wanted: str | torch.device) -> torch.device:
@@ -191,10 +199,10 @@ def _kind(thing: object, in_a_list: bool) -> str:
     return f"{type(thing).__name__}{' in a list' if in_a_list else ''}"
 
 
-def _plain(picture: Image.Image) -> Image.Image:
-    if not isinstance(picture, Image.Image):
-        raise UserError(f"give a Pillow picture, not {_kind(picture, False)}; Image.open(FILE) makes one of a file")
+def _plain(image: Image.Image) -> Image.Image:
+    if not isinstance(image, Image.Image):
+        raise UserError(f"expected a Pillow image, not {_kind(image, False)}; Image.open(FILE) opens a file")
     try:
-        return plain_picture(picture)
-    except BadPicture as problem:
-        raise UserError(f"a picture cannot be used: {problem}") from None
+        return plain_image(image)
+    except BadImage as problem:
+        raise UserError(f"an image cannot be used: {problem}") from None

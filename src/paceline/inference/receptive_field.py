@@ -1,10 +1,10 @@
-"""How far a network sees: what a tile of a picture needs around it to give what the whole picture gives.
+"""The receptive field of a network: what a tile needs around it to give the result of the whole image.
 
-One forward pass without numbers (only shapes are computed) follows each operation from the input on. An axis of a
+One forward pass without data (only shapes are computed) follows each operation from the input on. An axis of a
 tensor is described by an affine rule: its element i is computed from elements `step·i + before` to `step·i + after` of
 the input. Convolutions, pooling, padding, pixel shuffles and enlargements change the rule; operations on single pixels
-do not. Operations that look at the whole picture (instance normalisation, global pooling), or that are not known here,
-are listed: with them no tile gives exactly what the whole picture gives.
+do not. Operations that read the whole image (instance normalisation, global pooling), or that are not known here,
+are listed: with them no tile gives exactly the result of the whole image.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.parallel.torch_internals import FakeTensorMode, TorchDispatchMode, is_view
 
 TRACED_SIDE_PX = 512  # a multiple of what networks halve; only shapes are computed, so it costs nothing
 
@@ -43,7 +43,7 @@ class Axis(NamedTuple):
     after: Fraction
 
     def seen_through(self, stride: Fraction, first: Fraction, last: Fraction) -> Axis:
-        """The axis of what is computed at i from this axis's elements stride·i + first … stride·i + last."""
+        """Return the axis whose element i is computed from this axis's elements stride·i + first … stride·i + last."""
         return Axis(self.step * stride, self.before + self.step * first, self.after + self.step * last)
 
 
@@ -53,57 +53,57 @@ IDENTITY = Axis(Fraction(1), Fraction(0), Fraction(0))
 
 @dataclass(frozen=True)
 class ReceptiveField:
-    """What a tile must keep to."""
+    """What a tile must comply with."""
 
     halo_px: int  # pixels of the input around a tile that its result depends on
-    multiple_px: int  # tiles begin, and inside the picture end, at multiples of this
+    multiple_px: int  # tiles start, and inside the image end, at multiples of this
     bytes_per_px: float  # of intermediate results that live at one time, for each pixel of the input
     obstacles: tuple[str, ...]  # why tiles would not be exact; empty if they are
-    results: tuple[str, ...]  # the names of what is made
+    results: tuple[str, ...]  # the names of the output images
     used: frozenset[int] = field(repr=False)  # id() of the tensors of the network that took part
 
     @property
     def tiled_halo_px(self) -> int:
-        """The halo as tiles have it: a multiple, too."""
+        """The halo rounded up to the multiple, as tiles have it."""
         return math.ceil(self.halo_px / self.multiple_px) * self.multiple_px
 
 
 def receptive_field(
-    restore: Callable[[Tensor], dict[str, Tensor]], channels: int, output_scale: int = 1
+    image_to_image: Callable[[Tensor], dict[str, Tensor]], channels: int, output_scale: int = 1
 ) -> ReceptiveField:
-    """The receptive field of a function from pictures to pictures that are `enlarges` times as large."""
+    """Return the receptive field of a function from images to images `output_scale` times as large."""
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        pictures = torch.empty(1, channels, TRACED_SIDE_PX, TRACED_SIDE_PX)
-        with _Follower(pictures) as follower:
-            results = restore(pictures)
+        images = torch.empty(1, channels, TRACED_SIDE_PX, TRACED_SIDE_PX)
+        with _Follower(images) as follower:
+            results = image_to_image(images)
     halo = Fraction(0)
     obstacles = dict.fromkeys(follower.obstacles)
     for result in results.values():
         for axis in follower.axes_of(result) or ():
             if axis.step * output_scale != 1:
-                obstacles[f"its result is not {output_scale} times as large as what comes in"] = None
+                obstacles[f"its result is not {output_scale} times as large as its input"] = None
             halo = max(halo, -axis.before, axis.after)
-    # The pixels of an enlarged picture lie between those of the input: one more covers them all.
+    # The pixels of an enlarged image lie between those of the input: one more covers them all.
     halo_px = math.ceil(halo) + (1 if output_scale > 1 else 0)
     bytes_per_px = follower.most_bytes / TRACED_SIDE_PX**2
     used = frozenset(follower.used)
     return ReceptiveField(halo_px, follower.multiple, bytes_per_px, tuple(obstacles), tuple(results), used)
 
 
-class _Follower(TorchDispatchMode):
-    """Keeps the rule of every tensor that is computed from the pictures."""
+class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+    """Keeps the rule of every tensor that is computed from the images."""
 
-    def __init__(self, pictures: Tensor) -> None:
-        super().__init__()
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._axes: dict[int, Axes] = {}
         self.obstacles: list[str] = []
         self.used: set[int] = set()
         self.multiple = 1
         self.most_bytes = self._bytes = 0
-        self._remember(pictures, (IDENTITY, IDENTITY))
+        self._remember(images, (IDENTITY, IDENTITY))
 
     def axes_of(self, tensor: Any) -> Axes | None:
-        """The rule of a tensor; None where it does not depend on the pictures."""
+        """Return the rule of a tensor; None where it does not depend on the images."""
         return self._axes.get(id(tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,7 +121,7 @@ class _Follower(TorchDispatchMode):
 
     def _remember(self, tensor: Tensor, axes: Axes) -> None:
         if id(tensor) not in self._axes:
-            size = 0 if tensor._is_view() else tensor.numel() * tensor.element_size()
+            size = 0 if is_view(tensor) else tensor.numel() * tensor.element_size()
             self._bytes += size
             self.most_bytes = max(self.most_bytes, self._bytes)
             weakref.finalize(tensor, self._forget, id(tensor), size)
@@ -137,7 +137,7 @@ class _Follower(TorchDispatchMode):
             self.obstacles.append(why)
 
     def _rule(self, name: str, func: Any, args: Sequence[Any], axes: Axes) -> Axes:
-        """The rule of an operation's result, given the rule of what goes in."""
+        """Return the rule of an operation's result, given the rule of its input."""
         if name.removesuffix("_") in POINTWISE:
             return axes
         if name == "cat":
@@ -165,7 +165,7 @@ class _Follower(TorchDispatchMode):
             return self._enlarged(name, args, axes)
         if name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"):
             if name != "_native_batch_norm_legit_no_training" and args[5]:
-                self._obstruct("it normalises by the statistics of the whole picture")
+                self._obstruct("it normalises by the statistics of the whole image")
             return axes
         if name in ("slice", "narrow"):
             return _sliced(args, axes)
@@ -176,45 +176,45 @@ class _Follower(TorchDispatchMode):
         if name in ("mean", "sum", "amax", "amin"):
             dims = args[1] if len(args) > 1 and args[1] else range(args[0].dim())
             if any(dim % args[0].dim() >= args[0].dim() - 2 for dim in dims):
-                self._obstruct("it pools over the whole picture")
+                self._obstruct("it pools over the whole image")
             return axes
         if "pool" in name or "norm" in name:
-            self._obstruct(f"it looks at the whole picture ({name})")
+            self._obstruct(f"it reads the whole image ({name})")
         else:
-            self._obstruct(f"the operation {name!r} is not one whose reach is known")
+            self._obstruct(f"the receptive field of the operation {name!r} is not known")
         return axes
 
     def _enlarged(self, name: str, args: Sequence[Any], axes: Axes) -> Axes:
-        """Taps on both sides of the place in the input that a pixel of the enlargement lies at."""
+        """Return the rule of an enlargement: a pixel is computed from taps on both sides of its place in the input."""
         reach = 0 if "nearest" in name else 1 if "bilinear" in name else 2
         found = []
         for number, axis in enumerate(axes):
             before, after = args[0].shape[-2:][number], args[1][number]
             if after % before:
-                self._obstruct(f"it resizes {before} to {after} pixels, which is no whole factor")
+                self._obstruct(f"it resizes {before} to {after} pixels, which is no integer factor")
             found.append(_spread(axis, Fraction(after, before), reach))
         return found[0], found[1]
 
 
 def _both(axes: Axes, rule: Callable[..., Axis], *pairs: Sequence[int]) -> Axes:
-    """A rule on rows and on columns, from settings that are given for each or for both."""
+    """Apply a rule to rows and columns, with arguments that are given for each or for both."""
     each = [[pair[i] if len(pair) > 1 else pair[0] for pair in pairs] for i in (0, 1)]
     return rule(axes[0], *each[0]), rule(axes[1], *each[1])
 
 
 def _window(axis: Axis, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
-    """A convolution or pooling: element i sees a window that begins at stride·i - padding."""
+    """Return the rule of a convolution or pooling: element i reads a window that starts at stride·i - padding."""
     return axis.seen_through(Fraction(stride), Fraction(-padding), Fraction(dilation * (kernel - 1) - padding))
 
 
 def _transposed(axis: Axis, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
-    """A transposed convolution: element i gets something of each whose window, in the result, covers it."""
+    """Return the rule of a transposed convolution: element i reads each element whose output window covers it."""
     first, last = Fraction(padding - dilation * (kernel - 1), stride), Fraction(padding, stride)
     return axis.seen_through(Fraction(1, stride), first, last)
 
 
 def _spread(axis: Axis, factor: int | Fraction, reach: int) -> Axis:
-    """An enlargement whose element i sees the one that it lies in, and `reach` more on either side."""
+    """Return the rule of an enlargement: element i reads the one that it lies in and `reach` more on either side."""
     factor = Fraction(factor)
     return axis.seen_through(1 / factor, -(factor - 1) / factor - reach, Fraction(reach))
 
@@ -234,7 +234,7 @@ def _sliced(args: Sequence[Any], axes: Axes) -> Axes:
 
 
 def _joined(known: Sequence[Axes]) -> Axes:
-    """The rule of what is computed from several tensors: all that any of them was computed from."""
+    """Return the rule of a result of several tensors: all that any of them was computed from."""
     rows, columns = (
         Axis(axes[0].step, min(axis.before for axis in axes), max(axis.after for axis in axes))
         for axes in zip(*known, strict=True)

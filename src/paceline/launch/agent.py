@@ -1,4 +1,4 @@
-"""torchrun's agent, which starts this host's processes again only where that can help, and who watches over both."""
+"""torchrun's agent with our rules for restarts, and a watchdog over the agent and its worker processes."""
 
 from __future__ import annotations
 
@@ -7,80 +7,77 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from paceline.launch.mailbox import OTHERS_WAIT_SECONDS, Mailbox
+from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
+from paceline.parallel.torch_internals import ElasticAgent
 
-EXIT_BARRIER_SECONDS = 60  # for the other hosts, once all is done here
+EXIT_BARRIER_SECONDS = 60  # for the other hosts to finish, once this one has
 SECONDS_BETWEEN_LOOKS = 0.2
-END_SECONDS = 3.0  # for the agent to end, once its processes have
-SLACK_SECONDS = 30.0  # on top of what hosts may wait for each other
+END_SECONDS = 3.0  # for the agent to end after its workers
+SLACK_SECONDS = 30.0  # on top of the time that hosts may wait for each other
 
 
-class Agent(LocalElasticAgent):
-    """Starts the processes of this host, and again after a failure, unless a person has ended the run."""
+class Agent(ElasticAgent):
+    """Starts the workers of this host and restarts them after a failure, unless the run is over."""
 
     def __init__(self, spec: WorkerSpec, mailbox: Mailbox, is_over: Callable[[], bool]) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=str(mailbox.folder)), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
-        self._notes, self._is_over = mailbox, is_over
+        self._mailbox, self._is_over = mailbox, is_over
 
     @property
     def restarts_left(self) -> int:
-        """How often the processes may still begin again."""
-        return 0 if self._is_over() else self._remaining_restarts
+        """How often the workers may still be restarted; 0 once the run is over."""
+        return 0 if self._is_over() else self.remaining_restarts
 
-    def _initialize_workers(self, worker_group: Any) -> None:
-        self._notes.begin_afresh()
-        super()._initialize_workers(worker_group)
+    def before_start(self) -> None:
+        self._mailbox.start_round()
 
-    def _monitor_workers(self, worker_group: Any) -> RunResult:
-        result = super()._monitor_workers(worker_group)
+    def review(self, result: RunResult) -> RunResult:
+        """Return the result to act on: no restart of a run that is over, a restart where a host wants to join."""
         if result.is_failed():
-            self._remaining_restarts = self.restarts_left
-            if self._remaining_restarts:
-                say_restart(describe_failure(result.failures), self._remaining_restarts - 1)
-        elif result.state is WorkerState.SUCCEEDED and self._notes.stopped() and self._others_wait():
-            # Not a person but another host's agent stopped them, to take in a host that came.
+            self.remaining_restarts = self.restarts_left
+            if self.remaining_restarts:
+                print_restart(describe_failure(result.failures), self.remaining_restarts - 1)
+        elif result.state is WorkerState.SUCCEEDED and self._mailbox.stop_code() and self.num_hosts_waiting():
+            # The user did not stop them: another host's agent did, so that the waiting host can join.
             return RunResult(state=WorkerState.HEALTHY)
         return result
 
-    def _others_wait(self) -> bool:
-        return self._worker_group.spec.rdzv_handler.num_nodes_waiting() > 0
 
-
-def describe_failure(failures: dict[int, ProcessFailure]) -> str:
-    """Which process ended first, and how."""
+def describe_failure(failures: Mapping[int, ProcessFailure]) -> str:
+    """Return which worker ended first, and how."""
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     how = f"ended with exit code {first.exitcode}" if first.exitcode > 0 else f"was killed by signal {-first.exitcode}"
     return f"rank {rank} {how}"
 
 
-def say_restart(why: str, left: int) -> None:
-    """Tells a person that the run goes on, and how often it still could."""
-    print(f"{why}; beginning again from the last checkpoint ({left} restarts left)", file=sys.stderr, flush=True)
+def print_restart(why: str, left: int) -> None:
+    """Print that the run restarts, why, and how many restarts are left."""
+    print(f"{why}; restarting from the last checkpoint ({left} restarts left)", file=sys.stderr, flush=True)
 
 
 class Watchdog(threading.Thread):
-    """Ends what hangs: processes that do not get on, those that a dead one left behind, and in the end the launcher.
+    """Kills what hangs: workers without progress, workers that a dead peer left behind, finally the launcher.
 
-    The agent waits half a minute for a process that cannot hear it, and without an end for a host that it cannot
-    reach. Here every wait ends in SIGKILL; the processes die with their launcher.
+    The agent waits half a minute for a worker that ignores it, and forever for a host that it cannot reach. Here every
+    wait ends in SIGKILL. The workers die with their launcher.
     """
 
-    def __init__(self, mailbox: Mailbox, timeout: float, join_timeout: float) -> None:
+    def __init__(
+        self, mailbox: Mailbox, restarts_left: Callable[[], int], *, timeout: float, join_timeout: float
+    ) -> None:
         super().__init__(daemon=True)
         self.mailbox, self.timeout = mailbox, timeout
         self.longest_idle = join_timeout + SLACK_SECONDS
-        self.agent: Agent | None = None
-        self._found_dead = self._idle_since = time.monotonic()
-        self._restarts_left = 0  # when the processes were last seen well
-        self._ended_some = False
+        self._ask_restarts_left = restarts_left
+        self._restarts_left = 0  # when all workers were last alive
+        self._all_alive_at = self._some_alive_at = time.monotonic()
+        self._killed_some = False
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -88,36 +85,36 @@ class Watchdog(threading.Thread):
             self._look()
 
     def stop(self) -> None:
-        """Ends the watch."""
+        """End the watch."""
         self._ended.set()
 
     def _look(self) -> None:
         processes, now = self.mailbox.processes(), time.monotonic()
         alive = [process for process, lives in processes.items() if lives]
         if alive:
-            self._idle_since = now
+            self._some_alive_at = now
         if len(alive) == len(processes):
-            self._found_dead = now
+            self._all_alive_at = now
             if alive:
-                self._ended_some = False
-                self._restarts_left = self.agent.restarts_left if self.agent else 0
-        elif now - self._found_dead > OTHERS_WAIT_SECONDS + 1:  # they had the time to say why they end
-            self._end(processes)
+                self._killed_some = False
+                self._restarts_left = self._ask_restarts_left()
+        elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # they had the time to report why they end
+            self._kill(processes)
         silent = max(map(self.mailbox.seconds_silent, alive), default=0.0)
         if silent > self.timeout:
             print(
-                f"no sign of life from a process for {silent:.0f} s (--timeout {self.timeout:g}); ending those here",
+                f"no progress of a process for {silent:.0f} s (--timeout {self.timeout:g}); killing those of this host",
                 file=sys.stderr,
                 flush=True,
             )
-            self._end(processes)
-        hopeless = self._ended_some and not self._restarts_left
-        if now - self._idle_since > (END_SECONDS if hopeless else self.longest_idle):
-            print("the launcher cannot end by itself; killed", file=sys.stderr, flush=True)
+            self._kill(processes)
+        hopeless = self._killed_some and not self._restarts_left
+        if now - self._some_alive_at > (END_SECONDS if hopeless else self.longest_idle):
+            print("the launcher does not end by itself; killed", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _end(self, processes: dict[int, bool]) -> None:
-        self._ended_some = True
+    def _kill(self, processes: Mapping[int, bool]) -> None:
+        self._killed_some = True
         for process, lives in processes.items():
             if lives:
                 os.kill(process, signal.SIGKILL)

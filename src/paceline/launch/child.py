@@ -1,4 +1,4 @@
-"""A `paceline` command in a process of its own: what it said, and an orderly end when this one is asked to stop."""
+"""A `paceline` command in a process of its own: its words, its log, and an orderly end when this one is stopped."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from paceline.core.heartbeat import die_with_parent
+from paceline.core.types import SettingValue
 
-LAST_WORDS = 400  # characters of a failure's reason
+REASON_CHARACTERS = 400  # at most, of why a command failed
 LOOK_EVERY_SECONDS = 0.2
 
 
 class Stopped(Exception):
-    """The person asked to stop, and the command has ended in order."""
+    """Raised when the user asked to stop and the command has ended in order."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
 
-def words_of(flags: Mapping[str, Any], config_file: str, assignments: Iterable[str]) -> list[str]:
-    """What was said of a run's settings, as words of a command."""
+def words_of(flags: Mapping[str, SettingValue], config_file: str, assignments: Iterable[str]) -> list[str]:
+    """Return the settings of a run as words of a command, in the order of the command line's layers."""
     words = []
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
@@ -41,7 +41,7 @@ def words_of(flags: Mapping[str, Any], config_file: str, assignments: Iterable[s
 
 
 def run_paceline(arguments: Sequence[str], log: Path, look: Callable[[], None] | None = None) -> int:
-    """Runs the command to its end, its output in `log`; gives the exit code. Ctrl-C goes to the command, once."""
+    """Run the command to its end with its output in `log`; return the exit code. Ctrl-C reaches it once."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -52,14 +52,14 @@ def run_paceline(arguments: Sequence[str], log: Path, look: Callable[[], None] |
             start_new_session=True,  # else a terminal's Ctrl-C reaches it twice
             preexec_fn=die_with_parent,
         )
-        asked: list[int] = []
+        signals: list[int] = []
 
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            asked.append(number)
+        def forward(number: int, frame: FrameType | None) -> None:
+            signals.append(number)
             child.send_signal(number)
 
         here = threading.current_thread() is threading.main_thread()
-        before = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)} if here else {}
+        before = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)} if here else {}
         try:
             while child.poll() is None:
                 if look:
@@ -71,15 +71,15 @@ def run_paceline(arguments: Sequence[str], log: Path, look: Callable[[], None] |
                 child.wait()
             for number, handler in before.items():
                 signal.signal(number, handler)
-    if asked:
-        raise Stopped(asked[0])
+    if signals:
+        raise Stopped(signals[0])
     return child.returncode
 
 
 def last_words(log: Path) -> str:
-    """Why a command failed, as its output ends: the one line of a mistake, or a traceback's last."""
+    """Return why a command failed, from the end of its log: the line of a user error, or a traceback's last."""
     text = log.read_text(errors="replace") if log.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("paceline: ")]
-    said = told[-1].removeprefix("paceline: ") if told else (lines[-1] if lines else "it said nothing")
-    return said[-LAST_WORDS:]
+    errors = [line for line in lines if line.startswith("paceline: ")]
+    reason = errors[-1].removeprefix("paceline: ") if errors else (lines[-1] if lines else "it printed nothing")
+    return reason[-REASON_CHARACTERS:]

@@ -1,4 +1,4 @@
-"""The `paceline train` command that a job's hosts run, word by word, as a person gave it."""
+"""The `paceline train` command that the hosts of a job run, with the user's own words."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.core.errors import UserError
 from paceline.core.secrets import has_credentials, redact
+from paceline.core.types import SettingValue
+from paceline.launch.child import words_of
 
-OURS = ("devices", "nnodes", "rdzv", "join_timeout")  # the launch says these
+SET_BY_LAUNCH = ("devices", "nnodes", "rdzv", "join_timeout")
 
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """What to train, and in how many processes on each of how many hosts."""
+    """What to train, on how many hosts, and in how many processes on each."""
 
     recipe: str
-    flags: Mapping[str, Any]  # settings by name, as the command line has them
+    flags: Mapping[str, SettingValue]  # settings by name, as the command line has them
     config_file: str
     assignments: tuple[str, ...]
     nodes: int
@@ -27,23 +28,15 @@ class TrainCommand:
     join_timeout: float
 
     def words(self, rdzv: str, **changes: str) -> list[str]:
-        """The command for one host; `changes` are flags that the place it runs at decides."""
-        words = ["train", self.recipe]
-        for name, value in {**{n: v for n, v in self.flags.items() if n not in OURS}, **changes}.items():
-            flag = name.replace("_", "-")
-            if isinstance(value, bool):
-                words.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                words += [f"--{flag}", str(value)]
-        words += ["--config", self.config_file] if self.config_file else []
-        for assignment in self.assignments:
-            words += ["--set", assignment]
-        words += ["--set", f"join_timeout={self.join_timeout:g}", "--devices", str(self.devices)]
-        return [*words, "--nnodes", str(self.nodes), "--rdzv", rdzv]
+        """Return the command for one host; `changes` are flags that depend on where it runs."""
+        flags = {name: value for name, value in self.flags.items() if name not in SET_BY_LAUNCH}
+        assignments = [*self.assignments, f"join_timeout={self.join_timeout:g}"]
+        topology = ["--devices", str(self.devices), "--nnodes", str(self.nodes), "--rdzv", rdzv]
+        return ["train", self.recipe, *words_of({**flags, **changes}, self.config_file, assignments), *topology]
 
 
 def quoted(words: Iterable[str], lead: str = "") -> str:
-    """Words as a shell takes them, each for what it says: nothing in them is executed."""
+    """Return words quoted for a shell, which executes nothing in them; each flag begins a line."""
     lines = [lead]
     for word in words:
         if word.startswith("--"):
@@ -53,13 +46,13 @@ def quoted(words: Iterable[str], lead: str = "") -> str:
 
 
 def plain_name(text: str) -> str:
-    """A name for schedulers from a path or any text: lower case letters, digits and hyphens, at most 40."""
+    """Return a name that schedulers accept: lower case letters, digits and hyphens, at most 40."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].rstrip("-")
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Refuses what no job file should hold: credentials, and characters that end a line."""
+    """Raise UserError for what no job file should hold: credentials, and characters that end a line."""
     for word in words:
         if any(ord(character) < 32 for character in word):
             raise UserError(f"{word!r}: a job file cannot hold line breaks or control characters")

@@ -1,22 +1,22 @@
 """Kubernetes objects for a run: Kubeflow's TrainJob with a runtime of its own, or a plain Indexed Job.
 
-The runtime is written along with the TrainJob, since volumes are stable there; how a TrainJob patches another's
-runtime has changed with the versions of Kubeflow Trainer.
+The TrainJob comes with its own runtime, whose fields for volumes are stable. How a TrainJob patches a shared runtime
+has changed between versions of Kubeflow Trainer.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import yaml
 
 from paceline.core.errors import UserError
 from paceline.core.secrets import has_credentials, is_private_name
+from paceline.core.types import JsonObject
 from paceline.launch.command import TrainCommand, check_words
 
-PORT = 29400
+PORT, PORT_NAME = 29400, "rendezvous"
 DATA, RUNS = "/data", "/runs"
 USER = 1000  # the Containerfile's
 TRAINER = "trainer.kubeflow.org/v1alpha1"
@@ -24,12 +24,10 @@ NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]i?)?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-Object = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class KubernetesOptions:
-    """What is asked of Kubernetes."""
+    """The image, volumes and resources of a job on Kubernetes."""
 
     name: str
     image: str
@@ -40,19 +38,21 @@ class KubernetesOptions:
     cpus: str = ""
     memory: str = ""
     shared_memory: str = "8Gi"
-    environment: tuple[str, ...] = ()  # NAME=VALUE
+    environment: tuple[str, ...] = ()  # each NAME=VALUE
     secrets: tuple[str, ...] = ()  # Secrets whose keys become environment variables
 
     def check(self) -> None:
-        """Refuses names and amounts that Kubernetes would refuse, and credentials in the environment."""
+        """Raise UserError for what Kubernetes would reject, and for credentials in the environment."""
         names = {"--name": self.name, "--runs-claim": self.runs_claim, "--data-claim": self.data_claim}
         for flag, name in [*names.items(), ("--namespace", self.namespace), *(("--secret", s) for s in self.secrets)]:
             if name and not NAME.fullmatch(name):
                 raise UserError(f"{flag} {name!r}: expected up to 40 lower case letters, digits and hyphens")
         if not self.image:
-            raise UserError("--image: name the container image to run (the repository's Containerfile makes one)")
+            raise UserError(
+                "--image: missing; give the container image to run (the repository's Containerfile builds one)"
+            )
         if not self.runs_claim:
-            raise UserError("--runs-claim: name the PersistentVolumeClaim that keeps the run")
+            raise UserError("--runs-claim: missing; give the PersistentVolumeClaim that holds the run")
         check_words([self.image])
         for flag, amount in (("--memory", self.memory), ("--cpus", self.cpus), ("--shared-memory", self.shared_memory)):
             if amount and not QUANTITY.fullmatch(amount):
@@ -66,28 +66,22 @@ class KubernetesOptions:
             check_words([value])
 
 
-def train_job(command: TrainCommand, options: KubernetesOptions) -> list[Object]:
-    """Kubeflow's objects: a runtime with the volumes, and the job that uses it."""
+def train_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObject]:
+    """Return Kubeflow's objects: a runtime with the volumes, and the job that uses it."""
     options.check()
-    pod = _pod(command, options, f"{options.name}-node-0-0.{options.name}")
-    container = pod["containers"][0]
-    trainer = {
-        "numNodes": command.nodes,
-        "image": container.pop("image"),
-        "command": container.pop("command"),
-        "resourcesPerNode": container.pop("resources"),
-    }
-    if environment := container.pop("env", None):
-        trainer["env"] = environment
-    container["image"] = trainer["image"]
-    node = {
+    work = _work(command, options, f"{options.name}-node-0-0.{options.name}")
+    trainer: JsonObject = {"numNodes": command.nodes, "image": options.image, "command": work["command"]}
+    trainer |= {"resourcesPerNode": work["resources"]}
+    if "env" in work:
+        trainer["env"] = work["env"]
+    node: JsonObject = {
         "name": "node",
         "template": {
             "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
-            "spec": {"backoffLimit": _failures(command), "template": {"spec": pod}},
+            "spec": {"backoffLimit": _backoff_limit(command), "template": {"spec": _pod(options, _container(options))}},
         },
     }
-    runtime = {
+    runtime: JsonObject = {
         "apiVersion": TRAINER,
         "kind": "TrainingRuntime",
         "metadata": _metadata(options),
@@ -96,7 +90,7 @@ def train_job(command: TrainCommand, options: KubernetesOptions) -> list[Object]
             "template": {"spec": {"replicatedJobs": [node]}},
         },
     }
-    job = {
+    job: JsonObject = {
         "apiVersion": TRAINER,
         "kind": "TrainJob",
         "metadata": _metadata(options),
@@ -108,22 +102,23 @@ def train_job(command: TrainCommand, options: KubernetesOptions) -> list[Object]
     return [runtime, job]
 
 
-def plain_job(command: TrainCommand, options: KubernetesOptions) -> list[Object]:
-    """An Indexed Job, and the headless Service through which its pods find the first one."""
+def plain_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObject]:
+    """Return an Indexed Job, and the headless Service through which its pods find the first one."""
     options.check()
-    pod = _pod(command, options, f"{options.name}-0.{options.name}") | {"subdomain": options.name}
-    service = {
+    work = _work(command, options, f"{options.name}-0.{options.name}")
+    pod = _pod(options, _container(options) | work) | {"subdomain": options.name}
+    service: JsonObject = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": _metadata(options),
         "spec": {
             "clusterIP": "None",
             "selector": {"job-name": options.name},
-            "publishNotReadyAddresses": True,  # the pods meet before any is ready
-            "ports": [{"name": "meeting", "port": PORT}],
+            "publishNotReadyAddresses": True,  # the pods find each other before any is ready
+            "ports": [{"name": PORT_NAME, "port": PORT}],
         },
     }
-    job = {
+    job: JsonObject = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": _metadata(options),
@@ -131,61 +126,81 @@ def plain_job(command: TrainCommand, options: KubernetesOptions) -> list[Object]
             "completionMode": "Indexed",
             "completions": command.nodes,
             "parallelism": command.nodes,
-            "backoffLimit": _failures(command),
+            "backoffLimit": _backoff_limit(command),
             "template": {"metadata": {"labels": {"job-name": options.name}}, "spec": pod},
         },
     }
     return [service, job]
 
 
-def to_yaml(objects: list[Object], note: str) -> str:
-    """The objects as one file, with a note on how to use it."""
+def to_yaml(objects: list[JsonObject], note: str) -> str:
+    """Return the objects as one file that begins with a note on its use."""
     documents = [yaml.safe_dump(one, sort_keys=False, allow_unicode=True, width=100) for one in objects]
     return f"# {note}\n" + "---\n".join(documents)
 
 
-def _metadata(options: KubernetesOptions) -> Object:
-    namespace = {"namespace": options.namespace} if options.namespace else {}
+def _metadata(options: KubernetesOptions) -> JsonObject:
+    namespace: JsonObject = {"namespace": options.namespace} if options.namespace else {}
     return {"name": options.name, **namespace, "labels": {"app.kubernetes.io/managed-by": "paceline"}}
 
 
-def _failures(command: TrainCommand) -> int:
-    """How many ends of pods the job bears: each host may be preempted some times."""
+def _backoff_limit(command: TrainCommand) -> int:
+    """Return how many pods may fail: each host may be preempted several times."""
     return 6 * command.nodes
 
 
-def _pod(command: TrainCommand, options: KubernetesOptions, first: str) -> Object:
-    """A host: one container, whose launcher starts a process for each device."""
-    words = command.words(f"{first}:{PORT}", out=f"{RUNS}/{options.name}", **_data_root(options))
+def _work(command: TrainCommand, options: KubernetesOptions, first: str) -> JsonObject:
+    """Return what a host's container runs: a launcher, which starts a process for each device."""
+    data_root = {"data_root": DATA} if options.data_claim else {}
+    words = command.words(f"{first}:{PORT}", out=f"{RUNS}/{options.name}", **data_root)
     check_words(words)
     amounts = {"nvidia.com/gpu": options.gpus_per_node, "cpu": options.cpus, "memory": options.memory}
-    limits = {name: str(amount) for name, amount in amounts.items() if amount}
-    mounts = [{"name": "shared-memory", "mountPath": "/dev/shm"}, {"name": "runs", "mountPath": RUNS}]
-    volumes: list[Object] = [
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}},
-        {"name": "runs", "persistentVolumeClaim": {"claimName": options.runs_claim}},
-    ]
-    if options.data_claim:
-        mounts.append({"name": "data", "mountPath": DATA})
-        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": options.data_claim}})
-    container: Object = {
-        "name": "node",
-        "image": options.image,
-        # Kubernetes replaces $(NAME) in a command; $$ stands for a $ that means nothing.
-        "command": ["paceline", *(word.replace("$", "$$") for word in words)],
+    limits: JsonObject = {name: str(amount) for name, amount in amounts.items() if amount}
+    work: JsonObject = {
+        "command": ["paceline", *map(_literal, words)],
         "resources": {"limits": limits} if limits else {},
-        "volumeMounts": mounts,
-        "ports": [{"name": "meeting", "containerPort": PORT}],
     }
     pairs = [word.partition("=")[::2] for word in options.environment]
     if pairs:
-        container["env"] = [{"name": name, "value": value.replace("$", "$$")} for name, value in pairs]
+        work["env"] = [{"name": name, "value": _literal(value)} for name, value in pairs]
+    return work
+
+
+def _literal(word: str) -> str:
+    """Return a word as Kubernetes must get it: it replaces $(NAME), and $$ stands for a plain $."""
+    return word.replace("$", "$$")
+
+
+def _container(options: KubernetesOptions) -> JsonObject:
+    """Return a host's container without its work: image, volumes, the rendezvous port and secrets."""
+    container: JsonObject = {
+        "name": "node",
+        "image": options.image,
+        "volumeMounts": [{"name": name, "mountPath": path} for name, path, _ in _volumes(options)],
+        "ports": [{"name": PORT_NAME, "containerPort": PORT}],
+    }
     if options.secrets:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in options.secrets]
-    # The image's user is not root; as the volumes' group it may write to them.
-    rights = {"fsGroup": USER}
-    return {"restartPolicy": "OnFailure", "securityContext": rights, "containers": [container], "volumes": volumes}
+    return container
 
 
-def _data_root(options: KubernetesOptions) -> dict[str, str]:
-    return {"data_root": DATA} if options.data_claim else {}
+def _pod(options: KubernetesOptions, container: JsonObject) -> JsonObject:
+    """Return a host: one container and its volumes."""
+    return {
+        "restartPolicy": "OnFailure",
+        # The image's user is not root; as the volumes' group it may write to them.
+        "securityContext": {"fsGroup": USER},
+        "containers": [container],
+        "volumes": [{"name": name, **origin} for name, _, origin in _volumes(options)],
+    }
+
+
+def _volumes(options: KubernetesOptions) -> list[tuple[str, str, JsonObject]]:
+    """Return each volume's name, where it is mounted, and what it is."""
+    volumes: list[tuple[str, str, JsonObject]] = [
+        ("shared-memory", "/dev/shm", {"emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}}),
+        ("runs", RUNS, {"persistentVolumeClaim": {"claimName": options.runs_claim}}),
+    ]
+    if options.data_claim:
+        volumes.append(("data", DATA, {"persistentVolumeClaim": {"claimName": options.data_claim}}))
+    return volumes

@@ -1,4 +1,4 @@
-"""Where the hosts of a run meet, how many there are, and how long they wait for each other."""
+"""The rendezvous of a run's hosts: where they meet, how many there are, how long they wait for each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
@@ -15,34 +14,35 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.parallel.store import LOOPBACK, is_here, is_loopback, join_store, own_address, serve_store
+from paceline.parallel.torch_internals import TCPStore
 
-LAST_CALL_SECONDS = (
-    3  # for hosts that come late, once the fewest are there; those later still are taken in by a restart
-)
-KEEP_ALIVE_SECONDS, KEEP_ALIVE_ATTEMPTS = 1, 4  # a host that was silent so long is lost
+LAST_CALL_SECONDS = 3  # for late hosts, once the minimum is there; hosts that come later join by a restart
+KEEP_ALIVE_SECONDS, KEEP_ALIVE_ATTEMPTS = 1, 4  # a host that is silent for longer is lost
 STORE_SECONDS = 30
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What `--nnodes`, `--rdzv`, `--max-restarts` and the timeouts say; as it stands, one machine alone."""
+    """What `--nnodes`, `--rdzv`, `--max-restarts` and the timeouts mean; by default one host alone."""
 
     host: str = LOOPBACK
     port: int = 0
-    fewest: int = 1
-    most: int = 1
+    min_hosts: int = 1
+    max_hosts: int = 1
     max_restarts: int = 0
     timeout: float = 600.0
     join_timeout: float = 600.0
 
     @classmethod
     def of(cls, run: RunSettings) -> Rendezvous:
-        """The meeting that a run's settings describe; refuses what cannot be."""
-        fewest, most = parse_nodes(run.nnodes)
+        """Return the rendezvous that a run's settings describe; raise UserError for one that cannot be."""
+        min_hosts, max_hosts = parse_nodes(run.nnodes)
         host, port = parse_endpoint(run.rdzv) if run.rdzv else (LOOPBACK, 0)
-        if most > 1 and not run.rdzv:
-            raise UserError(f"--nnodes {run.nnodes}: hosts need a place to meet; give --rdzv HOST:PORT, one of them")
-        if fewest < most and "/" in run.batch_size:
+        if max_hosts > 1 and not run.rdzv:
+            raise UserError(
+                f"--nnodes {run.nnodes}: hosts need a rendezvous; give --rdzv HOST:PORT, where HOST is one of them"
+            )
+        if min_hosts < max_hosts and "/" in run.batch_size:
             raise UserError(
                 f"--batch-size {run.batch_size}: with --nnodes {run.nnodes} the number of devices may change; "
                 "give the batch over all devices"
@@ -51,17 +51,22 @@ class Rendezvous:
             own_address(host)
         except OSError as error:
             raise UserError(f"--rdzv {run.rdzv}: {error.strerror or error}") from None
-        return cls(host, port, fewest, most, run.max_restarts, run.timeout, run.join_timeout)
+        return cls(host, port, min_hosts, max_hosts, run.max_restarts, run.timeout, run.join_timeout)
+
+    @property
+    def endpoint(self) -> str:
+        """The address, as messages show it."""
+        return f"{self.host}:{self.port}"
 
     def open(self) -> DynamicRendezvousHandler:
-        """The hosts' rendezvous, served by this one if the place is here; waits until it can be reached."""
+        """Serve the rendezvous if its address is this host's, else wait until it can be reached; return its handler."""
         store = self._store()
         parameters = RendezvousParameters(
             backend="c10d",
-            endpoint=f"{self.host}:{self.port}",
+            endpoint=self.endpoint,
             run_id="paceline",
-            min_nodes=self.fewest,
-            max_nodes=self.most,
+            min_nodes=self.min_hosts,
+            max_nodes=self.max_hosts,
             local_addr=self._local_address(),
             join_timeout=max(1, round(self.join_timeout)),
             last_call_timeout=LAST_CALL_SECONDS,
@@ -72,26 +77,28 @@ class Rendezvous:
         return create_handler(store, C10dRendezvousBackend(store, parameters.run_id), parameters)
 
     def _local_address(self) -> str | None:
-        """How the other hosts reach this one."""
+        """Return the address at which the other hosts reach this one."""
         return None if self._knows_itself_only() else own_address(self.host)
 
     def _knows_itself_only(self) -> bool:
-        """Whether this machine has the meeting's name as a loopback address, as Debian writes it in /etc/hosts."""
-        return self.most > 1 and is_loopback(self.host)
+        """Return whether this host's own name is a loopback address here, as Debian writes it in /etc/hosts."""
+        return self.max_hosts > 1 and is_loopback(self.host)
 
-    def _store(self) -> dist.TCPStore:
+    def _store(self) -> TCPStore:
         patience = timedelta(seconds=STORE_SECONDS)
         if is_here(self.host):
             try:
-                return serve_store(self.host, self.port, patience, on_all=self._knows_itself_only())
-            except OSError:  # another process on this machine serves it
-                if self.most == 1:
+                served: TCPStore = serve_store(self.host, self.port, patience, on_all=self._knows_itself_only())
+                return served
+            except OSError:  # another process of this host serves it
+                if self.max_hosts == 1:
                     raise
         self._wait_for_host()
-        return join_store(self.host, self.port, patience)
+        joined: TCPStore = join_store(self.host, self.port, patience)
+        return joined
 
     def _wait_for_host(self) -> None:
-        """In Python, where a request to stop is heard."""
+        """Wait in Python rather than in torch, so that a signal can end the wait."""
         until = time.monotonic() + self.join_timeout
         while True:
             try:
@@ -104,18 +111,18 @@ class Rendezvous:
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """`2` as (2, 2) and `1:4` as (1, 4)."""
-    fewest, colon, most = text.partition(":")
-    if not fewest.isdigit() or (colon and not most.isdigit()):
-        raise UserError(f"--nnodes {text}: expected a number of hosts, or fewest:most like 1:4")
-    numbers = int(fewest), int(most or fewest)
+    """Return `2` as (2, 2) and `1:4` as (1, 4)."""
+    low, colon, high = text.partition(":")
+    if not low.isdigit() or (colon and not high.isdigit()):
+        raise UserError(f"--nnodes {text}: expected the number of hosts, or MIN:MAX like 1:4")
+    numbers = int(low), int(high or low)
     if not 1 <= numbers[0] <= numbers[1]:
-        raise UserError(f"--nnodes {text}: the fewest hosts must be at least 1 and no more than the most")
+        raise UserError(f"--nnodes {text}: the minimum must be at least 1 and at most the maximum")
     return numbers
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """`HOST:PORT` in its parts; an IPv6 address stands in brackets."""
+    """Return `HOST:PORT` in its parts; an IPv6 address stands in brackets."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or not 1024 <= int(port) < 65536:

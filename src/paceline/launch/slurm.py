@@ -1,4 +1,4 @@
-"""A SLURM job: one launcher on each host, through srun; preempted, it saves, is queued again and goes on."""
+"""A SLURM job: one launcher on each host, through srun. A preempted job saves, is requeued and resumes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import UserError, unknown
+from paceline.core.files import replacing
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
 from paceline.parallel.world import FIRST_PORT, NUM_PORTS
 from paceline.training.stop import GO_ON_LATER
 
-FOLDER = "launch"  # in the run's: the job's file and logs
+FOLDER = "launch"  # in the run's folder: the job's script and logs
 JOB_FILE = "slurm.sh"
-WARNING_SECONDS = 120  # before the end of its time, a job is told to save
+WARNING_SECONDS = 120  # before its time limit, a job gets a signal to save
 LOOK_SECONDS = 1.0
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
 WORD = re.compile(r"[\w.@,+-]+")
@@ -26,7 +27,7 @@ WORD = re.compile(r"[\w.@,+-]+")
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """What is asked of SLURM."""
+    """The resources and limits to request from SLURM."""
 
     gpus_per_node: int = 0
     cpus_per_node: int = 0
@@ -36,7 +37,7 @@ class SlurmOptions:
     requeue: bool = True
 
     def check(self) -> None:
-        """Refuses what SLURM would not understand, or understand as something else."""
+        """Raise UserError for values that SLURM would reject or misread."""
         if not TIME.fullmatch(self.time):
             raise UserError(f"--time {self.time}: expected hours:minutes:seconds, like 2:00:00")
         for flag, value in (("--partition", self.partition), ("--account", self.account)):
@@ -45,7 +46,7 @@ class SlurmOptions:
 
 
 def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: str = sys.executable) -> str:
-    """The job's file, to be read by a person and by sbatch."""
+    """Return the job's script, for sbatch and for human readers."""
     options.check()
     words = command.words("\0", out=str(run))
     check_words(word for word in [*words, str(run)] if word != "\0")
@@ -65,10 +66,10 @@ def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: 
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in directives.items() if value]
     lines.append("#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue")
-    train = quoted([python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$meeting"')
+    train = quoted([python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$rendezvous"')
     again = f"""
 if [ "$code" -eq {GO_ON_LATER} ]; then
-    echo "saved; queued again"
+    echo "saved; requeued"
     scontrol requeue "$SLURM_JOB_ID"
     scontrol update JobId="$SLURM_JOB_ID" StartTime=now 2>/dev/null
 fi
@@ -79,10 +80,10 @@ fi
 
 cd {shlex.quote(str(Path.cwd()))} || exit 1
 
-# The hosts meet on the first one, which runs this file, at a port that follows from the job's number.
-meeting="$(hostname):$(({FIRST_PORT} + (7919 * SLURM_JOB_ID) % {NUM_PORTS}))"
+# The rendezvous is on the first host, which runs this script, at a port that follows from the job's id.
+rendezvous="$(hostname):$(({FIRST_PORT} + (7919 * SLURM_JOB_ID) % {NUM_PORTS}))"
 
-# USR1 comes from SLURM before the time is up, TERM before a preemption: the hosts finish a step together and save.
+# SLURM sends USR1 before the time limit and TERM before a preemption: the hosts finish a step together and save.
 step= asked=
 ask_to_stop() {{ asked=yes; [ -n "$step" ] && kill -USR1 "$step"; }}
 trap ask_to_stop USR1 TERM
@@ -103,59 +104,60 @@ exit "$code"
 
 
 def write_job(script: str, run: Path) -> Path:
-    """Keeps the job's file with the run."""
+    """Write the job's script into the run's folder and return its path."""
     try:
         (run / FOLDER).mkdir(parents=True, exist_ok=True)
         file = run / FOLDER / JOB_FILE
-        file.write_text(script)
-        file.chmod(0o755)
+        with replacing(file) as beside:
+            beside.write_text(script)
+            beside.chmod(0o755)
     except OSError as error:
         raise UserError(f"--out {run}: {error.strerror}") from None
     return file
 
 
 def check_cluster(command: TrainCommand, options: SlurmOptions) -> None:
-    """Refuses what this cluster does not have; only where SLURM is on this machine."""
-    rows = [line.split("|") for line in _ask("sinfo", "-h", "-o", "%R|%D|%G|%a").splitlines()]
+    """Raise UserError for what this cluster does not have."""
+    rows = [line.split("|") for line in _query("sinfo", "-h", "-o", "%R|%D|%G|%a").splitlines()]
     names = sorted({row[0] for row in rows})
     if options.partition and options.partition not in names:
         raise UserError(f"--partition: {unknown('partition', options.partition, names)}")
     mine = [row for row in rows if not options.partition or row[0] == options.partition]
     hosts = sum(int(row[1]) for row in mine)
     if command.nodes > hosts:
-        raise UserError(f"--nodes {command.nodes}: there are {hosts} in {options.partition or 'this cluster'}")
+        raise UserError(f"--nodes {command.nodes}: {options.partition or 'this cluster'} has {hosts}")
     gpus = max((_gpus(row[2]) for row in mine), default=0)
     if options.gpus_per_node > gpus:
-        raise UserError(f"--gpus-per-node {options.gpus_per_node}: the hosts have {gpus} that SLURM knows of")
+        raise UserError(f"--gpus-per-node {options.gpus_per_node}: SLURM lists {gpus} GPUs on each host")
     _check_ports(command.nodes)
 
 
 def _gpus(resources: str) -> int:
-    """GPUs in SLURM's `gpu:a100:4(S:0-1),shard:8`."""
+    """Return the number of GPUs in SLURM's `gpu:a100:4(S:0-1),shard:8`."""
     counts = re.findall(r"(?:^|,)gpu(?::[^,:(]+)?:(\d+)", resources)
     return sum(map(int, counts))
 
 
 def _check_ports(nodes: int) -> None:
-    """Refuses a range of ports that is too small for srun, which would wait for one without a word."""
-    found = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", _ask("scontrol", "show", "config"), re.MULTILINE)
+    """Raise UserError where srun has too few ports: it would wait for one without a message."""
+    found = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", _query("scontrol", "show", "config"), re.MULTILINE)
     first, last = map(int, found.groups()) if found else (0, 0)
-    wanted = 3 + 2 * (-(-nodes // 48))  # srun listens on so many, and on two more for every 48 hosts
+    wanted = 3 + 2 * (-(-nodes // 48))  # srun listens on three, and on two more for every 48 hosts
     if last and last - first + 1 < wanted:
         raise UserError(
             f"--nodes {nodes}: srun needs {wanted} ports, and SLURM's SrunPortRange {first}-{last} has "
-            f"{last - first + 1}; ask who runs the cluster for more"
+            f"{last - first + 1}; ask the cluster's administrators for more"
         )
 
 
 def submit(file: Path) -> int:
-    """Gives the job's file to SLURM; gives the job's number."""
-    answer = _ask("sbatch", "--parsable", str(file))
+    """Submit the job's script and return the job's id."""
+    answer = _query("sbatch", "--parsable", str(file))
     return int(answer.split(";")[0])
 
 
 def follow(job: int, run: Path) -> int:
-    """Shows the job's log as it grows until the job ends; gives its exit code."""
+    """Print the job's log as it grows until the job ends; return its exit code."""
     log, shown = run / FOLDER / f"slurm-{job}.log", 0
     try:
         while True:
@@ -172,28 +174,29 @@ def follow(job: int, run: Path) -> int:
                 return code if state != "COMPLETED" else 0
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
-        print(f"\njob {job} goes on; `scancel {job}` ends it, `tail -f {shlex.quote(str(log))}` follows it")
+        print(f"\njob {job} continues; `scancel {job}` ends it, `tail -f {shlex.quote(str(log))}` follows it")
         return 0
 
 
 def _state(job: int) -> tuple[str, int]:
-    answer = _ask("scontrol", "show", "job", "-o", str(job))
+    """Return a job's state and exit code, 128 + N after signal N."""
+    answer = _query("scontrol", "show", "job", "-o", str(job))
     found = re.search(r"JobState=(\w+)", answer)
     code = re.search(r"ExitCode=(\d+):(\d+)", answer)
     number = (int(code[1]) or (128 + int(code[2]) if int(code[2]) else 0)) if code else 1
     return (found[1] if found else "UNKNOWN"), number or 1
 
 
-def _ask(*words: str) -> str:
-    """What a command of SLURM answers."""
+def _query(*words: str) -> str:
+    """Return what a SLURM command prints."""
     if not shutil.which(words[0]):
         raise UserError(
-            f"{words[0]}: SLURM is not on this machine; log in where its commands are, or leave out --submit"
+            f"{words[0]}: SLURM is not installed on this machine; run this on a login node, or leave out --submit"
         )
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
-        raise UserError(f"{words[0]}: SLURM did not answer within 60 s") from None
+        raise UserError(f"{words[0]}: SLURM did not answer within 60 s; try again later") from None
     if done.returncode:
         raise UserError(f"{' '.join(words[:2])}: {' '.join(done.stderr.split()) or done.returncode}")
     return done.stdout

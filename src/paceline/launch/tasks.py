@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Concatenate, NamedTuple, ParamSpec
+from typing import Concatenate, NamedTuple, ParamSpec, cast
 
 from paceline.config.files import to_toml
 from paceline.config.resolve import Config
@@ -37,12 +38,18 @@ class Task(NamedTuple):
         **named: Arguments.kwargs,
     ) -> Task:
         """Return the task that calls `function(config, *arguments, **named)`; arguments must be JSON values."""
-        return cls(function.__module__, function.__qualname__, json.dumps([arguments, named]))
+        module, name = function.__module__, function.__qualname__
+        if module == "__main__" or getattr(sys.modules[module], name, None) is not function:
+            raise ValueError(f"{module}.{name}: a task must be a function that other processes can import")
+        return cls(module, name, json.dumps([arguments, named]))
 
     def run(self, config: Config) -> int:
         """Call the function and return its exit code; None counts as 0."""
+        found = getattr(importlib.import_module(self.module), self.function, None)
+        if found is None:
+            raise LookupError(f"{self.module}.{self.function}: no such function")
         arguments, named = json.loads(self.arguments)
-        return getattr(importlib.import_module(self.module), self.function)(config, *arguments, **named) or 0
+        return cast(Callable[..., int | None], found)(config, *arguments, **named) or 0
 
 
 def run_in_processes(task: Task, config: Config, rendezvous: Rendezvous | None = None) -> int:

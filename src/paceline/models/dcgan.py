@@ -1,8 +1,8 @@
-"""The generator and the discriminator of DCGAN, for pictures of 32 or 64 pixels.
+"""The generator and the discriminator of DCGAN, for images of 32 or 64 pixels.
 
 Radford et al., Unsupervised Representation Learning with Deep Convolutional Generative Adversarial
-Networks (2015), with the module names of PyTorch's example. Features grow from, or shrink to, a square of
-`smallest_px`: 4 in the paper; some projects for 32 pixels go down to 2 and so have a layer more.
+Networks (2015), with the module names of PyTorch's example. The smallest feature map is a square of
+`smallest_px`: 4 in the paper; some projects for 32 pixels go down to 2, which adds a layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Norm = Literal["batch", "none"]
 
 
 class Generator(nn.Module):
-    """Pictures in -1…1 from rows of `nz` random numbers."""
+    """Maps rows of `nz` random numbers to images in -1…1."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Generator(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """A logit per picture: high for real ones."""
+    """Maps images to one logit each, high for real images."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class Discriminator(nn.Module):
         if spectral:
             for layer in layers:
                 if isinstance(layer, nn.Conv2d):
-                    # Each forward in training refines its estimate of the norm, from the weights alone: replicas agree.
+                    # Each forward in training refines its estimate of the norm from the weights alone: replicas agree.
                     spectral_norm(layer)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        return in_full_precision(self.main(pictures).flatten())
+    def forward(self, images: Tensor) -> Tensor:
+        return in_full_precision(self.main(images).flatten())
 
 
 def _widths(size_px: int, smallest_px: int, base: int) -> list[int]:
-    """The channels after each halving of the picture."""
+    """Return the channels after each downsampling by 2."""
     assert size_px in SIZES_PX
     return [base * 2**number for number in range((size_px // smallest_px).bit_length() - 1)]

@@ -1,9 +1,9 @@
-"""What a frozen VGG19 sees in pictures: the features that perceptual losses compare.
+"""Features of a frozen VGG19, which perceptual losses compare.
 
-The network is no part of any recipe's module tree: no wrapper, checkpoint or optimizer knows it. There is one copy for
-each device and dtype, made when it is first asked for. Weights come from torchvision, or from a file: torchvision's own
-(.pth or .safetensors), or the rescaled network whose first layer turns RGB in 0…1 into what the others expect. They
-are read without running code.
+The network is not part of any recipe's module tree: no wrapper, checkpoint or optimizer sees it. There is one copy per
+device and dtype, created on first use. Weights come from torchvision, or from a file: torchvision's own (.pth or
+.safetensors), or the rescaled network whose first layer converts RGB in 0…1 to what the others expect. Reading them
+executes no code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.core.errors import UserError, unknown
 from paceline.models.torch_file import read_torch_file
 
-CONVOLUTIONS_PER_STAGE = (2, 2, 4, 4, 4)  # a pooling stands before each stage but the first
+CONVOLUTIONS_PER_STAGE = (2, 2, 4, 4, 4)  # each stage but the first starts with a pooling
 LAYERS = tuple(
     f"{kind}{stage}_{number}"
     for stage, count in enumerate(CONVOLUTIONS_PER_STAGE, start=1)
@@ -32,39 +32,40 @@ _POOLED = {sum(CONVOLUTIONS_PER_STAGE[:stage]) for stage in range(1, len(CONVOLU
 _RANDOM_WIDTHS = (8, 8, 16, 16, *[32] * 4, *[64] * 8)
 
 Layers = list[tuple[Tensor, Tensor]]  # the weight and bias of each, in order
+CopyKey = tuple[str, int, torch.device, torch.dtype]  # weights, number of convolutions, place, precision
 _loaded: dict[str, Layers] = {}
-_copies: dict[tuple, Layers] = {}
-_lock = Lock()  # DataParallel asks from several threads
+_copies: dict[CopyKey, Layers] = {}
+_lock = Lock()  # DataParallel calls from several threads
 
 
 class Features:
-    """The output of one layer of VGG19 for pictures in -1…1; no module, so that no module tree takes it in."""
+    """The output of one layer of VGG19 for images in -1…1; not an nn.Module, so that no module tree includes it."""
 
     def __init__(self, weights: str = "", layer: str = "conv5_4") -> None:
-        """`weights` is a file, "random" for an untrained, narrow network, or nothing for torchvision's."""
+        """`weights` is a file, "random" for an untrained, narrow network, or "" for torchvision's."""
         if layer not in LAYERS:
             raise unknown("layer of VGG19", layer, LAYERS)
         self.weights, self.layer = weights, layer
         self.num_convolutions = LAYERS.index(layer) // 2 + 1
         self.smallest_px = 2 ** sum(number < self.num_convolutions for number in _POOLED)
 
-    def __call__(self, pictures: Tensor) -> Tensor:
-        device, dtype, (height, width) = pictures.device, pictures.dtype, pictures.shape[-2:]
+    def __call__(self, images: Tensor) -> Tensor:
+        device, dtype, (height, width) = images.device, images.dtype, images.shape[-2:]
         if min(height, width) < self.smallest_px:
             raise UserError(
-                f"vgg_layer={self.layer}: needs pictures of {self.smallest_px} pixels, and these have "
+                f"vgg_layer={self.layer}: needs images of {self.smallest_px} pixels, and these have "
                 f"{width}×{height}; use a larger --crop or an earlier layer"
             )
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         layers = self._copy_on(device, dtype)
-        # Without autocast, which would convert the frozen weights again in every call.
+        # Without autocast, which would convert the frozen weights in every call.
         with torch.autocast(device.type, enabled=False):
-            return self._run(layers, pictures)
+            return self._run(layers, images)
 
-    def _run(self, layers: Layers, pictures: Tensor) -> Tensor:
+    def _run(self, layers: Layers, images: Tensor) -> Tensor:
         (colours, shift), *convolutions = layers
-        seen = F.conv2d(pictures.to(colours.dtype).expand(-1, 3, -1, -1), colours, shift)
+        seen = F.conv2d(images.to(colours.dtype).expand(-1, 3, -1, -1), colours, shift)
         features = seen.to(convolutions[0][0].dtype)
         for number, (weight, bias) in enumerate(convolutions):
             if number:
@@ -75,7 +76,7 @@ class Features:
         return F.relu(features) if self.layer.startswith("relu") else features
 
     def load(self) -> Layers:
-        """The colours' layer and the convolutions that are needed, as a file has them; it is read only once."""
+        """Return the colour layer and the convolutions that are needed, in float32; a file is read only once."""
         if self.weights not in _loaded:
             _loaded[self.weights] = _load(self.weights)
         colours, *convolutions = _loaded[self.weights]
@@ -87,7 +88,7 @@ class Features:
         return [colours, *convolutions[: self.num_convolutions]]
 
     def _copy_on(self, device: torch.device, dtype: torch.dtype) -> Layers:
-        """The layers that are needed, where and as they are needed; colours are never in less than float32."""
+        """Return the layers on a device in a dtype; the colour layer stays in float32 or wider."""
         key = (self.weights, self.num_convolutions, device, dtype)
         with _lock:
             if key not in _copies:
@@ -107,7 +108,7 @@ def _moved(layer: tuple[Tensor, Tensor], device: torch.device, dtype: torch.dtyp
 
 
 def _load(weights: str) -> Layers:
-    """All layers in float32 on the CPU: first what turns colours in -1…1 into the network's own, then convolutions."""
+    """Return all layers in float32 on the CPU: the conversion from colours in -1…1, then the convolutions."""
     if weights == RANDOM:
         return [_imagenet_colours(), *_random_layers()]
     tensors = _read(Path(weights)) if weights else _torchvision_tensors()
@@ -134,7 +135,7 @@ def _imagenet_colours() -> tuple[Tensor, Tensor]:
 
 
 def _random_layers() -> Layers:
-    """The same untrained layers everywhere, with a few channels and activations that neither fade nor grow."""
+    """Return narrow, untrained layers, equal in every process, that preserve the variance of activations."""
     generator = torch.Generator().manual_seed(19)
     layers, channels = [], 3
     for width in _RANDOM_WIDTHS:
@@ -148,7 +149,8 @@ def _torchvision_tensors() -> dict[str, Tensor]:
     from torchvision.models import VGG19_Weights  # takes a second to import
 
     try:
-        return VGG19_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
+        tensors: dict[str, Tensor] = VGG19_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
+        return tensors
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"VGG19's weights cannot be downloaded ({error}); give a file with --vgg FILE, or set perceptual=0"

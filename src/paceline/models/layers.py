@@ -1,4 +1,4 @@
-"""What convolutional networks have in common: normalisation, padding, first weights, wide results."""
+"""Shared pieces of convolutional networks: normalisation, padding, initial weights, full-precision outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Norm = Literal["batch", "instance", "none"]
 
 
 def normalisation(channels: int, norm: Norm) -> nn.Module:
-    """A layer that normalises; where there is none, one that does nothing keeps the numbers of the others."""
+    """Return a normalisation layer; for "none" an Identity, which keeps the numbers of the layers after it."""
     match norm:
         case "batch":
             return nn.BatchNorm2d(channels)
@@ -23,20 +23,20 @@ def normalisation(channels: int, norm: Norm) -> nn.Module:
 
 
 class ReflectionPad(nn.ReflectionPad2d):
-    """Mirrors the borders outward; on GPUs too in a way that repeats to the bit, where that is asked for."""
+    """Reflection padding whose gradient is bit-identical on GPUs, too, where deterministic algorithms are enabled."""
 
     def forward(self, input: Tensor) -> Tensor:
-        asked = input.is_cuda and torch.are_deterministic_algorithms_enabled()
-        return self.repeatable(input) if asked else super().forward(input)
+        deterministic = input.is_cuda and torch.are_deterministic_algorithms_enabled()
+        return self.repeatable(input) if deterministic else super().forward(input)
 
-    def repeatable(self, pictures: Tensor) -> Tensor:
-        """The same from copies, whose gradients are added in a fixed order."""
+    def repeatable(self, images: Tensor) -> Tensor:
+        """Return the same from copies, whose gradients are summed in a fixed order."""
         pad = self.padding[0]
         for dim in (-1, -2):
-            last = pictures.shape[dim] - pad - 1
-            before, after = pictures.narrow(dim, 1, pad).flip(dim), pictures.narrow(dim, last, pad).flip(dim)
-            pictures = torch.cat([before, pictures, after], dim)
-        return pictures
+            last = images.shape[dim] - pad - 1
+            before, after = images.narrow(dim, 1, pad).flip(dim), images.narrow(dim, last, pad).flip(dim)
+            images = torch.cat([before, images, after], dim)
+        return images
 
 
 class FromOnePixel(nn.ConvTranspose2d):
@@ -45,28 +45,28 @@ class FromOnePixel(nn.ConvTranspose2d):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         bias = None if self.bias is None else self.bias.repeat(math.prod(self.kernel_size))
         rows = F.linear(input.flatten(1), _channels_last(self.weight).t(), bias)
-        return rows.unflatten(1, (*self.kernel_size, self.out_channels)).permute(0, 3, 1, 2)
+        return torch.unflatten(rows, 1, (*self.kernel_size, self.out_channels)).permute(0, 3, 1, 2)
 
 
 class ToOnePixel(nn.Conv2d):
-    """A convolution whose window is all of the picture, computed as the matrix product that it is, channels last."""
+    """A convolution whose window is the whole image, computed as the matrix product that it is, channels last."""
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(_channels_last(input), _channels_last(self.weight), self.bias)[:, :, None, None]
 
 
 def _channels_last(batch: Tensor) -> Tensor:
-    """A row for each sample; no copy where its memory has the channels last already."""
+    """Return one row per sample; no copy where its memory has the channels last already."""
     return batch.permute(0, 2, 3, 1).flatten(1)
 
 
 def in_full_precision(values: Tensor) -> Tensor:
-    """Values of half precision as float32: pixels would lose more to rounding there than to eight bits."""
+    """Return half-precision values as float32: rounding pixels to half precision loses more than eight bits do."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def initialise(network: nn.Module) -> None:
-    """Small random weights, as DCGAN and pix2pix start with."""
+    """Set small random weights, as DCGAN and pix2pix do."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             nn.init.normal_(module.weight, 0.0, 0.02)
@@ -78,7 +78,7 @@ def initialise(network: nn.Module) -> None:
 
 
 def initialise_leaky(network: nn.Module, slope: float) -> None:
-    """Weights with which leaky rectifiers of this slope keep the size of what passes (He et al. 2015)."""
+    """Set weights that preserve the variance of activations through leaky ReLUs of this slope (He et al. 2015)."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             nn.init.kaiming_normal_(module.weight, a=slope)

@@ -1,4 +1,4 @@
-"""What a generator and a discriminator try to make small, per sample and from logits; and the R1 penalty."""
+"""Adversarial losses per sample, from logits: BCE, hinge, least squares, D2GAN; and the R1 penalty."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SMALLEST_LOGIT = -30.0  # below it log(softplus(x)) is x, to the last digit of float32
+SMALLEST_LOGIT = -30.0  # below it log(softplus(x)) equals x, to the last digit of float32
 
 
 class Objective(NamedTuple):
     """Three functions from logits to losses, one loss per logit."""
 
-    generator: Callable[[Tensor], Tensor]  # of fake pictures, for the network that made them
-    real: Callable[[Tensor], Tensor]  # of real pictures, for the discriminator
-    fake: Callable[[Tensor], Tensor]  # of fake pictures, for the discriminator
+    generator: Callable[[Tensor], Tensor]  # of fake images, for the network that generated them
+    real: Callable[[Tensor], Tensor]  # of real images, for the discriminator
+    fake: Callable[[Tensor], Tensor]  # of fake images, for the discriminator
 
 
-BCE = Objective(  # Goodfellow et al. 2014; the generator's side is the one that does not saturate
+BCE = Objective(  # Goodfellow et al. 2014, with the non-saturating loss of the generator
     generator=lambda logits: F.softplus(-logits),
     real=lambda logits: F.softplus(-logits),
     fake=lambda logits: F.softplus(logits),
@@ -44,7 +44,7 @@ OBJECTIVES = {"bce": BCE, "hinge": HINGE, "lsgan": LEAST_SQUARES}
 
 
 def d2gan(alpha: float, beta: float) -> tuple[Objective, Objective]:
-    """The two sides of D2GAN (Nguyen et al. 2017): one discriminator rewards real pictures, one fakes."""
+    """Return the two sides of D2GAN (Nguyen et al. 2017): one rewards real images, one rewards fakes."""
     first = Objective(
         generator=lambda logits: -F.softplus(logits),
         real=lambda logits: -alpha * log_softplus(logits),
@@ -59,18 +59,23 @@ def d2gan(alpha: float, beta: float) -> tuple[Objective, Objective]:
 
 
 def log_softplus(logits: Tensor) -> Tensor:
-    """log(softplus(x)), finite however small x is."""
+    """Return log(softplus(x)), finite however small x is."""
     inner = F.softplus(logits.clamp(min=SMALLEST_LOGIT)).log()
     return torch.where(logits < SMALLEST_LOGIT, logits, inner)
 
 
-def r1_penalty(discriminator: Callable[[Tensor], Tensor], pictures: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the squared norm of the gradient of each picture's logit (Mescheder et al. 2018), and the logits.
+def score(logits: Tensor) -> Tensor:
+    """Return the mean probability, from 0 to 1, that a discriminator gives to "real"; for logs, without gradients."""
+    return logits.detach().sigmoid().mean()
+
+
+def r1_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ½‖∇D(x)‖² for each image x (Mescheder et al. 2018), and the logits D(x).
 
     It is computed without autocast: the gradients of single pixels are too small for half precision.
     """
-    with torch.autocast(pictures.device.type, enabled=False):
-        pictures = pictures.detach().requires_grad_(True)
-        logits = discriminator(pictures)
-        (gradient,) = torch.autograd.grad(logits.sum(), pictures, create_graph=True)
+    with torch.autocast(images.device.type, enabled=False):
+        images = images.detach().requires_grad_(True)
+        logits = discriminator(images)
+        (gradient,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
         return gradient.square().flatten(1).sum(1) / 2, logits

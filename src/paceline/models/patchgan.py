@@ -1,7 +1,7 @@
-"""A discriminator that judges overlapping patches: a logit for each, high for real ones.
+"""PatchGAN: a discriminator with one logit per overlapping patch, high for real patches.
 
-Isola et al., Image-to-Image Translation with Conditional Adversarial Networks (2017), with the numbers of its layers.
-It is conditioned on the input: what it judges comes beside the picture that it was made from.
+Isola et al., Image-to-Image Translation with Conditional Adversarial Networks (2017), with its layer numbering, so that
+its weights load. The discriminator is conditional: it sees the image concatenated with the input it belongs to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WIDEST = 8  # times the width of the first layer
 
 
 class PatchDiscriminator(nn.Module):
-    """Logits [n, 1, h, w] of pictures beside their conditions."""
+    """Maps images and their conditions to logits [n, 1, h, w]."""
 
     def __init__(self, in_channels: int = 6, ndf: int = 64, num_layers: int = 3, norm: Norm = "batch") -> None:
         super().__init__()
@@ -31,10 +31,10 @@ class PatchDiscriminator(nn.Module):
         self.model = nn.Sequential(*layers)
         initialise(self)
 
-    def forward(self, condition: Tensor, pictures: Tensor) -> Tensor:
-        return in_full_precision(self.model(torch.cat([condition, pictures], 1)))
+    def forward(self, condition: Tensor, images: Tensor) -> Tensor:
+        return in_full_precision(self.model(torch.cat([condition, images], 1)))
 
 
 def smallest_side_px(num_layers: int) -> int:
-    """The shortest side of a picture that still gives a logit."""
-    return 2**num_layers * 3  # the two last layers each take a pixel away
+    """Return the shortest side of an image that still gives a logit."""
+    return 3 << num_layers  # the last two layers each remove a pixel

@@ -1,7 +1,7 @@
 """Residual networks for classification, with torchvision's module names so that its weights load.
 
 He et al., Deep Residual Learning for Image Recognition (2015); the first convolution can be the
-small one that 32-pixel pictures need.
+small one that 32-pixel images need.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Norm = Literal["batch", "none"]
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut."""
+    """Two 3×3 convolutions with a shortcut around them."""
 
     expansion = 1
 
@@ -31,15 +31,16 @@ class BasicBlock(nn.Module):
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.bn2(self.conv2(x))
-        return self.relu(x + shortcut)
+        out: Tensor = self.relu(x + shortcut)
+        return out
 
     def last_layers(self) -> tuple[nn.Conv2d, nn.Module]:
-        """The convolution and the normalisation that end the branch."""
+        """Return the convolution and the normalisation at the end of the branch."""
         return self.conv2, self.bn2
 
 
 class Bottleneck(nn.Module):
-    """A 3×3 convolution between two 1×1 ones that narrow and widen, beside a shortcut."""
+    """1×1, 3×3 and 1×1 convolutions, narrow in between, with a shortcut around them."""
 
     expansion = 4
 
@@ -60,10 +61,11 @@ class Bottleneck(nn.Module):
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
         x = self.bn3(self.conv3(x))
-        return self.relu(x + shortcut)
+        out: Tensor = self.relu(x + shortcut)
+        return out
 
     def last_layers(self) -> tuple[nn.Conv2d, nn.Module]:
-        """The convolution and the normalisation that end the branch."""
+        """Return the convolution and the normalisation at the end of the branch."""
         return self.conv3, self.bn3
 
 
@@ -75,7 +77,7 @@ BLOCKS: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
 
 
 class ResNet(nn.Module):
-    """A residual network of 18, 34 or 50 layers that gives a logit per class."""
+    """A residual network of 18, 34 or 50 layers with one logit per class."""
 
     def __init__(
         self,
@@ -107,18 +109,19 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(self.dropout(self.avgpool(x).flatten(1)))
+        logits: Tensor = self.fc(self.dropout(self.avgpool(x).flatten(1)))
+        return logits
 
     def _initialise(self, norm: Norm) -> None:
-        # Without normalisation nothing restores the size of the features: fan_in keeps it from layer to layer.
+        # Without normalisation nothing rescales the features: fan_in preserves their variance from layer to layer.
         mode: Literal["fan_in", "fan_out"] = "fan_out" if norm == "batch" else "fan_in"
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        # Every branch starts at zero, so that a fresh network is a shallow one: it trains faster, and without
-        # normalisation it trains at all.
+        # Every branch starts at zero, so that a new network acts like a shallow one: it trains faster, and without
+        # normalisation it would not train otherwise.
         for module in self.modules():
             if isinstance(module, BasicBlock | Bottleneck):
                 convolution, normalisation = module.last_layers()

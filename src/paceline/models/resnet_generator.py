@@ -1,7 +1,7 @@
-"""A generator that makes a picture of another: two halvings, residual blocks, two doublings.
+"""A generator from image to image: downsampling by 4, residual blocks, upsampling by 4.
 
 Johnson et al., Perceptual Losses for Real-Time Style Transfer and Super-Resolution (2016), in the shape that pix2pix,
-CycleGAN and DeepLIIF use, with the numbers of their layers, so that their weights load.
+CycleGAN and DeepLIIF use, with their layer numbering, so that their weights load.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from paceline.models.layers import Norm, ReflectionPad, in_full_precision, initialise, normalisation
 
 Padding = Literal["reflect", "zero"]
-MULTIPLE_PX = 4  # sides of pictures that come out as large as they went in
+MULTIPLE_PX = 4  # the sides of images must be multiples of this
 
 
 class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut."""
+    """Two 3×3 convolutions with a shortcut around them."""
 
     def __init__(self, channels: int, norm: Norm, dropout: float, padding: Padding) -> None:
         super().__init__()
@@ -33,11 +33,12 @@ class ResidualBlock(nn.Module):
         self.conv_block = nn.Sequential(*convolution(), *between, *convolution())
 
     def forward(self, features: Tensor) -> Tensor:
-        return features + self.conv_block(features)
+        out: Tensor = features + self.conv_block(features)
+        return out
 
 
 class ResnetGenerator(nn.Module):
-    """Pictures in -1…1 from pictures of the same size, whose sides are multiples of 4."""
+    """Maps images to images in -1…1 of the same size, whose sides are multiples of 4."""
 
     def __init__(
         self,
@@ -66,5 +67,5 @@ class ResnetGenerator(nn.Module):
         self.model = nn.Sequential(*layers)
         initialise(self)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        return torch.tanh(in_full_precision(self.model(pictures)))
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.tanh(in_full_precision(self.model(images)))

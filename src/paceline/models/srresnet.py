@@ -1,8 +1,8 @@
-"""SRResNet, which enlarges pictures 2, 4 or 8 times (or restores them at their own size), and SRGAN's discriminator.
+"""SRResNet, which upscales images 2, 4 or 8 times (or restores them at their own size), and SRGAN's discriminator.
 
 Ledig et al., Photo-Realistic Single Image Super-Resolution Using a Generative Adversarial Network (2017).
-Without normalisation layers, and with the bicubic enlargement added to a linear output, the same network trains to
-a higher fidelity; both are choices here.
+Without normalisation layers, and with the bicubic upscaling added to a linear output, the same network reaches a
+higher PSNR; both are settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Output = Literal["tanh", "residual"]
 
 
 class Block(nn.Module):
-    """Two convolutions whose result is added to their input."""
+    """Two convolutions with a shortcut around them."""
 
     def __init__(self, width: int, norm: Norm) -> None:
         super().__init__()
@@ -31,11 +31,12 @@ class Block(nn.Module):
         self.conv2, self.norm2 = nn.Conv2d(width, width, 3, padding=1), normalisation(width, norm)
 
     def forward(self, features: Tensor) -> Tensor:
-        return features + self.norm2(self.conv2(self.act(self.norm1(self.conv1(features)))))
+        out: Tensor = features + self.norm2(self.conv2(self.act(self.norm1(self.conv1(features)))))
+        return out
 
 
 class Doubling(nn.Module):
-    """Features at twice the height and width."""
+    """Upsamples features by 2."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -44,14 +45,15 @@ class Doubling(nn.Module):
         self.act = nn.PReLU()
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.act(self.shuffle(self.conv(features)))
+        out: Tensor = self.act(self.shuffle(self.conv(features)))
+        return out
 
 
 class SRResNet(nn.Module):
-    """Pictures in -1…1, `scale` times as high and wide as those that come in.
+    """Maps images to images in -1…1, `scale` times as high and wide.
 
-    With `shared`, one block's weights serve all blocks, and one doubling's all doublings: the parameters are those of
-    a network with one of each. `output` is "tanh", or "residual": a correction of the bicubic enlargement.
+    With `shared`, all blocks share one block's weights, and all doublings share one doubling's. `output` is "tanh", or
+    "residual": a correction that is added to the bicubic upscaling.
     """
 
     def __init__(
@@ -76,16 +78,16 @@ class SRResNet(nn.Module):
         doublings = min(1, num_doublings) if shared else num_doublings
         self.doublings = nn.Sequential(*(Doubling(width) for _ in range(doublings)))
         self.tail = nn.Conv2d(width, channels, 9, padding=4)
-        if output == "residual":  # begins near the bicubic enlargement
+        if output == "residual":  # starts near the bicubic upscaling
             initialise_leaky(self, PRELU_SLOPE)
             self.tail.weight.data.mul_(0.01)
             for block in (module for module in self.blocks if isinstance(module, Block) and norm == "none"):
-                block.conv2.weight.data.mul_(0.1)  # a deep stack without normalisation begins near the identity
+                block.conv2.weight.data.mul_(0.1)  # a deep stack without normalisation starts near the identity
 
     def forward(self, low: Tensor) -> Tensor:
-        # SRGAN's own network reads pictures in 0…1. A correction is learned faster from values around zero.
+        # SRGAN's own network reads images in 0…1. A correction is learned faster from values around zero.
         seen = low * 0.5 + 0.5 if self.output == "tanh" else low
-        first = in_full_precision(self.head(seen))  # sums of many blocks need more than bf16's eight bits
+        first = in_full_precision(self.head(seen))  # the sum over many blocks needs more than bf16's eight bits
         features = first
         for _ in range(self.block_uses):
             features = self.blocks(features)
@@ -99,7 +101,7 @@ class SRResNet(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """A logit per picture, high for real ones; pictures of any size, since features are averaged over the picture."""
+    """Maps images of any size to one logit each, high for real images; features are averaged over the image."""
 
     def __init__(self, channels: int = 3, width: int = 64, norm: Norm = "batch") -> None:
         super().__init__()
@@ -114,5 +116,5 @@ class Discriminator(nn.Module):
             nn.Linear(widths[-1], 2 * widths[-1]), nn.LeakyReLU(0.2, inplace=True), nn.Linear(2 * widths[-1], 1)
         )
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        return in_full_precision(self.classifier(self.features(pictures).mean((2, 3))).flatten())
+    def forward(self, images: Tensor) -> Tensor:
+        return in_full_precision(self.classifier(self.features(images).mean((2, 3))).flatten())

@@ -1,6 +1,6 @@
-"""A U-Net that restores pictures: it sees them at several sizes and adds a correction to what comes in.
+"""A U-Net that restores images: it works at several resolutions and adds a correction to its input.
 
-Any height and width will do: the edge is repeated up to the next multiple, and cut off again.
+Any height and width works: the image is padded by replicating its border, and the result is cropped.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from paceline.models.layers import in_full_precision, initialise_leaky
 
-SLOPE = 0.2  # of the leaky rectifiers
+SLOPE = 0.2  # of the leaky ReLUs
 
 
 class UNet(nn.Module):
-    """Pictures in -1…1 of the size that they come in; `depth` halvings, twice the channels after each."""
+    """Maps images to images of the same size; `depth` downsamplings by 2, each doubling the channels."""
 
     def __init__(self, channels: int = 3, width: int = 48, depth: int = 3) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class UNet(nn.Module):
         self.decoders = nn.ModuleList(_convolutions(2 * narrow, narrow) for narrow in widths[-2::-1])
         self.tail = nn.Conv2d(width, channels, 3, padding=1)
         initialise_leaky(self, SLOPE)
-        self.tail.weight.data.mul_(0.01)  # begins near the picture that comes in
+        self.tail.weight.data.mul_(0.01)  # starts near the identity
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        height, width = pictures.shape[-2:]
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
         padding = (0, -width % self.multiple, 0, -height % self.multiple)
-        features = self.head(F.pad(pictures, padding, mode="replicate") if any(padding) else pictures)
+        features = self.head(F.pad(images, padding, mode="replicate") if any(padding) else images)
         kept = []
         for encoder, down in zip(self.encoders, self.downs, strict=True):
             kept.append(encoder(features))
@@ -46,7 +46,7 @@ class UNet(nn.Module):
         features = self.bottom(features)
         for up, decoder in zip(self.ups, self.decoders, strict=True):
             features = decoder(torch.cat([up(features), kept.pop()], dim=1))
-        return pictures + in_full_precision(self.tail(features))[..., :height, :width]
+        return images + in_full_precision(self.tail(features))[..., :height, :width]
 
 
 def _convolutions(narrow: int, broad: int) -> nn.Sequential:

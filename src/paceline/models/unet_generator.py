@@ -1,6 +1,6 @@
-"""The U-Net of pix2pix: the picture is halved to a point, doubled back, and every level sees both ways.
+"""The U-Net of pix2pix: downsampling to one pixel and back, with skip connections at every level.
 
-Isola et al., Image-to-Image Translation with Conditional Adversarial Networks (2017), with the numbers of its layers,
+Isola et al., Image-to-Image Translation with Conditional Adversarial Networks (2017), with its layer numbering,
 so that the weights of pix2pix and of DeepLIIF load.
 """
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from paceline.models.layers import Norm, in_full_precision, initialise, normalisation
 
-FEWEST_LEVELS = 5  # halvings: widths grow over four of them
+MIN_LEVELS = 5  # downsamplings by 2: the width grows over the first four
 WIDEST = 8  # times the width of the first level
 
 
 class Level(nn.Module):
-    """One halving, all that lies below it, and one doubling; gives its input beside what came of it."""
+    """Downsampling by 2, everything below, upsampling by 2; returns its input concatenated with the result."""
 
     def __init__(
         self, outer: int, inner: int, below: nn.Module | None, norm: Norm, dropout: float, in_channels: int = 0
@@ -26,9 +26,9 @@ class Level(nn.Module):
         bias = norm != "batch"
         down: list[nn.Module] = [] if self.outermost else [nn.LeakyReLU(0.2)]
         down.append(nn.Conv2d(in_channels or outer, inner, 4, stride=2, padding=1, bias=bias))
-        # The outermost level's features and the point at the bottom are not normalised.
+        # The features of the outermost level and the single pixel at the bottom are not normalised.
         down += [] if self.outermost or below is None else [normalisation(inner, norm)]
-        width = inner if below is None else 2 * inner  # what comes from below has its own input beside it
+        width = inner if below is None else 2 * inner  # the level below returns its input, too
         up: list[nn.Module] = [nn.ReLU(inplace=True)]
         up.append(nn.ConvTranspose2d(width, outer, 4, stride=2, padding=1, bias=self.outermost or bias))
         up += [] if self.outermost else [normalisation(outer, norm)]
@@ -36,12 +36,12 @@ class Level(nn.Module):
         self.model = nn.Sequential(*down, *([] if below is None else [below]), *up)
 
     def forward(self, features: Tensor) -> Tensor:
-        changed = self.model(features)
-        return changed if self.outermost else torch.cat([features, changed], 1)
+        result: Tensor = self.model(features)
+        return result if self.outermost else torch.cat([features, result], 1)
 
 
 class UnetGenerator(nn.Module):
-    """Pictures in -1…1 from pictures of the same size, whose sides are multiples of 2 to the power of `num_levels`."""
+    """Maps images to images in -1…1 of the same size, whose sides are multiples of 2 ** `num_levels`."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class UnetGenerator(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        assert num_levels >= FEWEST_LEVELS, num_levels
+        assert num_levels >= MIN_LEVELS, num_levels
         wide = WIDEST * ngf
         level = Level(wide, wide, None, norm, dropout=0.0)
-        for _ in range(num_levels - FEWEST_LEVELS):
+        for _ in range(num_levels - MIN_LEVELS):
             level = Level(wide, wide, level, norm, dropout)
         for inner in (wide, wide // 2, wide // 4):
             level = Level(inner // 2, inner, level, norm, dropout=0.0)
         self.model = Level(out_channels, ngf, level, norm, dropout=0.0, in_channels=in_channels)
         initialise(self)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        return torch.tanh(in_full_precision(self.model(pictures)))
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.tanh(in_full_precision(self.model(images)))

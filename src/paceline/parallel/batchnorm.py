@@ -11,24 +11,29 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.parallel.exchange import sum_over_processes
+from paceline.parallel.torch_internals import AnyBatchNorm
 
 
 class _SumOverProcesses(torch.autograd.Function):
     """A sum over processes whose gradient is such a sum, and so on for higher derivatives."""
 
     @staticmethod
-    def forward(ctx, tensor: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
         return sum_over_processes(tensor.clone())
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return _SumOverProcesses.apply(gradient.contiguous())
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _sum_over_processes(gradient)
 
 
-class SynchronizedBatchNorm(_BatchNorm):
+def _sum_over_processes(tensor: Tensor) -> Tensor:
+    summed: Tensor = _SumOverProcesses.apply(tensor.contiguous())
+    return summed
+
+
+class SynchronizedBatchNorm(AnyBatchNorm):
     """A BatchNorm whose statistics are those of the global batch."""
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -148,21 +153,22 @@ def _layout(x: Tensor) -> torch.memory_format:
 
 def has_batchnorm(module: nn.Module) -> bool:
     """Whether a BatchNorm is anywhere in a module."""
-    return any(isinstance(inner, _BatchNorm) for inner in module.modules())
+    return any(isinstance(inner, AnyBatchNorm) for inner in module.modules())
 
 
 def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
     """The module with each BatchNorm taken over all processes: by our own class, or by torch's."""
     if not ours:
-        return nn.SyncBatchNorm.convert_sync_batchnorm(module)
-    if isinstance(module, _BatchNorm):
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        return converted
+    if isinstance(module, AnyBatchNorm):
         return _synchronized_twin(module)
     for name, child in module.named_children():
         setattr(module, name, synchronize(child, ours=True))
     return module
 
 
-def _synchronized_twin(norm: _BatchNorm) -> SynchronizedBatchNorm:
+def _synchronized_twin(norm: AnyBatchNorm) -> SynchronizedBatchNorm:
     twin = SynchronizedBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     twin.weight, twin.bias = norm.weight, norm.bias  # which may be None, one or both
     for name, buffer in norm.named_buffers(recurse=False):

@@ -43,17 +43,17 @@ def make_trainer(world: World, *, find_unused_parameters: bool) -> lightning.Tra
 class Steps:
     """An iterable without a length, which is all that the Trainer may know of the data."""
 
-    def __init__(self, steps: Iterable) -> None:
+    def __init__(self, steps: Iterable[Any]) -> None:
         self.steps = steps
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.steps)
 
 
 class Module(lightning.LightningModule):
     """The recipe as Lightning sees it: no optimizers of Lightning's, one step of ours per batch."""
 
-    def __init__(self, recipe: Any, advance: Callable) -> None:
+    def __init__(self, recipe: Any, advance: Callable[[Any], None]) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.recipe, self.advance = recipe, advance

@@ -27,7 +27,7 @@ class Precision:
         """Whether gradients need a scaler against underflow."""
         return self.name == "fp16"
 
-    def autocast(self) -> AbstractContextManager:
+    def autocast(self) -> AbstractContextManager[object]:
         """The context in which a recipe's forward runs."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
         return torch.autocast(self.device_type, dtype) if dtype else nullcontext()

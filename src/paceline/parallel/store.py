@@ -46,7 +46,7 @@ def own_address(host: str) -> str:
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as facing:
         facing.connect(address)  # of a datagram socket: nothing is sent
-        return facing.getsockname()[0]
+        return str(facing.getsockname()[0])
 
 
 def is_loopback(host: str) -> bool:

@@ -15,6 +15,7 @@ from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.registry import load_class
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.precision import Precision
+from paceline.parallel.trainable import Trainable
 from paceline.parallel.world import World
 
 StepData = TypeVar("StepData")
@@ -35,7 +36,8 @@ class PhaseCall(nn.Module):
         if phase == NOTHING:
             return Loss({NOTHING: sum(p.sum() * 0 for p in self.recipe.parameters() if p.requires_grad)})  # type: ignore[dict-item]
         with self.precision.autocast():
-            return self.recipe(phase, batch)
+            loss: Loss = self.recipe(phase, batch)
+            return loss
 
 
 class Strategy:
@@ -52,25 +54,22 @@ class Strategy:
     ladder_obstacle: ClassVar[str] = ""  # why the costs of its step cannot be measured apart
     cpu_obstacle: ClassVar[str] = ""  # why it is of no use on a CPU, where it runs like one device
 
-    def __init__(self, settings: RunSettings, world: World, precision: Precision) -> None:
-        self.settings, self.world, self.precision = settings, world, precision
-        self.notes: list[str] = []  # what was chosen and why, for the person who started the run
+    def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
+        """Put the recipe's networks where they will be trained; everything is ready for the first step."""
+        self.settings, self.world, self.precision, self.recipe = settings, world, precision, recipe
+        self.notes: list[str] = []  # what was chosen and why, for the user
+        recipe.to(device=world.device, dtype=precision.weights)
+        if world.device.type == "cuda":
+            recipe.to(memory_format=torch.channels_last)
+        if self.needs_processes and world.size > 1:
+            self._synchronize_batchnorm(recipe)
+        self.trainable = Trainable(recipe)
+        self.call = PhaseCall(recipe, precision)
 
     @property
     def num_devices(self) -> int:
-        """How many devices share a batch."""
+        """Return how many devices share a batch."""
         return self.world.size
-
-    def place(self, recipe: Recipe) -> None:
-        """Puts the recipe's networks where they will be trained."""
-        self.trainable = [parameter for parameter in recipe.parameters() if parameter.requires_grad]
-        recipe.to(device=self.world.device, dtype=self.precision.weights)
-        if self.world.device.type == "cuda":
-            recipe.to(memory_format=torch.channels_last)
-        if self.needs_processes and self.world.size > 1:
-            self._synchronize_batchnorm(recipe)
-        self.recipe = recipe
-        self.call = PhaseCall(recipe, self.precision)
 
     def _synchronize_batchnorm(self, recipe: Recipe) -> None:
         with_norm = [name for name, network in recipe.networks.items() if has_batchnorm(network)]
@@ -92,14 +91,12 @@ class Strategy:
         device = self.world.device
         return [torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator]
 
-    def prepare(self, phase: Phase) -> None:
-        """Builds what a phase needs; called while only its network requires grad."""
-
     def forward(self, phase: Phase, batch: Batch) -> Loss:
         """The loss of a phase on this process's part of a micro-batch."""
-        return self.call(phase.name, batch)
+        loss: Loss = self.call(phase.name, batch)
+        return loss
 
-    def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager:
+    def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager[object]:
         """Around a micro-batch's forward and backward; only the last one's gradients are shared."""
         return nullcontext()
 
@@ -108,7 +105,7 @@ class Strategy:
         loss.backward()
 
     def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
-        """Runs the loop: hands each step's data to `advance`."""
+        """Run the loop: hand each step's data to `advance`. A strategy with a loop of its own overrides this."""
         for data in steps:
             advance(data)
 

@@ -1,23 +1,23 @@
-"""Classification: a residual network learns which class a picture shows.
+"""Classification: a residual network learns the class of an image.
 
-The preset `reference` holds the settings of a published comparison of strategies on CIFAR-100
-(ResNet-18, 71.9 % top-1 at best); `accurate` aims higher with the same network and data.
+The preset `reference` has the settings of a published comparison of strategies on CIFAR-100 (ResNet-18, 71.9% top-1
+at best); `accurate` reaches more with the same network and data.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.models.resnet import ResNet
 
-LARGEST_SMALL_PICTURE_PX = 64  # the plain stem divides the side by 4 at once, too much for smaller pictures
+SMALL_STEM_UP_TO_PX = 64  # the plain stem downsamples by 4 at once, too much for smaller images
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,15 @@ class ClassificationSettings:
 
     depth: Literal["18", "34", "50"] = setting("18", "layers of the residual network")
     stem: Literal["auto", "small", "plain"] = setting(
-        "auto", "first layers: small is 3×3 at full size, plain is 7×7 and a quarter; auto is small up to 64 pixels"
+        "auto",
+        "first layers: small is a 3×3 convolution, plain is 7×7 and downsamples by 4; auto is small up to 64 pixels",
     )
     width: int = setting(64, "channels of the first stage", at_least=1)
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers")
-    label_smoothing: float = setting(0.0, "share of the target that is spread over all classes", at_least=0, below=1)
-    dropout: float = setting(0.0, "chance that a feature is dropped before the last layer", at_least=0, below=1)
+    label_smoothing: float = setting(
+        0.0, "label smoothing: share of the target that is spread over all classes", at_least=0, below=1
+    )
+    dropout: float = setting(0.0, "dropout probability before the last layer", at_least=0, below=1)
 
 
 class Classification(Recipe):
@@ -39,8 +42,8 @@ class Classification(Recipe):
 
     Settings = ClassificationSettings
     evaluator = "accuracy"
-    best = ("validation/top1", "max")
-    defaults: ClassVar[dict[str, Any]] = {
+    best = Best("validation/top1", "max")
+    defaults = {
         "batch_size": "128",
         "epochs": 30,
         "optimizer": "sgd",
@@ -52,8 +55,8 @@ class Classification(Recipe):
         "warmup": "5%",
         "pad_crop": 4,
     }
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
-        # A first look on a CPU: a narrow network, and the digits in their own 8 pixels.
+    presets = {
+        # A first run on a CPU: a narrow network, and the digits at their original 8 pixels.
         "quick": {
             "data": "digits",
             "size": 8,
@@ -64,7 +67,7 @@ class Classification(Recipe):
             "pad_crop": 1,
             "flip": "off",
         },
-        # The published comparison's settings. Its mixed precision was fp16, so this is too: bf16 rounds otherwise.
+        # The published comparison's settings, fp16 included: its mixed precision was fp16, and bf16 rounds differently.
         "reference": {
             "data": "cifar100",
             "depth": "18",
@@ -85,8 +88,8 @@ class Classification(Recipe):
             "precision": "fp16",
             "save_every": "10 epochs",
         },
-        # Chosen for accuracy on CIFAR-100. The rate falls to zero, so a moving average of the weights would add little,
-        # and few samples are held out, since the last checkpoints hardly differ.
+        # Chosen for accuracy on CIFAR-100. The learning rate falls to zero, so an EMA of the weights would add little,
+        # and a small validation split is enough, since the last checkpoints hardly differ.
         "accurate": {
             "data": "cifar100",
             "depth": "18",
@@ -103,12 +106,12 @@ class Classification(Recipe):
             "flip": "on",
             "cutout": 8,
             "validation": 0.02,
-            # Epochs are short on a large GPU: judging and saving after each of them would weigh.
+            # Epochs are short on a large GPU: evaluating and saving after each of them would cost time.
             "evaluate_every": "4 epochs",
             "save_every": "20 epochs",
         },
     }
-    small: ClassVar[dict[str, Any]] = {"width": 8, "size": 16, "pad_crop": 2, "batch_size": "32"}
+    small = {"width": 8, "size": 16, "pad_crop": 2, "batch_size": "32"}
     phases = (Phase("classifier", "classifier"),)
     ema = ("classifier",)
 
@@ -118,7 +121,7 @@ class Classification(Recipe):
             raise UserError("classification needs data with two classes or more: choose another --data")
         stem = settings.stem
         if stem == "auto":
-            stem = "small" if max(spec.height, spec.width) <= LARGEST_SMALL_PICTURE_PX else "plain"
+            stem = "small" if max(spec.height, spec.width) <= SMALL_STEM_UP_TO_PX else "plain"
         self.label_smoothing = settings.label_smoothing
         self.classifier = ResNet(
             depth=int(settings.depth),
@@ -131,10 +134,10 @@ class Classification(Recipe):
         )
 
     def classifier_loss(self, batch: Batch) -> Loss:
-        """Cross-entropy of the logits."""
+        """Cross-entropy of the logits, with label smoothing."""
         logits = self.classifier(batch["image"])
         return Loss({"cross_entropy": F.cross_entropy(logits, batch["label"], label_smoothing=self.label_smoothing)})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """A logit per class."""
+        """Return one logit per class."""
         return {"logits": self.classifier(batch["image"])}

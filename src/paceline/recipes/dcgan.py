@@ -1,74 +1,75 @@
-"""DCGAN: a generator learns to make pictures that a discriminator takes for real.
+"""DCGAN: a generator learns to make images that a discriminator takes for real ones.
 
-The preset `cifar10` holds the networks and settings that the dual-discriminator project compares its own
-with; `quick` draws digits on a CPU.
+Radford et al., Unsupervised Representation Learning with Deep Convolutional Generative Adversarial Networks (2015).
+With D's logits and `objective=bce`, the generator minimises softplus(-D(G(z))), the discriminator
+softplus(-D(x)) + softplus(D(G(z))); `models/losses.py` has the other objectives.
+
+The preset `cifar10` has the networks and settings that the dual-discriminator project compares its own with;
+`quick` generates digits on a CPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
-
-from torch import Tensor
+from typing import Literal
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Recipe
-from paceline.models.losses import OBJECTIVES
-from paceline.recipes.parts import adversarial
-from paceline.recipes.parts.adversarial import PENALTY_EVERY, AdversarialSettings, Views
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
+from paceline.models.losses import OBJECTIVES, r1_penalty, score
+from paceline.recipes.parts.generative import (
+    R1_EVERY,
+    Augmentation,
+    GenerativeRecipe,
+    GenerativeSettings,
+    make_discriminator,
+    make_generator,
+)
 
 
 @dataclass(frozen=True)
-class DcganSettings(AdversarialSettings):
-    """The networks, and what they compete for."""
+class DcganSettings(GenerativeSettings):
+    """The networks and their loss."""
 
-    objective: Literal["bce", "hinge", "lsgan"] = setting("bce", "what the networks compete for")
+    objective: Literal["bce", "hinge", "lsgan"] = setting("bce", "adversarial loss")
 
 
-class Dcgan(Recipe):
-    """Two networks, two phases; a third one penalises the discriminator's gradient."""
+class Dcgan(GenerativeRecipe):
+    """Two networks, one phase each; with R1, a third phase penalises the discriminator's gradient."""
 
     Settings = DcganSettings
-    defaults = adversarial.DEFAULTS
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar10": adversarial.CIFAR10, "quick": adversarial.QUICK}
-    small = adversarial.SMALL
-    aliases = adversarial.ALIASES
-    evaluator = "generation"
-    evaluated_on = "train"
-    best = ("train/FID", "min")
-    generates = True
-    ema = ("generator",)
-    must_match_weights = ("activation",)
 
     def __init__(self, settings: DcganSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
-        adversarial.check_pictures(spec)
-        self.generator = adversarial.make_generator(settings, spec)
-        self.discriminator = adversarial.make_discriminator(settings, spec)
+        self.generator = make_generator(settings, spec)
+        self.discriminator = make_discriminator(settings, spec)
         self.objective = OBJECTIVES[settings.objective]
-        self.views = Views(settings.diffaugment)
-        self.r1 = settings.r1
-        self.draws = {"noise": Draw((settings.nz,), "normal")} | self.views.draws
+        self.augment = Augmentation(settings.diffaugment)
+        self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
         self.phases = (Phase("generator", "generator"), Phase("discriminator", "discriminator"))
+        self.r1 = settings.r1
         if self.r1:
-            self.phases += (Phase("penalty", "discriminator", every=PENALTY_EVERY),)
+            self.phases += (Phase("penalty", "discriminator", every=R1_EVERY),)
             self.double_backward = ("discriminator",)
 
     def generator_loss(self, batch: Batch) -> Loss:
-        """New fakes, to be taken for real; the discriminator then learns from the same ones."""
+        """New fakes should score as real; they are shared, so that the discriminator trains on the same ones."""
         fake = self.generator(batch["noise"])
-        logits = self.discriminator(self.views(fake, batch, "own"))
+        logits = self.discriminator(self.augment(fake, batch, "own"))
         terms = {"adversarial": self.objective.generator(logits).mean()}
-        return Loss(terms, {"fake": fake}, {"fake_score": adversarial.score(logits)})
+        return Loss(terms, shared={"fake": fake}, signals={"fake_score": score(logits)})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
-        """Real pictures told from fakes."""
-        return adversarial.discriminator_loss(self.discriminator, self.objective, self.views, batch)
+        """Real images should score as real, fakes as fake."""
+        # In two passes: real and fake images each have BatchNorm statistics of their own.
+        real = self.discriminator(self.augment(batch["image"], batch, "real"))
+        fake = self.discriminator(self.augment(batch["fake"], batch, "fake"))
+        terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
+        return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
 
     def penalty_loss(self, batch: Batch) -> Loss:
-        """The discriminator's gradient at real pictures held small."""
-        return adversarial.penalty_loss(self.discriminator, self.r1, self.views, batch)
-
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """A picture in -1…1 for each row of noise."""
-        return {"image": self.generator(batch["noise"])}
+        """R1 = r1 · ½‖∇D(x)‖² at real images x. Lazy R1: weight × interval."""
+        penalties, logits = r1_penalty(
+            lambda images: self.discriminator(self.augment(images, batch, "real")), batch["image"]
+        )
+        # R1 does not depend on the last bias, and every parameter needs a gradient: hence 0 * logits.
+        return Loss({"r1": self.r1 * R1_EVERY * penalties.mean() + 0 * logits.sum()})

@@ -1,66 +1,57 @@
-"""Paired restoration: a network learns to undo what was done to pictures (blur, noise, rain, compression).
+"""Paired restoration: a network learns to undo a degradation of images (blur, noise, rain, compression).
 
-A sample is the picture to be restored ("image") and the one that should come out ("target"). Pixels are what is
-compared; VGG19's features and a discriminator take part where their terms have a weight.
+A sample is the degraded image ("image") and the one to restore ("target"). The loss compares pixels; VGG19 features
+and a discriminator take part where their terms have a weight.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase
+from paceline.models.losses import OBJECTIVES, score
 from paceline.models.srresnet import Discriminator, SRResNet
 from paceline.models.unet import UNet
-from paceline.recipes.parts.restoration import RestorationTerms, Terms, check_features
+from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSettings, RestorationRecipe, check_weights
 
 
 @dataclass(frozen=True)
-class RestorationSettings(RestorationTerms):
+class RestorationSettings(RestorationLossSettings):
     """The network and the terms of its loss."""
 
     network: Literal["unet", "residual"] = setting(
-        "unet", "unet sees pictures at several sizes; residual is a stack of blocks at their own size"
+        "unet", "unet works at several resolutions; residual is a stack of blocks at full resolution"
     )
     width: int = setting(32, "channels of the first features", at_least=1)
-    depth: int = setting(3, "unet: how often features are halved in size", at_least=1)
-    num_blocks: int = setting(8, "residual: how many blocks", at_least=1)
-    content: Literal["mse", "l1", "charbonnier"] = setting("charbonnier", "how pixels are compared")
+    depth: int = setting(3, "unet: number of downsamplings by 2", at_least=1)
+    num_blocks: int = setting(8, "residual: number of blocks", at_least=1)
+    content: Literal["mse", "l1", "charbonnier"] = setting("charbonnier", "pixel loss")
     perceptual: float = setting(
-        0.0, "weight of the squared difference of VGG19's features; 0 needs no VGG19", at_least=0
+        0.0, "weight of the perceptual loss (MSE of VGG19 features); 0 needs no VGG19", at_least=0
     )
-    adversarial: float = setting(0.0, "weight of what the discriminator says; 0 has no discriminator", at_least=0)
-    tv: float = setting(0.0, "weight of the total variation: squared steps between neighbours, summed", at_least=0)
+    adversarial: float = setting(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
+    tv: float = setting(0.0, "weight of the total variation: squared pixel differences, summed", at_least=0)
 
 
-class Restoration(Recipe):
-    """A restorer and, where asked for, a discriminator after it."""
+class Restoration(RestorationRecipe):
+    """A restorer and, where the adversarial loss has a weight, a discriminator."""
 
     Settings = RestorationSettings
-    evaluator = "restoration"
-    best = ("validation/psnr", "max")
-    ema = ("restorer",)
     needs = ("target",)
-    defaults: ClassVar[dict[str, Any]] = {
+    ema = ("restorer",)
+    defaults = {
+        **RestorationRecipe.defaults,
         "data": "degraded",
-        "crop": 96,
-        "batch_size": "16",
-        "reference_batch": 16,
-        "optimizer": "adam",
         "lr": 2e-4,
         "schedule": "cosine",
-        "rot90": "on",
-        "epochs": 1000,
         "protocol": "rgb",
-        "evaluate_every": "5%",
-        "sample_every": "5%",
-        "save_every": "5%",
     }
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
-        # A first look on a CPU: noise taken from the photographs inside scikit-image.
+    presets = {
+        # A first run on a CPU: removes noise from the photographs in scikit-image.
         "quick": {
             "width": 12,
             "depth": 2,
@@ -72,19 +63,7 @@ class Restoration(Recipe):
             "save_every": "25%",
         },
     }
-    small: ClassVar[dict[str, Any]] = {
-        "width": 4,
-        "depth": 2,
-        "num_blocks": 2,
-        "d_width": 4,
-        "vgg": "random",
-        "crop": 32,
-        "batch_size": "8",
-    }
-
-    @classmethod
-    def check(cls, settings: RestorationSettings) -> None:
-        check_features(settings)
+    small = {**RestorationRecipe.small, "depth": 2}
 
     def __init__(self, settings: RestorationSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
@@ -95,31 +74,42 @@ class Restoration(Recipe):
             self.restorer = SRResNet(
                 1, spec.channels, settings.width, settings.num_blocks, norm="none", output="residual"
             )
-        self.terms = Terms(settings)
-        self.discriminator: Discriminator | None = None
+        self.content_loss = ContentLoss(settings)
+        self.objective, self.adversarial = OBJECTIVES[settings.objective], settings.adversarial
+        check_weights(self.content_loss, self.adversarial)
+        self.discriminator = None
         self.phases = (Phase("restorer", "restorer"),)
-        if self.terms.adversarial:
-            self.discriminator = self.terms.make_discriminator(spec.channels)
+        if self.adversarial:
+            self.discriminator = Discriminator(spec.channels, settings.d_width, settings.d_norm)
             self.phases += (Phase("discriminator", "discriminator"),)
 
     def restorer_loss(self, batch: Batch) -> Loss:
-        """Restored pictures near the targets; a discriminator then learns from the same ones."""
-        return self.terms.generator_loss(self.restorer(batch["image"]), batch["target"], self.discriminator)
+        """Restored images should equal their targets and, with a discriminator, score as real."""
+        restored = self.restorer(batch["image"])
+        terms = self.content_loss(restored, batch["target"])
+        if self.discriminator is None:
+            return Loss(terms)
+        logits = self.discriminator(restored)
+        terms["adversarial"] = self.adversarial * self.objective.generator(logits).mean()
+        return Loss(terms, shared={"fake": restored}, signals={"fake_score": score(logits)})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
-        """Targets told from restored pictures."""
+        """Targets should score as real, restored images as fake."""
         assert self.discriminator is not None
-        return self.terms.discriminator_loss(self.discriminator, batch["target"], batch["fake"])
+        # In two passes: real and restored images each have BatchNorm statistics of their own.
+        real, fake = self.discriminator(batch["target"]), self.discriminator(batch["fake"])
+        terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
+        return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """The restored picture, the target, and what came in."""
+        """Return the restored image, its target and the input."""
         return {"image": self.restorer(batch["image"]), "target": batch["target"], "input": batch["image"]}
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """Input, restored, target."""
+        """Return input, restored image and target."""
         made = self.predict(batch)
         return {"input": made["input"], "restored": made["image"], "target": made["target"]}
 
-    def image_to_image(self, pictures: Tensor) -> dict[str, Tensor]:
-        """Restored pictures of the same size."""
-        return {"image": self.restorer(pictures).clamp(-1, 1)}
+    def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
+        """Return restored images of the same size."""
+        return {"image": self.restorer(images).clamp(-1, 1)}

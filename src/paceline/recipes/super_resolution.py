@@ -1,70 +1,59 @@
-"""Super-resolution: a network learns to enlarge photographs 2, 4 or 8 times.
+"""Super-resolution: a network learns to upscale photographs 2, 4 or 8 times.
 
-Stage `pretrain` is SRResNet, which learns from pixels. Stage `adversarial` is SRGAN, which goes on from such
-weights (`--init-from`) with a discriminator and VGG19's features; `both` is the one, then the other. The small pictures
-are read from files where the source has them, else made of the training crop by bicubic filtering on the device.
+Ledig et al., Photo-Realistic Single Image Super-Resolution Using a Generative Adversarial Network (2017). Stage
+`pretrain` is SRResNet, trained on pixels. Stage `adversarial` is SRGAN, which starts from such weights (`--init-from`)
+and adds a discriminator and VGG19 features; `both` runs one after the other. Low-resolution images are read from
+files where the source has them, else made from the training crop by bicubic downsampling on the device.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase
 from paceline.core.errors import UserError
 from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
+from paceline.models.losses import OBJECTIVES, score
 from paceline.models.srresnet import Discriminator, SRResNet
-from paceline.recipes.parts.restoration import RestorationTerms, Terms, check_features
+from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSettings, RestorationRecipe, check_weights
 
 
 @dataclass(frozen=True)
-class SuperResolutionSettings(RestorationTerms):
+class SuperResolutionSettings(RestorationLossSettings):
     """The stage, the networks and the terms of their losses."""
 
     stage: Literal["pretrain", "adversarial", "both"] = setting(
-        "pretrain", "pretrain learns from pixels, adversarial from a discriminator and VGG19 too; both is one by one"
+        "pretrain", "pretrain uses the pixel loss, adversarial a discriminator and VGG19, too; both runs them in turn"
     )
-    scale: Literal["2", "4", "8"] = setting("4", "how many times as high and wide pictures become")
+    scale: Literal["2", "4", "8"] = setting("4", "upscaling factor of height and width")
     blocks: Literal["separate", "shared"] = setting(
-        "separate", "shared gives all blocks one block's weights, and all doublings one doubling's"
+        "separate", "shared: all residual blocks share one block's weights, and so do the upsampling blocks"
     )
     num_blocks: int = setting(16, "residual blocks of the generator", at_least=1)
     width: int = setting(64, "channels of the generator", at_least=1)
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers of the generator")
     output: Literal["tanh", "residual"] = setting(
-        "residual", "residual adds what the network computes to the bicubic enlargement; tanh is SRGAN's own"
+        "residual", "residual adds the network's output to the bicubic upscaling; tanh is SRGAN's own"
     )
 
 
-class SuperResolution(Recipe):
-    """A generator, and in the adversarial stage a discriminator after it."""
+class SuperResolution(RestorationRecipe):
+    """A generator, and in the adversarial stage a discriminator."""
 
     Settings = SuperResolutionSettings
-    stages: ClassVar[dict[str, tuple[str, ...]]] = {"both": ("pretrain", "adversarial")}
-    evaluator = "restoration"
-    refuses: ClassVar[dict[str, str]] = {"target": "restoration"}
-    best = ("validation/psnr", "max")
+    stages = {"both": ("pretrain", "adversarial")}
+    refuses = {"target": "restoration"}
+    importer = "srgan"
     ema = ("generator",)
     must_match_weights = ("scale", "blocks", "num_blocks", "output")
-    defaults: ClassVar[dict[str, Any]] = {
-        "data": "photos",
-        "crop": 96,
-        "batch_size": "16",
-        "reference_batch": 16,
-        "optimizer": "adam",
-        "lr": 1e-4,
-        "rot90": "on",
-        "epochs": 1000,
-        "evaluate_every": "5%",
-        "sample_every": "5%",
-        "save_every": "5%",
-    }
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
-        # A first look on a CPU, with the photographs inside scikit-image.
+    defaults = {**RestorationRecipe.defaults, "data": "photos", "lr": 1e-4}
+    presets = {
+        # A first run on a CPU, with the photographs in scikit-image.
         "quick": {
             "scale": "2",
             "num_blocks": 3,
@@ -96,7 +85,7 @@ class SuperResolution(Recipe):
             "epochs": 100,
         },
         # A good SRResNet ×4 from a few hundred photographs within minutes on a large GPU: no normalisation, a linear
-        # output on top of the bicubic enlargement, L1, a rate that falls to zero.
+        # output added to the bicubic upscaling, L1, a learning rate that falls to zero.
         "train291": {
             "norm": "none",
             "output": "residual",
@@ -114,33 +103,19 @@ class SuperResolution(Recipe):
             "validation": 0.02,
         },
     }
-    small: ClassVar[dict[str, Any]] = {
-        "scale": "2",
-        "num_blocks": 2,
-        "width": 4,
-        "d_width": 4,
-        "vgg": "random",
-        "crop": 32,
-        "batch_size": "8",
-    }
+    small = {**RestorationRecipe.small, "scale": "2"}
 
     @classmethod
-    def check(cls, settings: SuperResolutionSettings) -> None:
+    def check(cls, settings: RestorationLossSettings) -> None:
+        """Raise UserError for a file of VGG19 weights that cannot be used, where a stage needs one."""
+        assert isinstance(settings, SuperResolutionSettings)
         if settings.stage != "pretrain":
-            check_features(settings)
+            super().check(settings)
 
     def __init__(self, settings: SuperResolutionSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
-        if settings.stage in self.stages:
-            raise UserError(f"stage={settings.stage}: this is several runs in a row; choose one of them here")
         self.output_scale = int(settings.scale)
-        if spec.scale not in (0, self.output_scale):
-            raise UserError(f"scale={settings.scale}: the files of small pictures are smaller by {spec.scale}")
-        if spec.height % self.output_scale or spec.width % self.output_scale:
-            raise UserError(
-                f"the training pictures have {spec.width}×{spec.height} pixels, which is no multiple of "
-                f"scale={settings.scale}: use --crop 96"
-            )
+        self._check(settings, spec)
         self.generator = SRResNet(
             scale=self.output_scale,
             channels=spec.channels,
@@ -150,41 +125,65 @@ class SuperResolution(Recipe):
             norm=settings.norm,
             output=settings.output,
         )
-        self.terms = Terms(settings, pixels_only=settings.stage == "pretrain")
-        self.discriminator: Discriminator | None = None
+        is_adversarial = settings.stage == "adversarial"
+        self.content_loss = ContentLoss(settings, perceptual=is_adversarial)
+        self.objective, self.adversarial = OBJECTIVES[settings.objective], settings.adversarial * is_adversarial
+        check_weights(self.content_loss, self.adversarial)
+        self.discriminator = None
         self.phases = (Phase("generator", "generator"),)
-        if settings.stage == "adversarial":
-            self.best = ("", "max")  # sharper pictures have a lower PSNR: the last weights are the ones that are meant
-        if self.terms.adversarial:
-            self.discriminator = self.terms.make_discriminator(spec.channels)
+        if is_adversarial:
+            self.best = Best()  # sharper images have a lower PSNR: the last weights count
+        if self.adversarial:
+            self.discriminator = Discriminator(spec.channels, settings.d_width, settings.d_norm)
             self.phases += (Phase("discriminator", "discriminator"),)
 
+    def _check(self, settings: SuperResolutionSettings, spec: DataSpec) -> None:
+        """Raise UserError for a stage that is several runs, and for images that do not fit the scale."""
+        if settings.stage in self.stages:
+            raise UserError(f"stage={settings.stage}: this is several runs in a row; choose one of them here")
+        if spec.scale not in (0, self.output_scale):
+            raise UserError(f"scale={settings.scale}: the files of small images are smaller by {spec.scale}")
+        if spec.height % self.output_scale or spec.width % self.output_scale:
+            raise UserError(
+                f"the training images have {spec.width}×{spec.height} pixels, which is no multiple of "
+                f"scale={settings.scale}: use --crop 96"
+            )
+
     def generator_loss(self, batch: Batch) -> Loss:
-        """Enlarged pictures near the real ones; the discriminator then learns from the same ones."""
-        return self.terms.generator_loss(self.generator(self._low(batch)), batch["image"], self.discriminator)
+        """Upscaled images should equal the real ones and, with a discriminator, score as real."""
+        upscaled = self.generator(self._low(batch))
+        terms = self.content_loss(upscaled, batch["image"])
+        if self.discriminator is None:
+            return Loss(terms)
+        logits = self.discriminator(upscaled)
+        terms["adversarial"] = self.adversarial * self.objective.generator(logits).mean()
+        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": score(logits)})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
-        """Real pictures told from enlarged ones."""
+        """Real images should score as real, upscaled images as fake."""
         assert self.discriminator is not None
-        return self.terms.discriminator_loss(self.discriminator, batch["image"], batch["fake"])
+        # In two passes: real and upscaled images each have BatchNorm statistics of their own.
+        real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
+        terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
+        return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """The enlarged picture, the real one, and the bicubic enlargement of the same small picture."""
+        """Return the upscaled image, the real one, and the bicubic upscaling of the same low-resolution image."""
         low, target = self._low(batch), cut_to_multiple(batch["image"], self.output_scale)
         return {"image": self.generator(low), "target": target, "bicubic": bicubic(low, *target.shape[-2:])}
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """The small picture with its pixels enlarged, bicubic, restored, target."""
+        """Return the low-resolution image (nearest neighbour), bicubic, restored and target."""
         made = self.predict(batch)
         low = F.interpolate(self._low(batch), scale_factor=self.output_scale, mode="nearest")
         return {"low": low, "bicubic": made["bicubic"], "restored": made["image"], "target": made["target"]}
 
-    def image_to_image(self, pictures: Tensor) -> dict[str, Tensor]:
-        """Pictures `enlarges` times as high and wide."""
-        return {"image": self.generator(pictures).clamp(-1, 1)}
+    def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
+        """Return images `output_scale` times as high and wide."""
+        return {"image": self.generator(images).clamp(-1, 1)}
 
     def _low(self, batch: Batch) -> Tensor:
-        """The small pictures: those of the source, or made of its pictures as files would hold them."""
+        """Return the source's low-resolution images, or downsampled ones, rounded as files would hold them."""
         if "low" in batch:
             return batch["low"]
         high = cut_to_multiple(batch["image"], self.output_scale)

@@ -1,1 +1,1 @@
-"""Tables and plots of finished runs: report.json holds every number, report.md and report.html show them."""
+"""Tables and plots of finished runs: one model, rendered as report.html, report.md and report.json."""

@@ -1,81 +1,118 @@
-"""Which group to use: the simplest of the fastest among those whose quality nothing measured sets apart."""
+"""Which group to use: the simplest of the fastest among those of equal quality, as far as was measured."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-Group = dict[str, Any]
-SIMPLEST_FIRST = ("single", "ddp", "lightning", "dp")
-CLOSE = 0.02  # without several seeds, qualities this near (relative) are called equal
-CLOSE_SPEED = 0.05  # likewise speeds, where neither seeds nor logged stretches say how they vary
+from paceline.report.known_strategy import known_strategy
+from paceline.report.model import Behind, Group, Recommendation, Summary
+
+CLOSE = 0.02  # without several seeds, qualities this close (relative) are called equal
+CLOSE_SPEED = 0.05  # likewise speeds, where neither seeds nor log intervals show how they vary
 STANDARD_ERRORS = 2
 
 
+class _Candidate(NamedTuple):
+    """A group that was measured."""
+
+    group: Group
+    speed: float
+    chosen_by: Summary | None
+
+    @property
+    def spread(self) -> float:
+        std = self.group.speed_spread.std
+        return CLOSE_SPEED * self.speed if std is None else std
+
+
 class _Quality(NamedTuple):
-    """What a group is judged by."""
+    """What a group is compared by."""
 
     mean: float
-    error: float  # that its seeds, or the number of its judged samples, explain
+    error: float  # that its seeds, or the number of evaluated samples, explain
 
 
-def recommend(groups: dict[str, Group], metric: str, end: str) -> dict[str, Any] | None:
-    """The group to use, what it ties with in speed, and how far the others are behind in quality.
+class _Choice(NamedTuple):
+    group: str
+    fastest: str
+    tied: list[str]
 
-    Groups are judged by `metric`, which chose their checkpoints; the test split takes no part. Where some have no such
-    value, quality says nothing: `best` is None, `unjudged` names them, and the choice is by speed alone.
+
+def recommend(groups: Mapping[str, Group], metric: str, mode: str) -> Recommendation | None:
+    """Return the group to use, what it ties with in speed, and how far the others are behind in quality.
+
+    Groups are compared by `metric`, which chose their checkpoints; the test split takes no part. Where some have no
+    such value, `best` is None, `unevaluated` lists them, and the choice is by speed alone.
     """
-    found = {key: one for key, one in groups.items() if one["images_per_second"] and not one["shares_a_gpu"]}
+    found = {key: one for key, group in groups.items() if (one := _candidate(group)) is not None}
     if not found:
         return None
-    unjudged = [key for key, group in found.items() if not group["chosen_by"]]
-    if unjudged:
-        return _choose(found, list(found)) | {"best": None, "equal": [], "by_seeds": False, "unjudged": unjudged}
-    sign = 1 if end == "max" else -1
-    by_seeds = all(group["chosen_by"]["n"] > 1 for group in found.values())
-    best = max(found, key=lambda key: sign * found[key]["chosen_by"]["mean"])
-    judged = {key: _quality(group, found, metric, by_seeds) for key, group in found.items()}
-    equal = [key for key, own in judged.items() if _not_worse(own, judged[best], sign)]
+    unevaluated = [key for key, one in found.items() if one.chosen_by is None]
+    if unevaluated:
+        choice = _choose(found, list(found))
+        return Recommendation(
+            *choice, best=None, equal=[], within=None, behind=None, by_seeds=False, unevaluated=unevaluated
+        )
+    sign = 1 if mode == "max" else -1
+    values = {key: one.chosen_by for key, one in found.items() if one.chosen_by is not None}
+    by_seeds = all(value.n > 1 for value in values.values())
+    best = max(found, key=lambda key: sign * values[key].mean)
+    qualities = {key: _quality(one.group, found, metric, by_seeds) for key, one in found.items()}
+    equal = [key for key, own in qualities.items() if _not_worse(own, qualities[best], sign)]
     choice = _choose(found, equal)
-    gaps = {key: sign * (found[best]["chosen_by"]["mean"] - one["chosen_by"]["mean"]) for key, one in found.items()}
-    fast = _speed(found[choice["group"]])
-    return choice | {
-        "best": best,
-        "equal": equal,
-        "within": max(gaps[key] for key in equal),
-        "behind": {
-            key: {"gap": gaps[key], "speed": _speed(group) / fast} for key, group in found.items() if key not in equal
-        },
-        "by_seeds": by_seeds,
-        "unjudged": [],
-    }
+    gaps = {key: sign * (values[best].mean - value.mean) for key, value in values.items()}
+    fast = found[choice.group].speed
+    return Recommendation(
+        *choice,
+        best=best,
+        equal=equal,
+        within=max(gaps[key] for key in equal),
+        behind={key: Behind(gaps[key], one.speed / fast) for key, one in found.items() if key not in equal},
+        by_seeds=by_seeds,
+        unevaluated=[],
+    )
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a percentage of judged samples."""
+    """Return whether a metric is a percentage of the evaluated samples."""
     return "/top" in metric
 
 
-def _quality(group: Group, groups: dict[str, Group], metric: str, by_seeds: bool) -> _Quality:
-    """A group's own quality; without several seeds for all, that of the groups that differ in where they ran alone.
+def complexity(group: Group) -> tuple[int, int]:
+    """Return a key that orders groups from the simplest: by strategy, unknown ones last, then by devices."""
+    strategy = known_strategy(group.strategy)
+    return (sys.maxsize if strategy is None else strategy.complexity, group.devices)
 
-    Strategies give the same weights but for rounding, so that none of them can be better by more than chance.
+
+def _candidate(group: Group) -> _Candidate | None:
+    if group.images_per_second is None or group.shares_a_gpu:
+        return None
+    return _Candidate(group, group.images_per_second.mean, group.chosen_by)
+
+
+def _quality(group: Group, candidates: Mapping[str, _Candidate], metric: str, by_seeds: bool) -> _Quality:
+    """Return a group's own quality; without several seeds for all, that of all groups of its family.
+
+    Strategies give the same weights except for rounding, so that none of them can be better by more than chance.
     """
-    alike = [one["chosen_by"] for one in groups.values() if one["family"] == group["family"]]
-    own = [group["chosen_by"]] if by_seeds else alike
-    mean = statistics.fmean(summary["mean"] for summary in own)
-    errors = [summary["std"] for summary in own if summary["std"] is not None]
+    alike = [one.chosen_by for one in candidates.values() if one.group.family == group.family]
+    own = [one for one in ([group.chosen_by] if by_seeds else alike) if one is not None]
+    mean = statistics.fmean(summary.mean for summary in own)
+    errors = [summary.std for summary in own if summary.std is not None]
     if not by_seeds:
         errors.append(CLOSE * abs(mean) / STANDARD_ERRORS)
-        errors += [statistics.stdev(summary["mean"] for summary in own)] if len(own) > 1 else []
-    if is_share(metric) and group["judged_on"]:
-        errors.append(_binomial_error(mean, group["judged_on"]))
+        errors += [statistics.stdev(summary.mean for summary in own)] if len(own) > 1 else []
+    if is_share(metric) and group.evaluated_on:
+        errors.append(_binomial_error(mean, group.evaluated_on))
     return _Quality(mean, max(errors))
 
 
 def _binomial_error(percent: float, samples: float) -> float:
-    """The standard error of a percentage of so many samples; one more hit and one more miss keep it above zero."""
+    """Return the standard error of a percentage of samples; one more hit and one more miss keep it above zero."""
     share = (percent / 100 * samples + 1) / (samples + 2)
     return 100 * math.sqrt(share * (1 - share) / samples)
 
@@ -84,29 +121,14 @@ def _not_worse(own: _Quality, best: _Quality, sign: int) -> bool:
     return sign * (best.mean - own.mean) <= STANDARD_ERRORS * max(own.error, best.error)
 
 
-def _choose(groups: dict[str, Group], among: list[str]) -> dict[str, Any]:
-    """The simplest of those that are as fast as the fastest, within what speeds vary."""
-    fastest = max(among, key=lambda key: _speed(groups[key]))
+def _choose(candidates: Mapping[str, _Candidate], among: Sequence[str]) -> _Choice:
+    """Return the simplest of those that are as fast as the fastest, within the spread of their speeds."""
+    fastest = max(among, key=lambda key: candidates[key].speed)
 
     def ties(key: str) -> bool:
-        gap = _speed(groups[fastest]) - _speed(groups[key])
-        return gap <= max(_spread(groups[fastest]), _spread(groups[key]))
+        gap = candidates[fastest].speed - candidates[key].speed
+        return gap <= max(candidates[fastest].spread, candidates[key].spread)
 
     tied = [key for key in among if ties(key)]
-    chosen = min(tied, key=lambda key: (*complexity(groups[key]), -_speed(groups[key])))
-    return {"group": chosen, "fastest": fastest, "tied": tied}
-
-
-def complexity(group: Group) -> tuple[int, int]:
-    """Orders groups from the simplest on: by strategy, then by devices."""
-    known = group["strategy"] in SIMPLEST_FIRST
-    return (SIMPLEST_FIRST.index(group["strategy"]) if known else len(SIMPLEST_FIRST), group["devices"])
-
-
-def _speed(group: Group) -> float:
-    return group["images_per_second"]["mean"]
-
-
-def _spread(group: Group) -> float:
-    std = group["speed_spread"]["std"]
-    return CLOSE_SPEED * _speed(group) if std is None else std
+    chosen = min(tied, key=lambda key: (*complexity(candidates[key].group), -candidates[key].speed))
+    return _Choice(chosen, fastest, tied)

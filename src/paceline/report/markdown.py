@@ -1,51 +1,51 @@
-"""The report as Markdown: the words, tables and pictures of the page, without its plots."""
+"""The report as Markdown: the words, tables and images of the page, without its plots."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from paceline.report.content import sections
-from paceline.report.parts import Pictures, Plots, Table
+from paceline.core.types import JsonObject
+from paceline.report.document import Document
+from paceline.report.model import Sample
+from paceline.report.parts import Images, Part, Plots, Table
 from paceline.report.phrases import fill
 
-Report = dict[str, Any]
 
-
-def to_markdown(report: Report, folder: Path) -> str:
-    """The whole report, to lie in a folder; report.html beside it has the plots."""
-    made = [f"# {report['title']}", " · ".join(report["subtitle"])]
-    for section in sections(report):
-        parts = [_part(part, report, folder) for part in section.parts]
+def to_markdown(document: Document, folder: Path) -> str:
+    """Return the whole report for a file in `folder`; report.html beside it has the plots."""
+    made = [f"# {document.report.title}", " · ".join(document.report.subtitle)]
+    for section in document.sections:
+        parts = [_part(part, document.content, folder) for part in section.parts]
         if any(parts):
             made += [f"## {section.title}", *filter(None, parts)]
     return "\n\n".join(made) + "\n"
 
 
-def _part(part: str | Table | Plots | Pictures, report: Report, folder: Path) -> str:
+def _part(part: Part, content: JsonObject, folder: Path) -> str:
     if isinstance(part, Table):
-        return _table(part, report)
-    if isinstance(part, Pictures):
-        return "\n\n".join(_picture(caption, path, folder) for caption, path in part.pictures)
-    return "" if isinstance(part, Plots) else fill(part, report)
+        return _table(part, content)
+    if isinstance(part, Images):
+        return "\n\n".join(_image(sample, folder) for sample in part.samples)
+    return "" if isinstance(part, Plots) else fill(part, content)
 
 
-def _picture(caption: str, path: str, folder: Path) -> str:
-    """A picture where it lies, as seen from the folder, under its caption."""
-    words = caption.translate({ord(sign): f"\\{sign}" for sign in "[]*_"})
-    return f"{words}:\n\n![{words}]({quote(os.path.relpath(path, folder))})"
+def _image(sample: Sample, folder: Path) -> str:
+    """Return a link from the folder to an image, under its caption."""
+    words = sample.caption.translate({ord(sign): f"\\{sign}" for sign in "[]*_"})
+    return f"{words}:\n\n![{words}]({quote(os.path.relpath(sample.path, folder))})"
 
 
-def _table(table: Table, report: Report) -> str:
-    rows = [[_cell(fill(cell, report)) for cell in row] for row in table.rows]
+def _table(table: Table, content: JsonObject) -> str:
+    rows = [[_cell(fill(cell, content)) for cell in row] for row in table.rows]
     rows = [[f"**{cell}**" for cell in row] if n in table.strong else row for n, row in enumerate(rows)]
     lines = [_row(table.head), _row(["---"] * len(table.head)), *map(_row, rows)]
-    return "\n".join(lines) + (f"\n\n{fill(table.note, report)}" if table.note else "")
+    return "\n".join(lines) + (f"\n\n{fill(table.note, content)}" if table.note else "")
 
 
-def _row(cells: list[str]) -> str:
+def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 

@@ -1,37 +1,45 @@
-"""What a report is made of, on a page and in Markdown alike: sections of phrases, tables, plots and pictures."""
+"""What a report consists of, in HTML and in Markdown: sections of phrases, tables, plots and images."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from paceline.report.model import Sample
 
 
-@dataclass
+@dataclass(frozen=True)
 class Table:
-    """Cells are phrases; `strong` rows are set off."""
+    """Cells are phrases; `strong` rows are highlighted."""
 
-    head: list[str]
-    rows: list[list[str]]
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
     strong: set[int] = field(default_factory=set)
     note: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plots:
     """Names of plots that stand side by side; Markdown leaves them out."""
 
-    names: list[str]
+    names: Sequence[str]
 
 
-@dataclass
-class Pictures:
-    """Samples side by side: (caption, path of a picture)."""
+@dataclass(frozen=True)
+class Images:
+    """Sample images side by side."""
 
-    pictures: list[tuple[str, str]]
+    samples: Sequence[Sample]
 
 
-@dataclass
+Part: TypeAlias = str | Table | Plots | Images  # a string is a phrase
+
+
+@dataclass(frozen=True)
 class Section:
-    """A title and what is under it: phrases, tables, plots, pictures."""
+    """A title and what is under it."""
 
     title: str
-    parts: list[str | Table | Plots | Pictures]
+    parts: Sequence[Part]
+    folded: bool = False  # details that a page shows on request

@@ -2,109 +2,113 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import Any
 
-from paceline.report.content_speed import SPLIT_WORDS
-from paceline.report.metric_words import metric_words
+from paceline.core.types import Json, JsonObject
+from paceline.report.metric_words import metric_heading
+from paceline.report.model import Group, Report, Scaling
 from paceline.report.phrases import at, fill
+from paceline.report.run import Curve, Run
 from paceline.report.svg import Bar, Series, bars, lines
+from paceline.report.time_split import PARTS
 
-Report = dict[str, Any]
-MAX_LOSSES = 2  # plots of loss terms; more say little more
-AXES = ((0, "images"), (1, "seconds"))
+MAX_LOSSES = 2  # plots of loss terms; more add little
+AXES = ("images", "seconds")
 
 
 def plot_names(report: Report) -> list[str]:
-    """The names of the plots that the numbers are enough for."""
+    """Return the names of the plots that the numbers are enough for."""
     names = []
-    if any(run["course"] for run in report["runs"].values()):
-        names += ["quality-images", "quality-seconds"]
-    names += [f"loss-{axis}-{name}" for name in _losses(report) for _, axis in AXES]
-    if any(group["images_per_second"] for group in report["groups"].values()):
+    if any(run.course for run in report.runs.values()):
+        names += [f"quality-{axis}" for axis in AXES]
+    names += [f"loss-{axis}-{name}" for name in _losses(report) for axis in AXES]
+    if any(group.images_per_second for group in report.groups.values()):
         names.append("speed")
-    if any(group["scaling"] and group["devices"] > 1 for group in report["groups"].values()):
+    if any(group.scaling and group.devices > 1 for group in report.groups.values()):
         names.append("scaling")
-    if report["time"]:
+    if report.time:
         names.append("time")
     return names
 
 
-def draw(name: str, report: Report) -> str:
-    """One plot as SVG."""
+def draw(name: str, report: Report, content: JsonObject) -> str:
+    """Return one plot as SVG."""
     kind, _, rest = name.partition("-")
     if kind == "speed":
-        return _speed(report)
+        return _speed(report, content)
     if kind == "scaling":
         return _scaling(report)
     if kind == "time":
-        return _time(report)
-    if kind == "quality":
-        axis = dict((word, number) for number, word in AXES)[rest]
-        title = f"{metric_words(report['metric']['name'])} against {rest}"
-        return lines(title, rest, "", _curves(report, "", axis))
-    axis_name, _, loss = rest.partition("-")
-    axis = dict((word, number) for number, word in AXES)[axis_name]
-    return lines(f"{loss} against {axis_name}", axis_name, "", _curves(report, loss, axis))
+        return _time(report, content)
+    axis, _, loss = rest.partition("-")
+    title = f"{loss or metric_heading(report.metric.name)} against {axis}"
+    return lines(title, axis, "", _curves(report, loss, axis))
 
 
 def legend(report: Report) -> list[tuple[int, str]]:
-    """The colour of each group."""
-    return [(number, group["label"]) for number, group in enumerate(report["groups"].values())]
+    """Return the colour of each group."""
+    return [(number, group.label) for number, group in enumerate(report.groups.values())]
 
 
 def _losses(report: Report) -> list[str]:
-    """The first loss of the first networks that every run has."""
-    runs = list(report["runs"].values())
-    common = [name for name in (runs[0]["losses"] if runs else {}) if all(name in run["losses"] for run in runs)]
+    """Return the first loss of the first networks that every run has."""
+    runs = list(report.runs.values())
+    common = [name for name in (runs[0].losses if runs else {}) if all(name in run.losses for run in runs)]
     firsts: dict[str, str] = {}
     for name in common:
         firsts.setdefault(name.split("/")[0], name)
     return list(firsts.values())[:MAX_LOSSES]
 
 
-def _curves(report: Report, loss: str, axis: int) -> list[Series]:
-    """A thin line for each seed, and a thick one for their mean; of one seed, a thick one."""
+def _curves(report: Report, loss: str, axis: str) -> list[Series]:
+    """Return a thin line for each seed and a thick one for their mean; for a single seed, a thick one."""
     drawn = []
-    for number, group in enumerate(report["groups"].values()):
-        curves = [
-            report["runs"][run]["losses"][loss] if loss else report["runs"][run]["course"] for run in group["runs"]
-        ]
-        curves = [curve for curve in curves if curve]
-        one = len(curves) == 1
-        for curve in curves:
-            points = [(point[axis], point[2]) for point in curve]
-            drawn.append(Series(group["label"], points, number, thin=not one))
-        shortest = min((len(curve) for curve in curves), default=0)
-        if not one and shortest:
-            mean = [
-                (sum(c[i][axis] for c in curves) / len(curves), sum(c[i][2] for c in curves) / len(curves))
-                for i in range(shortest)
-            ]
-            drawn.append(Series(f"{group['label']}, mean", mean, number))
+    for number, group in enumerate(report.groups.values()):
+        found = [_points(_curve(report.runs[run], loss), axis) for run in group.runs]
+        curves = [points for points in found if points]
+        drawn += [Series(group.label, points, number, thin=len(curves) > 1) for points in curves]
+        if len(curves) > 1:
+            drawn.append(Series(f"{group.label}, mean", _mean(curves), number))
     return drawn
 
 
-def _number(report: Report, spec: str, *path: str) -> str:
-    """A number of the report in a plot, with its place."""
+def _curve(run: Run, loss: str) -> Curve:
+    return run.losses[loss] if loss else run.course
 
-    def show(place: str, value: Any, text: str) -> str:
+
+def _points(curve: Curve, axis: str) -> list[tuple[float, float]]:
+    return [(point.images if axis == "images" else point.seconds, point.value) for point in curve]
+
+
+def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """Return the mean of curves, as far as the shortest goes."""
+    return [
+        (sum(x for x, _ in points) / len(curves), sum(y for _, y in points) / len(curves))
+        for points in zip(*curves, strict=False)
+    ]
+
+
+def _number(content: JsonObject, spec: str, *path: str) -> str:
+    """Return a number of the report for a plot, with its path."""
+
+    def show(place: str, value: Json, text: str) -> str:
         return f'<tspan data-path="{escape(place, quote=True)}" data-value="{value!r}">{text}</tspan>'
 
-    return fill(at(spec, *path), report, show)
+    return fill(at(spec, *path), content, show)
 
 
-def _speed(report: Report) -> str:
+def _speed(report: Report, content: JsonObject) -> str:
     rows = []
-    for number, (key, group) in enumerate(report["groups"].items()):
-        if speed := group["images_per_second"]:
-            total = _number(report, ",.0f", "groups", key, "images_per_second", "mean")
-            rows.append(Bar(group["label"], [("images/s", speed["mean"], number)], total))
+    for number, (key, group) in enumerate(report.groups.items()):
+        if speed := group.images_per_second:
+            total = _number(content, ",.0f", "groups", key, "images_per_second", "mean")
+            rows.append(Bar(group.label, [("images/s", speed.mean, number)], total))
     return bars("Training speed, images/s", "images/s", rows, ",.0f")
 
 
 def _scaling(report: Report) -> str:
-    """Speed against one device by number of devices, and the line that nothing can cross for long."""
+    """Return speed relative to one device by number of devices, and the ideal line."""
     found = _scaling_lines(report)
     largest = max(x for _, points in found.values() for x, _ in points)
     ideal = Series("ideal", [(1.0, 1.0), (largest, largest)], 0, thin=True, dashed=True)
@@ -113,46 +117,47 @@ def _scaling(report: Report) -> str:
 
 
 def scaling_legend(report: Report) -> list[tuple[int, str]]:
-    """The colour of each line of the scaling plot."""
+    """Return the colour of each line of the scaling plot."""
     return [(colour, name) for name, (colour, _) in _scaling_lines(report).items()]
 
 
 def _scaling_lines(report: Report) -> dict[str, tuple[int, list[tuple[float, float]]]]:
-    """One line for all that differs in the number of devices alone, by a name: its first group's colour, its points."""
-    numbered = [(number, group) for number, group in enumerate(report["groups"].values()) if group["scaling"]]
-    groups = [group for _, group in numbered]
-    several = {name: len({group[name] for group in groups}) > 1 for name in ("recipe", "shares_a_gpu")}
-    batches = {_batch_of_line(group) for group in groups}
+    """Return a line for all groups that differ only in the number of devices: its first group's colour, its points."""
     found: dict[str, tuple[int, list[tuple[float, float]]]] = {}
-    for number, group in numbered:
-        words = [group["recipe"]] if several["recipe"] else []
-        name = " ".join([*words, group["strategy"]])
-        name += f", {_batch_of_line(group)}" if len(batches) > 1 else ""
-        name += "".join(f", {extra}={value}" for extra, value in group["extras"].items() if extra != "nnodes")
-        name += " (on one GPU)" if group["shares_a_gpu"] else ""
-        start = [(1.0, 1.0)] if group["devices"] > 1 else []
+    scaled = [
+        (number, group, group.scaling)
+        for number, group in enumerate(report.groups.values())
+        if group.scaling is not None
+    ]
+    several_recipes = len({group.recipe for _, group, _ in scaled}) > 1
+    several_batches = len({_batch_of_line(group, scaling) for _, group, scaling in scaled}) > 1
+    for number, group, scaling in scaled:
+        name = f"{group.recipe} {group.strategy}" if several_recipes else group.strategy
+        name += f", {_batch_of_line(group, scaling)}" if several_batches else ""
+        name += "".join(f", {extra}={value}" for extra, value in group.extras.items() if extra != "nnodes")
+        name += " (on one GPU)" if group.shares_a_gpu else ""
+        start = [(1.0, 1.0)] if group.devices > 1 else []
         _, points = found.setdefault(name, (number, start))
-        points.append((float(group["devices"]), group["scaling"]["speedup"]))
+        points.append((float(group.devices), scaling.speedup))
     return found
 
 
-def _batch_of_line(group: dict[str, Any]) -> str:
-    """What stays the same along a line: the batch, or with weak scaling the batch per device."""
-    if group["scaling"]["kind"] == "strong":
-        return f"batch {group['batch']}"
-    return f"batch {group['batch'] / group['devices']:g} per device"
+def _batch_of_line(group: Group, scaling: Scaling) -> str:
+    """Return what is the same along a line: the batch, or with weak scaling the batch per device."""
+    if scaling.kind == "strong":
+        return f"batch {group.batch}"
+    return f"batch {group.batch / group.devices:g} per device"
 
 
-def _time(report: Report) -> str:
-    order = list(SPLIT_WORDS)
+def _time(report: Report, content: JsonObject) -> str:
     rows = []
-    for key, split in report["time"].items():
-        parts = [(SPLIT_WORDS[name], split[name], order.index(name)) for name in order if split.get(name) is not None]
-        rows.append(Bar(report["groups"][key]["label"], parts, _number(report, ".2f", "time", key, "total")))
-    return bars("Seconds an epoch", "s", rows, ".3f")
+    for key, split in report.time.items():
+        parts = [(words, split[name], number) for number, (name, words) in enumerate(PARTS.items()) if name in split]
+        rows.append(Bar(report.groups[key].label, parts, _number(content, ".2f", "time", key, "total")))
+    return bars("Seconds per epoch", "s", rows, ".3f")
 
 
 def time_legend(report: Report) -> list[tuple[int, str]]:
-    """The colour of each part of an epoch."""
-    present = {name for split in report["time"].values() for name in split}
-    return [(number, words) for number, (name, words) in enumerate(SPLIT_WORDS.items()) if name in present]
+    """Return the colour of each part of an epoch."""
+    present = {name for split in report.time.values() for name in split}
+    return [(number, words) for number, (name, words) in enumerate(PARTS.items()) if name in present]

@@ -24,7 +24,7 @@ class Series(NamedTuple):
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers that cover a range."""
+    """Return round numbers that cover a range."""
     if not math.isfinite(low) or not math.isfinite(high) or high <= low:
         high = low + (abs(low) or 1.0)
     raw = (high - low) / max(1, wanted - 1)
@@ -36,7 +36,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A tick's number."""
+    """Return the text of a tick."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 10 or (abs(value) >= size and value % (size / 10) == 0):
             return f"{value / size:g}{letter}"
@@ -44,7 +44,7 @@ def short(value: float) -> str:
 
 
 def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: bool = False) -> str:
-    """A line plot; the legend is the page's."""
+    """Return a line plot as SVG; its legend is part of the page."""
     drawn = [one for one in series if one.points]
     if not drawn:
         return ""
@@ -62,11 +62,11 @@ def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: 
         body.append(f'<path class="{kind}" d="{path}"/>')
         marked = one.points if one.dots or len(one.points) == 1 else [] if one.thin else one.points[-1:]
         for x, y in marked:
-            told = f"{escape(one.label)}: {y:.5g} at {x:,.5g}"
+            text = f"{escape(one.label)}: {y:.5g} at {x:,.5g}"
             body.append(
                 f'<circle class="dot c{one.colour % NUM_COLOURS}" cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="3.2">'
             )
-            body.append(f"<title>{told}</title></circle>")
+            body.append(f"<title>{text}</title></circle>")
     return _svg(title, body)
 
 
@@ -79,7 +79,7 @@ class Bar(NamedTuple):
 
 
 def bars(title: str, unit: str, rows: Sequence[Bar], spec: str) -> str:
-    """Horizontal bars."""
+    """Return horizontal bars as SVG."""
     if not rows:
         return ""
     bar, gap = 18, 24
@@ -98,17 +98,17 @@ def bars(title: str, unit: str, rows: Sequence[Bar], spec: str) -> str:
         start = 0.0
         for name, value, colour in parts:
             x, width = to_x(start), to_x(start + value) - to_x(start)
-            told = f"{escape(label)}, {escape(name)}: {value:{spec}} {escape(unit)}"
+            text = f"{escape(label)}, {escape(name)}: {value:{spec}} {escape(unit)}"
             body.append(
                 f'<rect class="bar c{colour % NUM_COLOURS}" x="{x:.1f}" y="{top}" width="{max(width, 0.5):.1f}"'
             )
-            body.append(f' height="{bar}"><title>{told}</title></rect>')
+            body.append(f' height="{bar}"><title>{text}</title></rect>')
             start += value
         body.append(f'<text class="value" x="{to_x(start) + 5:.1f}" y="{top + 13}">{total}</text>')
     return _svg(title, body, height)
 
 
-Place = Callable[[float], float]  # from a value to its place on the plot
+Place = Callable[[float], float]  # from a value to its position in the plot
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Place:

@@ -1,46 +1,36 @@
-"""Checkpoints: written beside, synced, then renamed; each file's SHA-256 in a manifest; no pickle.
+"""Checkpoints: written beside, synced, then renamed; the SHA-256 of each file in a manifest; no pickle.
 
     checkpoints/000000045000/  weights.safetensors  state.safetensors  state.json  manifest.json
 
-A checkpoint whose manifest does not match is refused by name and the one before it is used.
+A checkpoint that does not match its manifest is reported by name, and the previous one is used.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
-
+from paceline.config.run_format import RUN_FORMAT
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError, unknown
-from paceline.runs.tensors import pack, unpack
+from paceline.core.files import sync
+from paceline.runs.snapshot import CheckpointNumbers, Snapshot
+from paceline.runs.tensors import TensorNotes, pack, unpack
 
-FORMAT = 1
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
 TENSORS = ("weights.safetensors", "state.safetensors")
+WRITING = ".writing-"  # before the name of a checkpoint that is not complete yet
+REMOVING = ".removing-"
 REPLACED = ".replaced-"  # before the name of a checkpoint while another takes its place
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything that a run needs to go on: what is saved is listed here and nowhere else."""
-
-    images: int
-    weights: dict[str, Tensor]  # the recipe's networks; moving averages as ema/NETWORK.PARAMETER
-    state: dict[str, Tensor]  # what the optimizers and facts remember
-    numbers: dict[str, Any]  # scalers, the best value so far
-
-
 class Damaged(UserError):
-    """A checkpoint whose files are not those of its manifest, and why."""
+    """A checkpoint whose files do not match its manifest, and why."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"checkpoint {path} is damaged: {reason}")
@@ -54,19 +44,19 @@ class Checkpoints:
         self.folder = folder
 
     def all(self) -> list[int]:
-        """The images seen at each checkpoint, rising; whether they are valid is not asked."""
+        """Return the images seen at each checkpoint, in ascending order; they may be damaged."""
         if not self.folder.is_dir():
             return []
         return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdigit())
 
     def path(self, images: int) -> Path:
-        """The folder of one checkpoint."""
+        """Return the folder of one checkpoint."""
         return self.folder / f"{images:012d}"
 
     def save(self, snapshot: Snapshot) -> Path:
-        """Writes a checkpoint that is either whole or not there; one with other numbers is replaced."""
-        final, beside = self.path(snapshot.images), self.folder / f".writing-{snapshot.images:012d}"
-        numbers = json.dumps({"images": snapshot.images, **snapshot.numbers}, indent=1).encode()
+        """Write a checkpoint that is either whole or not there; one with other numbers is replaced."""
+        final, beside = self.path(snapshot.images), self.folder / f"{WRITING}{snapshot.images:012d}"
+        numbers = _encode({"images": snapshot.images, **snapshot.numbers.to_json()})
         whole = final.exists() and is_whole(final)
         if whole and (final / NUMBERS).read_bytes() == numbers:
             return final
@@ -74,21 +64,15 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
             beside.mkdir()
-            files, notes = {}, {}
-            for name, tensors in zip(TENSORS, (snapshot.weights, snapshot.state), strict=True):
-                files[name], notes[name] = pack(tensors)
-            files[NUMBERS] = numbers
-            digests = {name: sha256(content).hexdigest() for name, content in files.items()}
-            manifest = {"format": FORMAT, "sha256": digests, "tensors": notes}
-            files[MANIFEST] = json.dumps(manifest | {"seal": checksum_of_content(manifest)}, indent=1).encode()
-            for name, content in files.items():
-                _write_synced(beside / name, content)
-            _sync_folder(beside)
+            for name, content in _files_of(snapshot, numbers).items():
+                (beside / name).write_bytes(content)
+                sync(beside / name)
+            sync(beside)
             replaced = final.rename(final.with_name(REPLACED + final.name)) if whole else None
             if final.exists():
                 self._set_aside(final)
             beside.rename(final)
-            _sync_folder(self.folder)
+            sync(self.folder)
             if replaced:
                 shutil.rmtree(replaced)
         except OSError as error:
@@ -98,26 +82,29 @@ class Checkpoints:
         return final
 
     def bring_back(self) -> None:
-        """Checkpoints that were to be replaced, where a kill came before the new one had its name; for the writer."""
+        """Restore checkpoints that were being replaced when their process was killed; for the folder's writer."""
         for old in self.folder.glob(f"{REPLACED}*"):
             final = old.with_name(old.name.removeprefix(REPLACED))
             if not final.exists():
                 old.rename(final)
 
     def what_is_left(self) -> str:
-        """Where the run can go on from, for the one who reads why it ended."""
+        """Return where the run can resume from, for the message that reports why it ended."""
         kept = self.all()
         return f"the checkpoint at {kept[-1]:,} images is unharmed" if kept else "no checkpoint was written yet"
 
     def latest(self, report: Callable[[str], None]) -> Snapshot | None:
-        """The newest checkpoint that is whole; `report` gets a line for each damaged one, and one must be whole."""
-        there = self.all()
-        for images in reversed(there):
+        """Return the newest whole checkpoint, None where there is none; `report` gets a line for each damaged one.
+
+        Raise UserError where all are damaged.
+        """
+        kept = self.all()
+        for images in reversed(kept):
             try:
                 return load(self.path(images))
             except Damaged as damage:
                 found = f"checkpoint {self.path(images)} is damaged ({damage.reason})"
-                if images == there[0]:
+                if images == kept[0]:
                     raise UserError(
                         f"{found}, and none before it is left; "
                         f"to start again, move {self.folder} away or choose another --out"
@@ -126,7 +113,7 @@ class Checkpoints:
         return None
 
     def prune(self, keep: int, best: int | None) -> None:
-        """Removes all but the last `keep`, the best, and what those last name as theirs: a run may fall back to one."""
+        """Remove all but the last `keep`, the best one, and the best one of each of those: a run may fall back."""
         last = self.all()[-keep:]
         wanted = {*last, best, *map(self._best_of, last)}
         for images in self.all():
@@ -134,36 +121,37 @@ class Checkpoints:
                 self._remove(self.path(images))
 
     def _best_of(self, images: int) -> int | None:
-        """The best checkpoint when this one was written, if it can say so."""
+        """Return the best checkpoint when this one was written, None where that cannot be read."""
         try:
-            return json.loads((self.path(images) / NUMBERS).read_bytes())["best"].get("images")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            best = CheckpointNumbers.from_json(json.loads((self.path(images) / NUMBERS).read_bytes())).best
+        except (OSError, ValueError, KeyError, TypeError):
             return None
+        return best.images if best else None
 
     def drop_after(self, images: int) -> None:
-        """Sets aside what lies after the checkpoint that the run goes on from: damaged, or it would be that one."""
+        """Set aside the checkpoints after the one that the run resumes from; they are damaged."""
         for later in self.all():
             if later > images:
                 self._set_aside(self.path(later))
 
     def _set_aside(self, path: Path) -> None:
-        """Keeps a damaged checkpoint under another name, for whoever wants to save something of it."""
+        """Rename a damaged checkpoint, so that a user can still recover parts of it."""
         aside = path.with_name(f"damaged-{path.name}")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
 
     def _remove(self, path: Path) -> None:
-        """Renames first, so that no kill leaves half a checkpoint under its name."""
-        shutil.rmtree(path.rename(path.with_name(f".removing-{path.name}")))
+        """Remove a checkpoint; renamed first, so that a kill leaves no half of it under its name."""
+        shutil.rmtree(path.rename(path.with_name(f"{REMOVING}{path.name}")))
 
     def _sweep(self) -> None:
-        for pattern in (".writing-*", ".removing-*", f"{REPLACED}*"):
-            for leftover in self.folder.glob(pattern):
+        for prefix in (WRITING, REMOVING, REPLACED):
+            for leftover in self.folder.glob(f"{prefix}*"):
                 shutil.rmtree(leftover)
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a checkpoint's files are those of its manifest."""
+    """Return whether a checkpoint's files match its manifest."""
     try:
         _read(path)
     except Damaged:
@@ -172,40 +160,65 @@ def is_whole(path: Path) -> bool:
 
 
 def load(path: Path) -> Snapshot:
-    """A checkpoint from its folder; refuses one that is damaged."""
+    """Return the checkpoint in a folder; raise Damaged where its files do not match its manifest."""
     files, notes = _read(path)
-    numbers = json.loads(files[NUMBERS])
+    try:
+        content = json.loads(files[NUMBERS])
+        images, numbers = int(content.pop("images")), CheckpointNumbers.from_json(content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(path, f"{NUMBERS} cannot be read: {error}") from None
     weights, state = (unpack(files.pop(name), notes[name]) for name in TENSORS)
-    return Snapshot(numbers.pop("images"), weights, state, numbers)
+    return Snapshot(images, weights, state, numbers)
 
 
 def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
-    """The checkpoint that `best`, `last` or a number of images means."""
+    """Return the checkpoint that `best`, `last` or a number of images means."""
     last = checkpoints.latest(print)
     if last is None:
         raise UserError(f"{checkpoints.folder}: has no checkpoint yet")
     if which == "last":
         return last
     if which == "best":
-        best = last.numbers.get("best", {}).get("images", last.images)
-        return last if best == last.images else load(checkpoints.path(best))
+        return last if last.best_images == last.images else load(checkpoints.path(last.best_images))
+    kept = checkpoints.all()
     if not which.isdigit():
-        raise unknown("checkpoint", which, ["best", "last", *map(str, checkpoints.all())])
-    if int(which) not in checkpoints.all():
-        kept = ", ".join(map(str, sorted(checkpoints.all())))
-        raise UserError(f"--checkpoint {which}: none was kept at so many images; there are: best, last, {kept}")
+        raise unknown("checkpoint", which, ["best", "last", *map(str, kept)])
+    if int(which) not in kept:
+        raise UserError(
+            f"--checkpoint {which}: no checkpoint was kept at this number of images; "
+            f"choose one of: best, last, {', '.join(map(str, kept))}"
+        )
     return load(checkpoints.path(int(which)))
 
 
-def _read(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The files of a checkpoint, each read once and verified, and the notes on its tensors."""
+def _files_of(snapshot: Snapshot, numbers: bytes) -> dict[str, bytes]:
+    """Return the content of each file of a checkpoint, the manifest last."""
+    weights, of_weights = pack(snapshot.weights)
+    state, of_state = pack(snapshot.state)
+    files = {**dict(zip(TENSORS, (weights, state), strict=True)), NUMBERS: numbers}
+    manifest = {
+        "format": RUN_FORMAT,
+        "sha256": {name: sha256(content).hexdigest() for name, content in files.items()},
+        "tensors": dict(zip(TENSORS, (asdict(of_weights), asdict(of_state)), strict=True)),
+    }
+    return files | {MANIFEST: _encode(manifest | {"seal": checksum_of_content(manifest)})}
+
+
+def _encode(content: object) -> bytes:
+    return json.dumps(content, indent=1).encode()
+
+
+def _read(path: Path) -> tuple[dict[str, bytes], dict[str, TensorNotes]]:
+    """Return the files of a checkpoint, each read once and verified, and the notes on its tensors."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
-        if manifest["format"] != FORMAT:
-            raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, this version reads {FORMAT}")
+        if manifest["format"] != RUN_FORMAT:
+            raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, this version reads {RUN_FORMAT}")
         if manifest.pop("seal") != checksum_of_content(manifest):
             raise Damaged(path, f"{MANIFEST} does not match its own SHA-256")
-        files = {name: (path / name).read_bytes() for name in manifest["sha256"]}
+        digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}
+        notes = {name: TensorNotes(**manifest["tensors"][name]) for name in TENSORS}
+        files = {name: (path / name).read_bytes() for name in digests}
     except Damaged:
         raise
     except FileNotFoundError as error:
@@ -215,21 +228,6 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(path, f"{MANIFEST} cannot be read: {error}") from None
     for name, content in files.items():
-        if sha256(content).hexdigest() != manifest["sha256"][name]:
+        if sha256(content).hexdigest() != digests[name]:
             raise Damaged(path, f"{name} does not match its SHA-256")
-    return files, manifest["tensors"]
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return files, notes

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TypeAlias
 
 from paceline.config.resolve import Config, resolve
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Recipe
 from paceline.core.registry import load_class
+from paceline.core.types import SettingValues
 from paceline.data.source_settings import RegisteredSources
 
-Layers = Iterable[tuple[str, Mapping[str, Any]]]  # where settings come from, and their values by name
+Layers: TypeAlias = Iterable[tuple[str, SettingValues]]  # where settings come from, and their values by name
 
 
 def load_recipe(name: str) -> type[Recipe]:

@@ -1,4 +1,4 @@
-"""What each rank prints, kept in the run's folder; rank 0's is shown too."""
+"""The output of each rank, kept in the run's logs/; that of rank 0 is printed too."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
+
+from paceline.core.files import open_append
 
 _CONTROL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 def keep_output(folder: Path, rank: int) -> ExitStack:
-    """Keeps this process's output in logs/rank-N.txt from now on; closing what it returns ends that.
+    """Keep this process's output in logs/rank-N.txt until the returned stack is closed.
 
-    A command never closes it, so that a last traceback is kept too.
+    After an error nobody closes it, so that the traceback is kept too.
     """
     path = folder / "logs" / f"rank-{rank}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,14 +35,14 @@ def keep_output(folder: Path, rank: int) -> ExitStack:
 
 
 def beneath(stream: TextIO) -> TextIO:
-    """The stream that a person sees, past the copy that is kept."""
+    """Return the stream that the user sees, beneath the copy to the log."""
     return stream.beneath if isinstance(stream, Tee) else stream
 
 
 class Tee:
-    """A text stream that is shown as it is, and kept as plain lines.
+    """A text stream that is printed as it is, and logged as plain lines.
 
-    Whatever else is asked of it (isatty, fileno, encoding) the stream beneath answers.
+    All other attributes (isatty, fileno, encoding) are those of the stream beneath.
     """
 
     def __init__(self, beneath: TextIO, kept: TextIO, lock: threading.RLock) -> None:
@@ -52,13 +55,13 @@ class Tee:
         with self._lock:
             lines, newline, self._unfinished = (self._unfinished + text).rpartition("\n")
             if newline:
-                with suppress(OSError):  # a full disk is for those to say who need what they write
+                with suppress(OSError):  # a full disk is reported by what needs its files
                     self._kept.write("".join(f"{_plain(line)}\n" for line in lines.split("\n")))
-            # Frames of a progress bar that were already overdrawn need no room.
+            # Frames of a progress bar that were overwritten already take no room.
             self._unfinished = self._unfinished[self._unfinished.rstrip("\r").rfind("\r") + 1 :]
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 
@@ -66,7 +69,7 @@ class Tee:
         self.shown.flush()
 
     def finish(self) -> None:
-        """Keeps a last line that has no end."""
+        """Log a last line that has no newline."""
         with self._lock:
             if self._unfinished:
                 self._kept.write(f"{_plain(self._unfinished)}\n")
@@ -77,12 +80,12 @@ class Tee:
 
 
 def _plain(line: str) -> str:
-    """What a line shows in the end: no control codes, and of what was overdrawn the last."""
+    """Return a line as a terminal shows it in the end: no control codes, and only what was written last."""
     return _CONTROL_CODES.sub("", line).rstrip("\r").rpartition("\r")[2]
 
 
 def _show_and_keep(path: Path, ending: ExitStack) -> None:
-    kept = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+    kept = os.fdopen(open_append(path), "a", buffering=1, encoding="utf-8", errors="backslashreplace")
     ending.callback(kept.close)
     lock = threading.RLock()
     for name in ("stdout", "stderr"):
@@ -94,8 +97,8 @@ def _show_and_keep(path: Path, ending: ExitStack) -> None:
 
 
 def _only_keep(path: Path, ending: ExitStack) -> None:
-    """Sends the process's own file descriptors to the file: what libraries in C print goes there too."""
-    kept = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    """Send the process's file descriptors to the file, so that the output of C libraries goes there too."""
+    kept = open_append(path)
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
         before = os.dup(number)

@@ -1,4 +1,4 @@
-"""How a run goes, for the person who watches: a live bar on a terminal, plain lines elsewhere."""
+"""The progress of a run: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rich.text import Text
 from paceline.core.screen import open_screen
 from paceline.runs.console import Tee, beneath
 
-_MOST_VALUES = 4  # of the values, so many fit a line
-_FRAME_SECONDS = 0.1  # between two frames of the bar, so that a fast loop does not draw all the time
-_OTHER_GROUPS = ("gpu", "spread", "time")  # groups of metrics that are no losses; the metrics file has them all
+_MAX_VALUES = 4  # that fit on a line
+_FRAME_SECONDS = 0.1  # between two frames of the bar, so that a fast loop does not redraw all the time
+_OTHER_GROUPS = ("gpu", "spread", "time")  # groups of metrics that are no losses; metrics.jsonl has them all
 
 
 class Display:
@@ -51,10 +51,10 @@ class Display:
         self._live = None
 
     def update(self, images: int, values: Mapping[str, float]) -> None:
-        """Shows where the run is, with the first of the values that are losses.
+        """Show the progress, with the first of the values that are losses.
 
         `images_per_second` and `data_wait` (the share of the time that the loop waited for data, from 0 to 1)
-        may be of any group; without `images_per_second` the rate since the last update is shown.
+        may be of any group; without `images_per_second`, the rate since the last update is shown.
         """
         if not self._enabled:
             return
@@ -64,26 +64,26 @@ class Display:
         self._first = self._first or (images, now)
         eta = _duration(self._seconds_left(images, now, rate))
         self._images, self._clock = images, now
-        facts = [*_losses(values), f"{rate:,.0f} img/s"]
+        shown = [*_losses(values), f"{rate:,.0f} img/s"]
         if "data_wait" in named:
-            facts.append(f"data wait {named['data_wait']:.1%}")
+            shown.append(f"data wait {named['data_wait']:.1%}")
         place = f"{images:>{len(f'{self._total:,}')},} / {self._total:,} images"
         share = f"{images / max(self._total, 1):4.0%}"
         if self._live is None:
-            print("  ".join([f"  {place}", share.strip(), *facts, f"ETA {eta}"]), flush=True)
+            print("  ".join([f"  {place}", share.strip(), *shown, f"ETA {eta}"]), flush=True)
             return
         due = now >= self._next_frame  # a frame that is not drawn now is drawn by the next one, or by the end
-        self._live.update(self._frame(images, f"{share}  ETA {eta}", "  ".join([place, *facts])), refresh=due)
+        self._live.update(self._frame(images, f"{share}  ETA {eta}", "  ".join([place, *shown])), refresh=due)
         if due:
             self._next_frame = now + _FRAME_SECONDS
 
     def line(self, text: str) -> None:
-        """Prints a line, above the bar where there is one."""
+        """Print a line, above the bar where there is one."""
         if self._enabled:
             print(text, flush=True)
 
     def _seconds_left(self, images: int, now: float, rate: float) -> float:
-        """By the pace since the first update, which counts evaluations and saves; until there is one, by the rate."""
+        """Estimate by the pace since the first update, with evaluations and saves; before that, by the rate."""
         assert self._first is not None
         first_images, first_clock = self._first
         if images > first_images:
@@ -92,7 +92,7 @@ class Display:
 
     def _start_bar(self, console: Console) -> None:
         # No thread redraws it: that would take time from the loop.
-        # Prints are sent above it here and not by rich, which knows nothing of the copy that is kept.
+        # Prints are sent above it here and not by rich, which does not know about the copy to the log.
         self._live = Live(
             self._frame(self._images, "", ""),
             console=console,
@@ -105,14 +105,14 @@ class Display:
             self._print_above(name, console)
 
     def _print_above(self, name: str, console: Console) -> None:
-        """Sends what is printed to a stream above the bar, if it would have come out on the terminal."""
+        """Send what is printed to a stream above the bar, if the stream is a terminal."""
         stream = getattr(sys, name)
         if not stream.isatty():
             return
         owner, attribute = (stream, "shown") if isinstance(stream, Tee) else (sys, name)
         proxy = FileProxy(console, beneath(stream))
         self._ending.callback(setattr, owner, attribute, beneath(stream))
-        self._ending.callback(proxy.flush)  # a last line without an end
+        self._ending.callback(proxy.flush)  # a last line without a newline
         setattr(owner, attribute, cast(TextIO, proxy))
 
     def _frame(self, images: int, right: str, below: str) -> Group:
@@ -132,11 +132,11 @@ def _is_terminal(stream: TextIO) -> bool:
 def _losses(values: Mapping[str, float]) -> list[str]:
     names = [name for name in values if name.partition("/")[0] not in _OTHER_GROUPS]
     names = [name for name in names if name.rpartition("/")[2] not in ("images_per_second", "data_wait")]
-    return [f"{name} {values[name]:.4g}" for name in names[:_MOST_VALUES]]
+    return [f"{name} {values[name]:.4g}" for name in names[:_MAX_VALUES]]
 
 
 def _duration(seconds: float) -> str:
-    """Hours, minutes and seconds, the way a person reads them."""
+    """Return hours, minutes and seconds as text."""
     if seconds > 1e8:  # years: the pace is not known yet
         return "?"
     minutes, seconds = divmod(round(seconds), 60)

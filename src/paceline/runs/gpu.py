@@ -1,4 +1,4 @@
-"""What the GPU says about itself: load, memory, power, temperature and energy, from NVML and torch."""
+"""Readings of a GPU: load, memory, power, temperature and energy, from NVML and torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SECONDS_BETWEEN_READINGS = 2.0  # NVML takes milliseconds, and its own averages
 
 
 class GpuReadings:
-    """Reads one GPU, named by torch's index; None, or a machine without NVML, gives no readings."""
+    """Reads one GPU, by torch's index; there are no readings for None or without NVML."""
 
     def __init__(self, device_index: int | None) -> None:
         self._device_index = device_index if torch.cuda.is_available() else None
@@ -21,7 +21,7 @@ class GpuReadings:
         self._next_at = 0.0
 
     def read(self) -> dict[str, float]:
-        """The readings of this moment by name, or none so soon after the last; energy is since the driver's start."""
+        """Return the readings by name, or none shortly after the last; energy is since the driver's start."""
         if self._device_index is None or time.monotonic() < self._next_at:
             return {}
         self._next_at = time.monotonic() + _SECONDS_BETWEEN_READINGS
@@ -41,7 +41,7 @@ def _nvml_readings(device_index: int) -> dict[str, Callable[[], float]]:
 
         pynvml.nvmlInit()
         gpu = _nvml_handle(pynvml, device_index)
-    except Exception:  # no package, no driver, or a GPU that NVML does not show: training goes on without
+    except Exception:  # no package, no driver, or a GPU that NVML does not list
         return {}
     return {
         "gpu/utilisation": lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
@@ -53,7 +53,7 @@ def _nvml_readings(device_index: int) -> dict[str, Callable[[], float]]:
 
 
 def _nvml_handle(pynvml: Any, device_index: int) -> Any:
-    """NVML's handle of torch's GPU: the two count differently once CUDA_VISIBLE_DEVICES is set."""
+    """Return NVML's handle of torch's GPU: the two count differently if CUDA_VISIBLE_DEVICES is set."""
     properties: Any = torch.cuda.get_device_properties(device_index)
     try:
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")

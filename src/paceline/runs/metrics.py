@@ -1,8 +1,8 @@
-"""The run's numbers and pictures: metrics.jsonl, the same as TensorBoard events, and samples as PNG.
+"""A run's metrics.jsonl and its sample images as PNG files.
 
-A line of metrics.jsonl is `{"images": …, "seconds": …, "time": …, "group/name": …}`: the images seen, the
-seconds trained over all resumes, the Unix time, and the values. JSON has no NaN and no infinity: a value
-that is not finite is written as null (TensorBoard's events keep it as it was).
+A line of metrics.jsonl is `{"images": …, "seconds": …, "time": …, "group/name": …}`: the images seen, the seconds of
+training over all resumes, the Unix time, and the values. JSON has no NaN and no infinity: a value that is not finite
+is written as null. The run's loggers get the same values, as they are.
 """
 
 from __future__ import annotations
@@ -14,33 +14,40 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 from PIL import Image
 
+from paceline.core.files import open_append, remove_leftovers, replacing, write_file
+from paceline.core.types import Json, JsonObject
+from paceline.runs.logger import LoggerGroup, Pixels
+
 METRICS = "metrics.jsonl"
 SAMPLES = "samples"
-TENSORBOARD = "tensorboard"
-_OWN_NAMES = {"images", "seconds", "time"}
-_PARTIAL = ".partial"  # ends the name of a file that is still being written
 SAMPLE_NAME = re.compile(r"(.+)-(\d{12})\.png")
+_OWN_NAMES = {"images", "seconds", "time"}
+
+MetricsLine: TypeAlias = dict[str, float | None]  # "images" is always an int; None is a value that was not finite
 
 
 class MetricsWriter:
-    """Writes a run's metrics and sample pictures; only rank 0 makes one."""
+    """Writes a run's metrics and sample images, and passes them to its loggers; only rank 0 makes one."""
 
-    def __init__(self, folder: Path, images: int = 0) -> None:
-        """Cuts what the folder holds back to `images` seen, and appends from there; 0 starts afresh."""
+    def __init__(self, folder: Path, images: int = 0, loggers: str = "") -> None:
+        """Cut what the folder holds back to `images` seen, to append from there; 0 starts from scratch.
+
+        `loggers` is the setting of that name.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         kept = _cut_metrics(folder / METRICS, images)
         _cut_samples(folder / SAMPLES, images)
         self._samples = folder / SAMPLES
-        # Unbuffered, so that a line is one write: who reads along never sees half of it, and a kill loses none.
-        self._file = (folder / METRICS).open("ab", buffering=0)
+        # Unbuffered, so that a line is one write: a reader never sees half of it, and a kill loses none.
+        self._file = os.fdopen(open_append(folder / METRICS), "ab", buffering=0)
         self._seconds_before = float(kept[-1].get("seconds") or 0.0) if kept else 0.0
         self._started = time.perf_counter()
-        self._events = _event_writer(folder / TENSORBOARD, images)
+        self._loggers = LoggerGroup(loggers, folder, images)
 
     @property
     def seconds(self) -> float:
@@ -48,52 +55,51 @@ class MetricsWriter:
         return self._seconds_before + time.perf_counter() - self._started
 
     def write(self, images: int, values: Mapping[str, float]) -> None:
-        """Adds one line of values at this number of images seen."""
+        """Add one line of values at this number of images seen."""
         assert not _OWN_NAMES & values.keys(), f"{_OWN_NAMES & values.keys()} are the line's own"
         numbers = {name: float(value) for name, value in values.items()}
-        line: dict[str, float | None] = {
+        line: MetricsLine = {
             "images": images,
             "seconds": round(self.seconds, 3),
             "time": round(time.time(), 3),
             **{name: number if math.isfinite(number) else None for name, number in numbers.items()},
         }
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        for name, number in numbers.items():
-            self._events.add_scalar(name, number, images)
+        self._loggers.write(images, numbers)
 
-    def picture(self, name: str, images: int, picture: np.ndarray) -> None:
-        """Adds a sample picture, uint8 [height, width, channels], as samples/NAME-IMAGES.png."""
-        assert picture.dtype == np.uint8 and picture.ndim == 3, f"{picture.dtype} {picture.shape}"
+    def image(self, name: str, images: int, pixels: Pixels) -> None:
+        """Add a sample image, uint8 [height, width, channels], as samples/NAME-IMAGES.png."""
+        assert pixels.dtype == np.uint8 and pixels.ndim == 3, f"{pixels.dtype} {pixels.shape}"
         assert "/" not in name, name
         self._samples.mkdir(exist_ok=True)
-        path = self._samples / f"{name}-{images:012}.png"
-        beside = path.with_name(path.name + _PARTIAL)
-        Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture).save(beside, format="png")
-        beside.replace(path)
-        self._events.add_image(f"{SAMPLES}/{name}", picture, images, dataformats="HWC")
+        with replacing(self._samples / f"{name}-{images:012}.png", durable=False) as beside:
+            Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(beside, format="png")
+        self._loggers.image(name, images, pixels)
 
     def flush(self) -> None:
-        """Puts all that was written on the disk; a checkpoint that follows then never outruns its metrics."""
+        """Put all that was written on the disk, so that no checkpoint is newer than its metrics."""
         os.fsync(self._file.fileno())
-        self._events.flush()
+        self._loggers.flush()
 
     def close(self) -> None:
-        """Ends the files."""
+        """Close the file and the loggers."""
         self._file.close()
-        self._events.close()
+        self._loggers.close()
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, broken ones left out; None stands for a value that was not finite."""
+def read_metrics(folder: Path) -> list[MetricsLine]:
+    """Return the lines of a run's metrics without broken ones."""
     try:
         content = (folder / METRICS).read_bytes()
     except FileNotFoundError:
         return []
-    return [row for line in content.splitlines() if (row := parse_line(line)) is not None]
+    rows = [row for line in content.splitlines() if (row := parse_line(line)) is not None]
+    numbers = [{name: value for name, value in row.items() if _is_number(value)} for row in rows]
+    return [line for line, row in zip(numbers, rows, strict=True) if len(line) == len(row)]
 
 
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    """One line's names and values, or None where it is broken."""
+def parse_line(line: bytes) -> JsonObject | None:
+    """Return one line's values by name, None where it is broken; a line from elsewhere may hold more than numbers."""
     try:
         row = json.loads(line, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
@@ -101,46 +107,30 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and type(row.get("images")) is int else None
 
 
+def _is_number(value: Json) -> TypeGuard[float | None]:
+    return value is None or type(value) in (int, float)
+
+
 def refuse_constant(constant: str) -> None:
-    """For `json`: NaN and infinity are no JSON."""
+    """Raise ValueError for NaN and infinity, which are not JSON; for `json.loads`."""
     raise ValueError(f"{constant} is not JSON")
 
 
-def _cut_metrics(path: Path, images: int) -> list[dict[str, Any]]:
-    """Drops broken lines and those past `images` from the file, and gives those that stay."""
+def _cut_metrics(path: Path, images: int) -> list[MetricsLine]:
+    """Drop broken lines and those past `images` from the file; return those that stay."""
     if not path.exists():
         return []
     # Before the first checkpoint nothing was seen: a line at 0 images will be written again.
-    kept = [row for row in read_metrics(path.parent) if row["images"] <= images and images > 0]
+    kept = [row for row in read_metrics(path.parent) if images > 0 and (row["images"] or 0) <= images]
     content = b"".join(json.dumps(row).encode() + b"\n" for row in kept)
     if content != path.read_bytes():
-        _replace(path, content)
+        write_file(path, content)
     return kept
 
 
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(path.name + _PARTIAL)
-    with open(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name too must outlive a power cut
-    finally:
-        os.close(folder)
-
-
 def _cut_samples(folder: Path, images: int) -> None:
+    remove_leftovers(folder)
     for path in folder.glob("*"):
         sample = SAMPLE_NAME.fullmatch(path.name)
-        if path.name.endswith(_PARTIAL) or (sample and (int(sample[2]) > images or images == 0)):
+        if sample and (int(sample[2]) > images or images == 0):
             path.unlink()
-
-
-def _event_writer(folder: Path, images: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter  # takes a second to import, and only rank 0 needs it
-
-    # The purge hides the events at its step and after it from TensorBoard. The long queue keeps `write` from waiting.
-    return SummaryWriter(str(folder), purge_step=images + 1 if images else 0, max_queue=1000, flush_secs=30)

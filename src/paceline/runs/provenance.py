@@ -1,4 +1,4 @@
-"""With what a run was made: versions, hardware, commit and time, as kept in its config.toml."""
+"""The versions, hardware, commit and time that a run's config.toml keeps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 
 
 def versions_and_hardware() -> dict[str, str]:
-    """Names and values for a report's reader; what this machine does not have is left out."""
-    facts = {package: _version(package) for package in ("paceline", "torch", "torchvision", "lightning")}
-    facts |= {
+    """Return versions and hardware by name; what this machine does not have is left out."""
+    found = {package: _version(package) for package in ("paceline", "torch", "torchvision", "lightning")}
+    found |= {
         "python": platform.python_version(),
         "cpu": _cpu_model(),
         "cores": str(_num_cores()),
@@ -25,7 +25,7 @@ def versions_and_hardware() -> dict[str, str]:
         "git_commit": _git_commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return {name: value for name, value in facts.items() if value}
+    return {name: value for name, value in found.items() if value}
 
 
 def _version(package: str) -> str:
@@ -45,12 +45,12 @@ def _cpu_model() -> str:
 
 
 def _num_cores() -> int:
-    """The cores that this process may use, which can be fewer than the machine has."""
+    """Return how many cores this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_gpus() -> dict[str, str]:
-    """The machine's GPUs, asked of NVML, since asking torch would claim memory on every one of them."""
+    """Return the machine's GPUs by NVML, since torch would allocate memory on each of them."""
     try:
         import pynvml
 
@@ -69,7 +69,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _git_commit() -> str:
-    """The commit of the current folder, and whether files differ from it."""
+    """Return the commit of the current folder, and whether files differ from it."""
     commit = _git("rev-parse", "HEAD")
     return f"{commit} with changes" if commit and _git("status", "--porcelain", "--untracked-files=no") else commit
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from paceline.config.resolve import Config
@@ -11,8 +13,8 @@ from paceline.data.crop import cropped
 from paceline.data.source import Source
 
 
-def make_recipe(config: Config, sources: dict[str, Source]) -> Recipe:
-    """The recipe with its initial weights, which follow from the seed alone."""
+def make_recipe(config: Config, sources: Mapping[str, Source]) -> Recipe:
+    """Return the recipe with its initial weights, which depend on the seed alone."""
     torch.manual_seed(config.run.seed)
     spec = sources.get("train", next(iter(sources.values()))).spec
     recipe = config.recipe_class(config.recipe, cropped(spec, config.run.crop))
@@ -26,19 +28,19 @@ def make_recipe(config: Config, sources: dict[str, Source]) -> Recipe:
 
 
 def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> None:
-    """Refuses a source of which the recipe can make nothing, before hours of training."""
+    """Raise UserError for a source that the recipe cannot train on, before hours of training."""
     fields = source.read(0).keys() if recipe.needs or recipe.refuses else set()
     missing = sorted(set(recipe.needs) - fields)
     if missing:
         usual = f", e.g. --data {recipe.defaults['data']}" if "data" in recipe.defaults else ""
         raise UserError(f"--data {config.run.data}: its samples have no {missing[0]!r}; use another source{usual}")
-    passed_over = sorted(recipe.refuses.keys() & fields)
-    if passed_over:
+    ignored = sorted(recipe.refuses.keys() & fields)
+    if ignored:
         raise UserError(
-            f"--data {config.run.data}: its samples have a {passed_over[0]!r}, which {config.recipe_name} would not "
-            f"learn from; such data is for: paceline train {recipe.refuses[passed_over[0]]}"
+            f"--data {config.run.data}: its samples have a {ignored[0]!r}, which {config.recipe_name} would not "
+            f"learn from; such data is for: paceline train {recipe.refuses[ignored[0]]}"
         )
     if recipe.output_scale > 1 and source.spec.scale not in (0, recipe.output_scale):
         raise UserError(
-            f"scale={recipe.output_scale}: the files of small pictures for {split} are smaller by {source.spec.scale}"
+            f"scale={recipe.output_scale}: the low-resolution images for {split} are smaller by {source.spec.scale}"
         )

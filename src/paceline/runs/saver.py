@@ -1,4 +1,4 @@
-"""Checkpoints are written beside the training: the loop only copies its state, a thread does the rest."""
+"""Checkpoints are written by a thread: the loop only copies its state."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable
 from time import perf_counter
 from types import TracebackType
 
-from paceline.runs.checkpoint import Checkpoints, Snapshot
+from paceline.runs.checkpoint import Checkpoints
+from paceline.runs.snapshot import Snapshot
 
-LAST_SECONDS = 2.0  # that a save has left where a person wants the end at once
+LAST_SECONDS = 2.0  # that a save may take after a second Ctrl-C
 
 
 class Saver:
-    """Writes one checkpoint at a time; what goes wrong there is raised at the next call from the loop.
+    """Writes one checkpoint at a time; an error in its thread is raised at the next call from the loop.
 
     Its `with` block ends when nothing is being written any more, also after an error.
     """
@@ -21,7 +22,7 @@ class Saver:
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
         self.num_saves = 0
-        self.seconds = 0.0  # that writing took, beside the loop
+        self.seconds = 0.0  # that the thread took
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -34,7 +35,7 @@ class Saver:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begins to write a snapshot that nobody changes any more; `before` and `after` are called in the thread."""
+        """Start to write a snapshot that nobody changes any more; `before` and `after` are called in the thread."""
         self.wait()
 
         def write() -> None:
@@ -53,13 +54,13 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is written, or raises why it could not be."""
+        """Return when the last checkpoint is written; raise the error where it could not be."""
         if self._thread:
             self._thread.join()
         self.check()
 
     def check(self) -> None:
-        """Raises what went wrong so far; costs nothing, so that it can be asked at every step."""
+        """Raise the error that the thread met, if any; costs nothing, so the loop calls it at every step."""
         if self._error:
             error, self._error = self._error, None
             raise error
@@ -72,5 +73,5 @@ class Saver:
     ) -> None:
         if kind is None:
             self.wait()
-        elif self._thread:  # the first error is the one to tell
+        elif self._thread:  # the first error is the one to report
             self._thread.join(LAST_SECONDS if issubclass(kind, KeyboardInterrupt) else None)

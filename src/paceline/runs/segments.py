@@ -1,72 +1,95 @@
-"""The way in which a run goes: on which devices, by which strategy, fed by what. A resumed run may go on in another."""
+"""Segments of a run: parts with the same devices, strategy, loader and machine. A resumed run may start another."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 
-EARLIER = "earlier"  # in made_with: the ways in which a run went before, each with the images where it ended
+from paceline.core.types import SettingValue, SettingValues
+
+HARDWARE = ("cpu", "cores", "gpus", "torch")  # and torch: what determines a run's speed besides its settings
 UNTIL = "until_images"
-HARDWARE = ("cpu", "cores", "gpus", "torch")  # and torch: what else than its settings makes a run's speed
-DP_NEEDS_GPUS = "DataParallel needs GPUs; on a CPU it is the same as single"
-Way = dict[str, str]
 
 
-def accelerator_of(settings: Mapping[str, Any], made_with: Mapping[str, Any]) -> str:
-    """Where a run computed; of one that does not tell, what "auto" is sure to have meant on its machine."""
-    asked = str(settings.get("accelerator", "auto"))
-    if asked == "auto":
-        return str(made_with.get("accelerator") or ("cuda" if {"gpus", "cuda"} <= made_with.keys() else "cpu"))
-    return asked
+@dataclass(frozen=True)
+class Choices:
+    """What `auto` came to when a run was started."""
+
+    strategy: str
+    devices: int
+    accelerator: str
+    loader: str
 
 
-def strategy_of(settings: Mapping[str, Any], accelerator: str) -> tuple[str, int]:
-    """The strategy that settings came to, and its devices."""
-    strategy, devices = str(settings.get("strategy", "auto")), int(settings.get("devices", 1))
-    if strategy == "dp" and accelerator == "cpu":
-        return "single", 1
-    return ("ddp" if devices > 1 else "single") if strategy == "auto" else strategy, devices
+@dataclass(frozen=True)
+class Segment:
+    """One part of a run; None is what does not apply to it, or what its machine does not have."""
+
+    strategy: str
+    devices: int
+    accelerator: str
+    loader: str
+    gpu_ids: str
+    workers: int
+    graph: str | None = None
+    deterministic: bool | None = None
+    cpu: str | None = None
+    cores: str | None = None
+    gpus: str | None = None
+    torch: str | None = None
+    until_images: int = 0  # the images at which it ended; 0 for the last one
+
+    def to_table(self) -> dict[str, SettingValue]:
+        """Return the segment as a table of TOML, which has no None."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, object]) -> Segment:
+        """Return the segment in a table; raise TypeError or ValueError where it holds something else."""
+        known = {f.name for f in fields(cls)}
+        segment = cls(**{name: value for name, value in table.items() if name in known})  # type: ignore[arg-type]
+        if type(segment.until_images) is not int:
+            raise TypeError(UNTIL)
+        return segment
 
 
-def way_of(settings: Mapping[str, Any], made_with: Mapping[str, Any]) -> Way:
-    """How a run goes, by names that a person knows; what it does not tell is left out."""
-    accelerator = accelerator_of(settings, made_with)
-    strategy, devices = strategy_of(settings, accelerator)
-    way: dict[str, Any] = {"strategy": strategy, "devices": devices, "accelerator": accelerator}
-    way |= {"gpu_ids": settings.get("gpus"), "loader": made_with.get("loader")}
-    if way["loader"] == "workers":
-        way["workers"] = settings.get("workers")
-    if accelerator == "cuda":
-        way |= {name: settings.get(name) for name in ("graph", "deterministic")}
-    way |= {name: made_with.get(name) for name in HARDWARE}
-    return {name: str(value) for name, value in way.items() if value is not None}
+def segment_of(settings: SettingValues, choices: Choices, hardware: Mapping[str, str]) -> Segment:
+    """Return the segment that a run is in, from its settings, what `auto` came to, and its machine."""
+    on_gpus = choices.accelerator == "cuda"
+    return Segment(
+        strategy=choices.strategy,
+        devices=choices.devices,
+        accelerator=choices.accelerator,
+        loader=choices.loader,
+        gpu_ids=str(settings.get("gpus", "")),
+        workers=int(str(settings.get("workers", 0))),
+        graph=str(settings.get("graph", "")) if on_gpus else None,
+        deterministic=bool(settings.get("deterministic", False)) if on_gpus else None,
+        cpu=hardware.get("cpu"),
+        cores=hardware.get("cores"),
+        gpus=hardware.get("gpus"),
+        torch=hardware.get("torch"),
+    )
 
 
-def earlier_ways(kept: Mapping[str, Any], made_with: Mapping[str, Any], images: int, now: Way) -> list[dict[str, Any]]:
-    """The ways before this one, of a run that goes on from so many images, in which it went for a while.
+def earlier_segments(before: Iterable[Segment], images: int, now: Segment) -> tuple[Segment, ...]:
+    """Return the segments before `now` that led to the checkpoint at `images`, from which the run resumes.
 
-    `kept` are its settings as they are in its folder, and `made_with` what is kept beside them.
+    `before` are all earlier segments in order; the last one ends at `images`, wherever it stopped.
     """
-    gone = [*ways_before(made_with), {UNTIL: images, **way_of(kept, made_with)}]
-    found: list[dict[str, Any]] = []
-    for one in gone:
-        until = min(one[UNTIL], images)
-        if until <= (found[-1][UNTIL] if found else 0):
-            continue  # it was stopped before its first checkpoint
+    found: list[Segment] = []
+    for one in before:
+        until = min(one.until_images or images, images)
+        if until <= (found[-1].until_images if found else 0):
+            continue  # it stopped before its first checkpoint
         if found and not changes(found[-1], one):
             found.pop()
-        found.append({**one, UNTIL: until})
-    return found[:-1] if found and not changes(found[-1], now) else found
+        found.append(dataclasses.replace(one, until_images=until))
+    return tuple(found[:-1] if found and not changes(found[-1], now) else found)
 
 
-def ways_before(made_with: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those that are kept with a run, in their order."""
-    kept = made_with.get(EARLIER)
-    ways = [one for one in kept if isinstance(one, dict)] if isinstance(kept, list) else []
-    return [one for one in ways if type(one.get(UNTIL)) is int]
-
-
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What is otherwise in another way, as `name was → is`, of what both tell."""
-    names = [name for name in before if name in after and name != UNTIL]
-    return [f"{name} {before[name]} → {after[name]}" for name in names if before[name] != after[name]]
+def changes(before: Segment, after: Segment) -> list[str]:
+    """Return what differs between two segments, as `name was → is`, where it applies to both."""
+    pairs = [(f.name, getattr(before, f.name), getattr(after, f.name)) for f in fields(Segment) if f.name != UNTIL]
+    return [f"{name} {was} → {now}" for name, was, now in pairs if None not in (was, now) and was != now]

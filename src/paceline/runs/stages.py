@@ -1,4 +1,4 @@
-"""A recipe's stages: one setting that means several runs in a row, each starting from the one before."""
+"""A recipe's stages: one setting that means several runs, each starting from the weights of the previous one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from paceline.runs.metrics import read_metrics
 
 
 def stages_of(config: Config, world: World | None = None) -> list[Config]:
-    """The runs that a config means: itself, or one in RUN/STAGE for each stage, those that are over left out.
+    """Return the runs that a config means: itself, or RUN/STAGE for each stage that is not over.
 
-    A stage is over when the next one has begun: that one started from its best weights. Where hosts have disks of their
-    own, it has begun for all when it has for one: the others were replaced, or lost before they wrote anything.
+    A stage is over when the next one has started, from its best weights. Where hosts have disks of their own, a stage
+    has started for all once it has for one: the others were replaced, or lost before they wrote anything.
     """
     names = config.recipe_class.stages.get(getattr(config.recipe, "stage", ""), ())
     if not names:
@@ -38,30 +38,32 @@ def stages_of(config: Config, world: World | None = None) -> list[Config]:
         )
         for name, folder, start in zip(names, folders, starts, strict=False)
     ]
-    begun = max((number for number, folder in enumerate(folders) if RunFolder(folder).config_file.exists()), default=0)
+    started = max(
+        (number for number, folder in enumerate(folders) if RunFolder(folder).config_file.exists()), default=0
+    )
     if world:
-        begun = int(world.gather(torch.tensor([begun], device=world.device)).max())
-    return stages[begun:]
+        started = int(world.gather(torch.tensor([started], device=world.device)).max())
+    return stages[started:]
 
 
 def last_finished(path: str) -> str:
-    """The run that a folder of stages means: the last of them that came to its end; any other path is itself."""
+    """Return the last finished stage in a folder of stages; any other path as it is."""
     place = Path(path).expanduser()
     runs = stages_in(place)
     if RunFolder(place).config_file.exists() or not runs:
         return path
     stages = config_of(str(runs[0]), own_source=False).recipe_class.stages
-    begun = [place / name for names in stages.values() for name in names if place / name in runs]
-    for number, folder in reversed(list(enumerate(begun))):
-        if _came_to_its_end(folder):
-            for later in begun[number + 1 :]:
+    started = [place / name for names in stages.values() for name in names if place / name in runs]
+    for number, folder in reversed(list(enumerate(started))):
+        if _has_ever_finished(folder):
+            for later in started[number + 1 :]:
                 print(f"{later} is not finished: using {folder}", file=sys.stderr)
             return str(folder)
     return path
 
 
-def _came_to_its_end(run: Path) -> bool:
-    """Whether it is finished, or was before it went on: what was judged in the end stays among its metrics."""
+def _has_ever_finished(run: Path) -> bool:
+    """Return whether a run has finished, or had before it was resumed: its final evaluation stays in its metrics."""
     return RunFolder(run).has_finished or any("test/of_images" in line for line in read_metrics(run))
 
 

@@ -1,42 +1,63 @@
 """Tensors to files and back: safetensors, never pickle.
 
-safetensors takes contiguous tensors that share no memory. So tensors are written contiguous, with their
-memory format beside them, and aliased ones once, with a table of their other names.
+safetensors stores contiguous tensors that share no memory. So tensors are written contiguous, with their memory format
+beside them, and aliased tensors once, with a table of their other names.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
+CHANNELS_LAST = "channels_last"
+Memory = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
-def pack(tensors: dict[str, Tensor]) -> tuple[bytes, dict[str, Any]]:
-    """The bytes of a safetensors file, and the notes that `unpack` needs."""
-    aliases: dict[str, str] = {}
-    formats: dict[str, str] = {}
+
+@dataclass(frozen=True)
+class TensorNotes:
+    """What a safetensors file does not say of its tensors, by name."""
+
+    aliases: dict[str, str] = field(default_factory=dict)  # other names of a tensor, with the one in the file
+    formats: dict[str, str] = field(default_factory=dict)  # memory formats other than contiguous
+
+
+def pack(tensors: Mapping[str, Tensor]) -> tuple[bytes, TensorNotes]:
+    """Return the bytes of a safetensors file, and the notes that `unpack` needs."""
+    notes = TensorNotes()
     kept: dict[str, Tensor] = {}
-    seen: dict[tuple, str] = {}
+    seen: dict[Memory, str] = {}
     for name, tensor in tensors.items():
         key = _memory_of(tensor)
         if tensor.numel() and key in seen:
-            aliases[name] = seen[key]
+            notes.aliases[name] = seen[key]
             continue
         seen[key] = name
         if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
-            formats[name] = "channels_last"
+            notes.formats[name] = CHANNELS_LAST
         kept[name] = tensor.detach().cpu().contiguous()
-    return safetensors.torch.save(kept), {"aliases": aliases, "formats": formats}
+    return safetensors.torch.save(kept), notes
 
 
-def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU that nobody else changes; what was aliased is aliased again. Waits for GPUs once."""
-    copies: dict[tuple, Tensor] = {}
+def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
+    """Return the tensors in the bytes of a file, on the CPU, under all their names."""
+    tensors: dict[str, Tensor] = safetensors.torch.load(content)
+    for name in notes.formats:
+        tensors[name] = tensors[name].to(memory_format=torch.channels_last)
+    for alias, name in notes.aliases.items():
+        tensors[alias] = tensors[name]
+    return tensors
+
+
+def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies on the CPU, aliased where the tensors are; waits for GPUs once."""
+    copies: dict[tuple[Memory, str], Tensor] = {}
     named = {}
     for name, tensor in tensors.items():
-        key = (*_memory_of(tensor), name if not tensor.numel() else "")
+        key = (_memory_of(tensor), name if not tensor.numel() else "")
         if key not in copies:
             # Page-locked memory, which torch keeps for the next time: the copies of many tensors need not wait.
             copy = torch.empty_like(tensor.detach(), device="cpu", pin_memory=tensor.is_cuda)
@@ -47,15 +68,5 @@ def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return named
 
 
-def _memory_of(tensor: Tensor) -> tuple:
+def _memory_of(tensor: Tensor) -> Memory:
     return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-
-
-def unpack(content: bytes, notes: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors in the bytes of a file, on the CPU, under all their names."""
-    tensors = safetensors.torch.load(content)
-    for name in notes.get("formats", {}):
-        tensors[name] = tensors[name].to(memory_format=torch.channels_last)
-    for alias, name in notes.get("aliases", {}).items():
-        tensors[alias] = tensors[name]
-    return tensors

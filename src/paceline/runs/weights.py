@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from paceline.contracts.recipe import Recipe
@@ -10,8 +12,8 @@ from paceline.core.errors import UserError
 EMA = "ema/"
 
 
-def load_weights(recipe: Recipe, weights: dict[str, Tensor], *, ema: bool = False) -> None:
-    """Puts weights into a recipe; with `averaged`, their moving averages where there are any."""
+def load_weights(recipe: Recipe, weights: Mapping[str, Tensor], *, ema: bool = False) -> None:
+    """Load weights into a recipe; with `ema`, their EMAs where there are any."""
     plain = evaluated_values(weights) if ema else _without_ema(weights)
     own = recipe.state_dict()
     differing = sorted(plain.keys() ^ own.keys())
@@ -23,11 +25,11 @@ def load_weights(recipe: Recipe, weights: dict[str, Tensor], *, ema: bool = Fals
     recipe.load_state_dict(plain)
 
 
-def evaluated_values(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A snapshot's weights by their names in the recipe: moving averages where there are any."""
-    averages = {name.removeprefix(EMA): value for name, value in weights.items() if name.startswith(EMA)}
-    return _without_ema(weights) | averages
+def evaluated_values(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a snapshot's weights by their names in the recipe: EMAs where there are any."""
+    emas = {name.removeprefix(EMA): value for name, value in weights.items() if name.startswith(EMA)}
+    return _without_ema(weights) | emas
 
 
-def _without_ema(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _without_ema(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in weights.items() if not name.startswith(EMA)}

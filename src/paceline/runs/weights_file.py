@@ -1,4 +1,4 @@
-"""Weights in one file that is enough by itself: its metadata names the recipe, the settings and the facts."""
+"""A weights file that needs nothing else: its metadata has the recipe, its settings and the data spec."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import safetensors.torch
 from torch import Tensor
 
 from paceline.config.resolve import Config
+from paceline.config.run_format import RUN_FORMAT, check_format
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.core.files import new_file
+from paceline.core.types import SettingValue
 from paceline.runs.config import resolve_config
 from paceline.runs.data_spec_file import from_json, to_json
 
 SUFFIX = ".safetensors"
-RECIPE, SETTINGS, PROTOCOL, DATA_SPEC = (
-    "paceline.contracts.recipe",
-    "paceline.config.settings",
-    "paceline.protocol",
-    "paceline.data_spec",
-)
+FORMAT = "paceline.format"
+RECIPE, SETTINGS = "paceline.recipe", "paceline.settings"
+PROTOCOL, DATA_SPEC = "paceline.protocol", "paceline.data_spec"
+UNREADABLE = (OSError, safetensors.SafetensorError)
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """What a file holds."""
+    """The content of a weights file."""
 
     config: Config
     spec: DataSpec
@@ -35,38 +36,44 @@ class WeightsFile:
 
 
 def write_weights(path: Path, config: Config, spec: DataSpec, weights: dict[str, Tensor]) -> None:
-    """Writes weights and all that is needed to use them."""
+    """Write weights and all that is needed to use them."""
     metadata = {
         "format": "pt",
+        FORMAT: str(RUN_FORMAT),
         RECIPE: config.recipe_name,
         SETTINGS: json.dumps(asdict(config.recipe)),
         PROTOCOL: config.run.protocol,
         DATA_SPEC: to_json(spec),
     }
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-    beside = path.with_name(f"{path.name}.writing")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as beside:
         beside.write_bytes(safetensors.torch.save(plain, metadata))
-        beside.rename(path)
-    except OSError as error:
-        raise UserError(f"--out {path}: {error.strerror}") from None
 
 
 def read_weights(path: Path) -> WeightsFile:
-    """Reads such a file; runs no code of it."""
+    """Return the content of a weights file; it runs no code. Raise UserError where it is not one."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-        weights = safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
+        weights, metadata = read_tensors(path)
+    except UNREADABLE as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     if RECIPE not in metadata:
-        raise UserError(f"{path}: does not say which recipe it is of; name a run's folder, or `paceline import` it")
-    name = metadata[RECIPE]
+        raise UserError(f"{path}: does not name its recipe; use a run's folder, or `paceline import` it")
+    check_weights_format(metadata, str(path))
     try:
-        settings = {**json.loads(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
+        settings: dict[str, SettingValue] = {**json.loads(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
         spec = from_json(metadata[DATA_SPEC])
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path}: its metadata cannot be read ({type(error).__name__}: {error})") from None
-    return WeightsFile(resolve_config(name, [(str(path), settings)]), spec, weights)
+    return WeightsFile(resolve_config(metadata[RECIPE], [(str(path), settings)]), spec, weights)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of any safetensors file; raise OSError or SafetensorError."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata: dict[str, str] = file.metadata() or {}
+    return safetensors.torch.load_file(path), metadata
+
+
+def check_weights_format(metadata: dict[str, str], where: str) -> None:
+    """Raise UserError for a weights file that another version wrote."""
+    check_format(metadata.get(FORMAT), where, remedy="import it again")

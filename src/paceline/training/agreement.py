@@ -14,10 +14,12 @@ from typing import TypeVar
 import torch
 
 from paceline.core.errors import UserError
+from paceline.core.files import write_file
 from paceline.parallel.world import World
-from paceline.runs.checkpoint import Damaged, Snapshot, load
+from paceline.runs.checkpoint import Damaged, load
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS
+from paceline.runs.snapshot import Snapshot
 
 Held = TypeVar("Held")
 
@@ -88,20 +90,19 @@ def from_holder(world: World, own: Held | None, images: int) -> tuple[Held | Non
 
 def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) -> None:
     """Gives the hosts that were away the checkpoint, the best one before it, and metrics and record that led to it."""
-    best_images = snapshot.numbers.get("best", {}).get("images", snapshot.images)
+    best_images = snapshot.best_images
     best = checkpoint_at(folder, world, best_images) if best_images < snapshot.images else None
     files = (folder.path / METRICS, folder.config_file)
     held = [file.read_bytes() if file.exists() else b"" for file in files] if world.rank == holder else []
     history = world.share(held, holder)
+    if folder.is_mine and world.rank != holder:  # the record first: no checkpoint is without its settings
+        for file, content in zip(files, history, strict=True):  # type: ignore[call-overload]
+            if content:
+                write_file(file, content)
     if folder.is_mine and best:
         folder.checkpoints.save(best)
     if folder.is_mine and world.rank != holder:
         folder.checkpoints.save(snapshot)
-        for file, content in zip(files, history, strict=True):  # type: ignore[call-overload]
-            if content:
-                beside = file.with_suffix(".writing")
-                beside.write_bytes(content)
-                beside.rename(file)
     world.wait_for_all()
 
 

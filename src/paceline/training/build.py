@@ -18,6 +18,7 @@ from paceline.data.feed import Cut, TrainingFeed
 from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader, choose_loaders
 from paceline.data.open_sources import open_sources
+from paceline.data.pipeline import BatchPipeline
 from paceline.data.source import Source, sizes_of
 from paceline.data.tickets import Stream
 from paceline.data.transforms import Augment
@@ -85,25 +86,23 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
         for split, source in sources.items()
     }
     recipe = make_recipe(config, sources)
-    strategy = strategy_type(config.run, world, precision)
-    strategy.place(recipe)
-
+    strategy = strategy_type(config.run, world, precision, recipe)
     batch_size = split_batch(config.run.batch_size, strategy.num_devices, config.run.accumulate)
     config = config.with_run(batch_size=str(batch_size), precision=precision.name)
+    augment = Augment.from_settings(config.run, cropped(train.spec, config.run.crop))
+    pipeline = BatchPipeline(loaders["train"], augment, precision.weights)
     feed = TrainingFeed(
-        loaders["train"],
+        pipeline,
         Stream(config.run.seed, len(sources["train"])),
         Cut(batch_size, config.run.accumulate, world.rank, world.size),
         repeats=max(phase.repeat for phase in recipe.phases),
-        augment=Augment.from_settings(config.run, cropped(train.spec, config.run.crop)),
         drawer=Drawer(recipe.draws, config.run.seed, world.device, precision.weights),
-        dtype=precision.weights,
     )
     epoch = len(sources["train"])
     wanted = config.run.images or round(config.run.epochs * epoch)
     total = math.ceil(wanted / feed.images_per_step) * feed.images_per_step
     learners = make_learners(config, recipe, precision, epoch=epoch, step=feed.images_per_step, total=total)
-    step = Step(recipe, learners, strategy, feed)
+    step = Step(recipe, learners, strategy, pipeline.finish, batch_size, feed.images_per_step)
     if config.run.compile:
         notes.append(try_compiled(step, next(feed.steps(0, feed.images_per_step))))
     run_step, why = choose_step(step, config.run)

@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.contracts.recipe import Recipe
 from paceline.data.feed import StepData
-from paceline.parallel.strategies.dp import DataParallel
+from paceline.parallel.torch_internals import undo_compile
 from paceline.training.step import Step
 
 
@@ -28,8 +28,8 @@ def compile_networks(recipe: Recipe) -> list[nn.Module]:
 
 def try_compiled(step: Step, data: StepData) -> str:
     """Compiles the networks and tries every phase on one step's data; says what came of it. Nothing is learned."""
-    if isinstance(step.strategy, DataParallel):
-        return "compile: off, since DataParallel copies the networks in every step"
+    if step.strategy.cannot_compile:
+        return f"compile: off, since {step.strategy.cannot_compile}"
     networks = compile_networks(step.recipe)
     if not networks:
         return "compile: off, since every network's gradient is differentiated again (R1)"
@@ -39,7 +39,7 @@ def try_compiled(step: Step, data: StepData) -> str:
         outcome = f"compile: {len(networks)} of {len(step.recipe.single_networks)} networks"
     except Exception as error:  # whatever a compiler may raise: it is never a reason not to train
         for network in networks:
-            network._compiled_call_impl = None
+            undo_compile(network)
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         outcome = f"compile: off, since {type(error).__name__}: {reason}"
     with torch.no_grad():
@@ -48,6 +48,7 @@ def try_compiled(step: Step, data: StepData) -> str:
     return outcome
 
 
-def eager() -> AbstractContextManager:
-    """Inside, compiled networks run as they are written: evaluation has pictures of many sizes."""
-    return torch.compiler.set_stance("force_eager")
+def eager() -> AbstractContextManager[object]:
+    """Run compiled networks as they are written inside: evaluation has images of many sizes."""
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance

@@ -1,4 +1,4 @@
-"""A recipe judged on a split: every sample once, whatever the world size."""
+"""A recipe evaluated on a split: every sample once, whatever the world size."""
 
 from __future__ import annotations
 
@@ -14,37 +14,46 @@ from paceline.core.registry import load_class
 from paceline.data.draws import Drawer
 from paceline.data.feed import drawn_batches, evaluation_batches
 from paceline.data.loader import Loader
+from paceline.data.pipeline import BatchPipeline
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.parallel.precision import Precision
 from paceline.parallel.world import World
 from paceline.runs.finished_run import open_run
+from paceline.runs.folder import RunFolder
+from paceline.training.build import Parts
 from paceline.training.compile import eager
 from paceline.training.learner import Learner
 
 
 class SplitEvaluator:
-    """Judges one recipe on one split, as often as asked."""
+    """Evaluates one recipe on one split, as often as asked."""
 
     def __init__(
         self, recipe: Recipe, loader: Loader, split: str, world: World, precision: Precision, settings: RunSettings
     ) -> None:
+        """Raise UserError for what could not be evaluated later."""
         self.recipe, self.loader, self.split = recipe, loader, split
         self.world, self.precision, self.settings = world, precision, settings
+        self.pipeline = BatchPipeline(loader, None, precision.weights)
         self.drawer = Drawer(recipe.draws, settings.seed, world.device, precision.weights)
         self.count = (recipe.generates and settings.generated_images) or len(loader.source)
+        prepared = self._new_evaluator()
+        self.notes, self.label, self.protocol = prepared.notes, prepared.label, prepared.protocol()
 
-    def prepare(self) -> Evaluator:
-        """A judge that is ready to begin: it has its protocol and notes, and has refused what it cannot judge."""
-        evaluator: Evaluator = load_class("evaluator", self.recipe.evaluator, Evaluator)(
-            self.loader.source.spec, self.world.device, self.settings
-        )
-        evaluator.begin(Case(self.loader.source, self.split, self.count, open_run, self.recipe.output_scale))
-        return evaluator
+    def keep_protocol(self, folder: RunFolder, *, afresh: bool) -> None:
+        """Keep with a run how its numbers on this split are measured; raise UserError if that has changed."""
+        if self.protocol:
+            folder.keep_protocol(self.split, self.label, self.protocol, afresh=afresh)
+
+    def _new_evaluator(self) -> Evaluator:
+        case = Case(self.loader.source, self.split, self.count, open_run, self.recipe.output_scale)
+        evaluator_class = load_class("evaluator", self.recipe.evaluator, Evaluator)
+        return evaluator_class(case, self.loader.source.spec, self.world.device, self.settings)
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
-        """The recipe's metrics on the split; the same on every rank."""
-        evaluator, world = self.prepare(), self.world
+        """Return the recipe's metrics on the split; the same on every rank."""
+        evaluator, world = self._new_evaluator(), self.world
         missing = torch.tensor([float(evaluator.needs_samples)], device=world.device)
         if world.sum(missing).item():  # on any rank: what one host has kept, another may not have
             for batch in self._sample_batches():
@@ -66,14 +75,30 @@ class SplitEvaluator:
         return self._sample_batches()
 
     def _sample_batches(self) -> Iterator[Batch]:
-        return evaluation_batches(self.loader, self.world.rank, self.world.size, self.precision.weights, self.drawer)
+        return evaluation_batches(self.pipeline, self.world.rank, self.world.size, self.drawer)
 
 
 @contextmanager
 def evaluated_weights(recipe: Recipe, learners: dict[str, Learner]) -> Iterator[None]:
-    """Inside, the networks that are judged through their moving average have it in place."""
+    """Inside, the networks that are evaluated through their EMA have it in place."""
     with ExitStack() as stack:
         for name in recipe.ema:
             if name in learners:
                 stack.enter_context(learners[name].ema_weights())
         yield
+
+
+def training_evaluator(parts: Parts) -> SplitEvaluator | None:
+    """Return what evaluates the recipe while it trains; None where it declares no evaluator or lacks the split."""
+    return _evaluator_of(parts, parts.recipe.evaluated_on)
+
+
+def final_evaluator(parts: Parts) -> SplitEvaluator | None:
+    """Return what evaluates the best checkpoint on the test split; None where training was evaluated elsewhere."""
+    return _evaluator_of(parts, "test") if parts.recipe.evaluated_on == "validation" else None
+
+
+def _evaluator_of(parts: Parts, split: str) -> SplitEvaluator | None:
+    if not parts.recipe.evaluator or split not in parts.loaders:
+        return None
+    return SplitEvaluator(parts.recipe, parts.loaders[split], split, parts.world, parts.precision, parts.config.run)

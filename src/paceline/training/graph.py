@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Phase
 from paceline.core.errors import UserError
 from paceline.data.feed import StepData
-from paceline.parallel.strategies.dp import DataParallel
+from paceline.parallel.torch_internals import copy_all, end_broken_capture
 from paceline.runs.machine_record import doubt_about_graphs
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
@@ -49,8 +48,8 @@ def _obstacle(step: Step) -> str:
     """Why this step cannot be captured here; empty where it can."""
     if step.world.device.type != "cuda":
         return "there is no GPU"
-    if isinstance(step.strategy, DataParallel):
-        return "DataParallel's threads cannot be captured"
+    if step.strategy.cannot_capture:
+        return step.strategy.cannot_capture
     if step.world.backend == "gloo":
         return "gloo works on the host"
     return doubt_about_graphs(step.world.size, step.world.place.num_nodes) if step.world.size > 1 else ""
@@ -70,7 +69,7 @@ class _Captured:
         """Learns from other data by the same kernels."""
         for inputs, some in zip(self.inputs, fetched, strict=True):
             for static, batch in zip(inputs, some, strict=True):
-                torch._foreach_copy_(list(static.values()), [batch[name] for name in static])
+                copy_all(list(static.values()), [batch[name] for name in static])
         self.graph.replay()
         return self.entries
 
@@ -114,21 +113,10 @@ class GraphedStep:
                 raise UserError(f"--graph on: {reason}; use --graph auto") from error
             self.failed = True
             self.captured.clear()
-            _end_broken_capture(pool, self.step.world.device)
+            end_broken_capture(pool, self.step.world.device)
             for learner in self.step.learners.values():
                 learner.optimizer.zero_grad(set_to_none=True)
             print(f"step: eager from here on, since {reason}")
-
-
-def _end_broken_capture(pool: Any, device: torch.device) -> None:
-    """Does what torch leaves undone when a capture breaks: before 2.12, memory and random numbers stay as if in it."""
-    torch.cuda.synchronize(device)
-    number = device.index or 0
-    with suppress(RuntimeError):  # where torch did it itself
-        torch._C._cuda_endAllocateToPool(number, pool)
-    generator = torch.cuda.default_generators[number]
-    fresh = torch.Generator(device).manual_seed(generator.initial_seed())
-    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def _culprit(error: BaseException) -> str:

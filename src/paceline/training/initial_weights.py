@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +20,7 @@ from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import name_stages
 from paceline.runs.folder import RunFolder
 from paceline.runs.weights import evaluated_values
-from paceline.runs.weights_file import SETTINGS, SUFFIX
+from paceline.runs.weights_file import SETTINGS, SUFFIX, check_weights_format, read_tensors
 from paceline.training.agreement import from_holder, tell
 from paceline.training.build import Parts
 
@@ -53,7 +50,7 @@ def start_from(parts: Parts, path: str) -> str:
     if given is None:
         tell(parts.world, mistake)
     assert given is not None
-    spec = cropped(parts.feed.loader.source.spec, parts.config.run.crop)
+    spec = cropped(parts.loaders["train"].source.spec, parts.config.run.crop)
     networks = _fill(parts.recipe, parts.config, spec, given, path)
     for learner in parts.step.learners.values():
         learner.reset_ema()
@@ -74,19 +71,20 @@ def _of_run(folder: RunFolder, name: str) -> Given:
     if not folder.checkpoints.all():
         raise UserError(f"has no checkpoint yet{name_stages(folder.path)}")
     snapshot = choose_checkpoint(folder.checkpoints, "best")
-    try:
-        settings = tomllib.loads(folder.config_file.read_text()) if folder.config_file.exists() else {}
-    except ValueError as error:
-        raise UserError(f"{folder.config_file.name} cannot be read ({error})") from None
+    record = folder.read_record()
+    settings = record.settings if record else {}
     origin = f"{name} at {snapshot.images:,} images"
     return Given(evaluated_values(snapshot.weights), settings, origin, folder.checkpoints.all()[-1])
 
 
 def _of_file(file: Path, name: str) -> Given:
     try:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            settings = json.loads((opened.metadata() or {}).get(SETTINGS, "{}"))
-        weights = safetensors.torch.load_file(file)
+        weights, metadata = read_tensors(file)
+        if SETTINGS in metadata:
+            check_weights_format(metadata, str(file))
+        settings = json.loads(metadata.get(SETTINGS, "{}"))
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"cannot be read ({str(error).splitlines()[0]})") from None
     return Given(evaluated_values(weights), settings, name)

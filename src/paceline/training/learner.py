@@ -12,6 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from paceline.config.settings import LearnerSettings
 from paceline.core.errors import UserError
 from paceline.parallel.precision import Precision
+from paceline.parallel.torch_internals import lerp_all, norms_of
 
 
 class Learner:
@@ -68,12 +69,12 @@ class Learner:
         if not self.ema:
             return
         with torch.no_grad():
-            torch._foreach_lerp_(self.ema, self.parameters, 1 - 0.5 ** (images / self.ema_half_life))
+            lerp_all(self.ema, self.parameters, 1 - 0.5 ** (images / self.ema_half_life))
 
     @torch.no_grad()
     def is_finite(self) -> bool:
         """Whether all weights are numbers; waits for the device."""
-        return bool(torch.stack(torch._foreach_norm(self.parameters, float("inf"))).isfinite().all())
+        return bool(torch.stack(norms_of(self.parameters, float("inf"))).isfinite().all())
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:

@@ -1,106 +1,93 @@
-"""How a run proceeds: what is logged, judged, saved, and when it stops. Everything is counted in images seen."""
+"""How a run proceeds: what is logged, evaluated and saved, and when it stops. Everything is counted in images seen."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from paceline.config.spans import Span
-from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import beat
 from paceline.data.draws import number_from
 from paceline.data.feed import StepData
-from paceline.evaluation.contract import Evaluator
-from paceline.images.grids import grid
-from paceline.runs.checkpoint import Snapshot
 from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.gpu import GpuReadings
 from paceline.runs.metrics import MetricsWriter
 from paceline.runs.saver import Saver
+from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, evaluated_weights
 from paceline.training.loss_log import Ledger
+from paceline.training.previews import Previews
 from paceline.training.replicas import check_replicas
-from paceline.training.sampling import fixed_draws, make_pictures
 from paceline.training.snapshot import restore_snapshot, take_snapshot
 from paceline.training.stop import StopRequest, StopVote
 from paceline.training.stopwatch import Stopwatch
-from paceline.training.strips import has_strips, make_strips, strip_samples
 
-NUM_SAMPLES = 64  # pictures on a grid
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where a loop's numbers, images and checkpoints go."""
+
+    folder: RunFolder
+    writer: MetricsWriter | None  # only in a process that writes a run's folder
+    display: Display
+    on_saved: Callable[[], None] = lambda: None  # called by the saving thread after each checkpoint
 
 
 class Loop:
-    """Cadence around the step: log, evaluate, save, stop."""
+    """Cadence around the step: log, evaluate, save, stop. Starts at a snapshot, or at the beginning without one."""
 
-    def __init__(self, parts: Parts, folder: RunFolder, stop: StopRequest) -> None:
-        self.parts, self.folder = parts, folder
-        self.world, self.step, self.recipe = parts.world, parts.step, parts.recipe
-        self.asked_to_stop = StopVote(parts.world, stop)
+    def __init__(
+        self,
+        parts: Parts,
+        outputs: Outputs,
+        *,
+        snapshot: Snapshot | None = None,
+        evaluator: SplitEvaluator | None = None,
+        stop: StopRequest | None = None,
+    ) -> None:
+        self.parts, self.outputs, self.evaluator = parts, outputs, evaluator
+        self.world, self.step, self.recipe, run = parts.world, parts.step, parts.recipe, parts.config.run
+        self.asked_to_stop = StopVote(parts.world, stop or StopRequest())
         self.ledger = Ledger(parts.world)
-        self.saver = Saver(folder.checkpoints)
-        self.on_saved: Callable[[], None] = lambda: None  # called beside the loop when a checkpoint is there
-        self.images = 0
-        self.best: dict[str, Any] = {}  # the value and images of the best checkpoint
-        self.stopped = False
-        self.strip_samples: list[Batch] = []
+        self.saver = Saver(outputs.folder.checkpoints)
         self.stopwatch = Stopwatch()
-        lengths = {"epoch": parts.epoch_images, "step": parts.feed.images_per_step, "total": parts.total_images}
-        run = parts.config.run
-        self.every = {
-            name: max(1, Span.parse(text, name).to_images(**lengths))
-            for name, text in (
-                ("log_every", run.log_every),
-                ("evaluate_every", run.evaluate_every),
-                ("sample_every", run.sample_every),
-                ("save_every", run.save_every),
-            )
-        }
-        self.split_evaluator, self.evaluator = self._appoint_judge()
-        self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
-        self._images_before_log = 0
-        self._saving_seconds = 0.0
+        self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
+        self.previews = self._make_previews() if outputs.writer else None
+        self.every = self._cadences()
         self.check_every = run.check_replicas if self.world.size > 1 else 0
-
-    def _appoint_judge(self) -> tuple[SplitEvaluator | None, Evaluator | None]:
-        """Who judges while training; refuses at once what could not be judged later."""
-        parts, split = self.parts, self.recipe.evaluated_on
-        if not self.recipe.evaluator or split not in parts.loaders:
-            return None, None
-        split_evaluator = SplitEvaluator(
-            self.recipe, parts.loaders[split], split, self.world, parts.precision, parts.config.run
-        )
-        evaluator = split_evaluator.prepare()
-        parts.notes.extend(evaluator.notes)
-        return split_evaluator, evaluator
-
-    def resume(self, snapshot: Snapshot | None) -> None:
-        """Goes on from a snapshot, or from the start where there is none."""
+        self.stopped = False
+        self.images = 0
+        self.best: Best | None = None
+        self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
         if snapshot:
             restore_snapshot(snapshot, self.step)
             self.images = self._saved_at = self._logged_at = snapshot.images
-            self.best = snapshot.numbers.get("best", {})
-            self._evaluated_at = snapshot.numbers.get("evaluated_at", -1)
+            self.best = snapshot.numbers.best
+            self._evaluated_at = snapshot.numbers.evaluated_at
         self._images_before_log = self.images
+        self._saving_seconds = 0.0
+        if outputs.writer and evaluator:
+            evaluator.keep_protocol(outputs.folder, afresh=self.images == 0)
 
-    def attach(self, writer: MetricsWriter | None, display: Display) -> None:
-        """Where the numbers go; only a process that writes a run's folder has a writer."""
-        self.writer, self.display = writer, display
-        if writer and self.evaluator and self.evaluator.protocol():
-            split, label, protocol = self.recipe.evaluated_on, self.evaluator.label, self.evaluator.protocol()
-            self.folder.keep_protocol(split, label, protocol, afresh=self.images == 0)
-        if writer and has_strips(self.recipe):
-            evaluated_on = self.parts.loaders.get(self.recipe.evaluated_on, self.parts.loaders["train"])
-            self.strip_samples = strip_samples(evaluated_on.source, self.world.device, self.parts.precision)
-        self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
+    def _make_previews(self) -> Previews:
+        parts = self.parts
+        shown = parts.loaders.get(self.recipe.evaluated_on, parts.loaders["train"]).source
+        return Previews(self.recipe, parts.feed.drawer, shown, parts.precision)
+
+    def _cadences(self) -> dict[str, int]:
+        """Return the images between two logs, evaluations, samples and checkpoints, by the settings' names."""
+        parts, run = self.parts, self.parts.config.run
+        lengths = {"epoch": parts.epoch_images, "step": parts.feed.images_per_step, "total": parts.total_images}
+        texts = {"log_every": run.log_every, "evaluate_every": run.evaluate_every}
+        texts |= {"sample_every": run.sample_every, "save_every": run.save_every}
+        return {name: max(1, Span.parse(text, name).to_images(**lengths)) for name, text in texts.items()}
 
     def run(self) -> None:
-        """Trains to the end, or until a stop is asked for."""
+        """Train to the end, or until a stop is requested."""
         self.recipe.train()
         with self.saver:
             if self.images == 0:
@@ -122,7 +109,7 @@ class Loop:
             yield data
 
     def advance(self, data: StepData) -> None:
-        """One step and what is due after it."""
+        """Run one step and what is due after it."""
         if self.stopped:  # a driver that reads ahead may bring one step more
             return
         beat()
@@ -154,7 +141,7 @@ class Loop:
             generator.manual_seed(seed)
 
     def _log(self) -> None:
-        """Reads the ledger once for all ranks, and goes no further where a loss is not finite."""
+        """Read the losses once for all ranks, and stop where one is not finite."""
         if self._logged_at == self.images:
             return
         with self.stopwatch("log"):
@@ -163,18 +150,18 @@ class Loop:
         if reading.not_finite:
             at, phase, name = reading.not_finite
             self.saver.wait()
-            self.world.wait_for_all()  # all read the same; whoever tells it first knows then what is left
-            self._refuse(f"loss {name!r} of phase {phase!r} is not finite", at)
+            self.world.wait_for_all()  # all ranks read the same; whichever reports first knows what is left
+            self._fail(f"loss {name!r} of phase {phase!r} is not finite", at)
         values = reading.values | self._timings()
         rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
         self._write(values | rates | self.gpu.read())
-        self.display.update(self.images, values)
+        self.outputs.display.update(self.images, values)
 
-    def _refuse(self, what: str, at: int) -> None:
+    def _fail(self, what: str, at: int) -> None:
         number = at // self.parts.feed.images_per_step
         self.saver.wait()  # what is left is known then
         raise UserError(
-            f"{what} at step {number} ({at:,} images seen); {self.folder.checkpoints.what_is_left()}. "
+            f"{what} at step {number} ({at:,} images seen); {self.outputs.folder.checkpoints.what_is_left()}. "
             "A lower --lr, --precision fp32 or --set clip=1 may help"
         )
 
@@ -192,81 +179,73 @@ class Loop:
         }
 
     def _evaluate(self) -> None:
-        if not self.split_evaluator or self._evaluated_at == self.images:
+        if not self.evaluator or self._evaluated_at == self.images:
             return
         self._log()
         self._evaluated_at = self.images
         if self._saved_at == self.images:
-            self._saved_at = -1  # what was found is kept in the checkpoint, also in one that was written before
+            self._saved_at = -1  # the result is kept in the checkpoint, also in one that was written before
         with self.stopwatch("evaluate"), evaluated_weights(self.recipe, self.step.learners):
-            results = self.split_evaluator.measure()
-        values = {f"{self.split_evaluator.split}/{name}": value for name, value in results.items()}
+            results = self.evaluator.measure()
+        values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
         self._write(values | {"time/evaluation_seconds": self.stopwatch("evaluate").seconds})
-        self.display.line(f"{self.images:>12,} images  " + describe(values))
-        wanted, end = self.recipe.best
+        self.outputs.display.line(f"{self.images:>12,} images  " + describe(values))
+        wanted, mode = self.recipe.best
         name = next((name for name in values if name.partition("[")[0] == wanted), "")
-        if name and self._is_best(name, values[name], end):
-            self.best = {"name": name, "value": values[name], "images": self.images}
+        if name and self._is_best(name, values[name], mode):
+            self.best = Best(name, values[name], self.images)
             self._save()
 
-    def _is_best(self, name: str, value: float, end: str) -> bool:
-        """Whether a value beats the best one so far; one by another network is no measure for it."""
-        before = self.best.get("value") if self.best.get("name") == name else None
+    def _is_best(self, name: str, value: float, mode: str) -> bool:
+        """Return whether a value beats the best so far; one measured by another network is not comparable."""
+        before = self.best.value if self.best and self.best.name == name else None
         if before is None:
             return not math.isnan(value)
-        return value > before if end == "max" else value < before
+        return value > before if mode == "max" else value < before
 
     def _sample(self) -> None:
-        """Keeps what the recipe makes of the same random numbers, or of the same samples, as always."""
-        if not self.writer or self._sampled_at == self.images:
+        """Keep the recipe's images of the same noise, or of the same samples, as always."""
+        if not self.outputs.writer or self._sampled_at == self.images:
             return
-        if self.recipe.generates or self.strip_samples:
+        if self.previews:
             with self.stopwatch("sample"), evaluated_weights(self.recipe, self.step.learners):
-                self.writer.picture("samples", self.images, self._picture())
+                self.outputs.writer.image("samples", self.images, self.previews.render())
         self._sampled_at = self.images
-
-    def _picture(self) -> np.ndarray:
-        precision = self.parts.precision
-        if not self.recipe.generates:
-            return np.asarray(make_strips(self.recipe, self.strip_samples, precision))
-        draws = fixed_draws(self.recipe, self.parts.feed.drawer, NUM_SAMPLES)
-        return grid(make_pictures(self.recipe, draws, precision))
 
     def _save(self) -> None:
         if self._saved_at == self.images:
             return
-        self._log()  # refuses to go on where a loss is not finite
+        self._log()  # stops where a loss is not finite
         section = self.stopwatch("save")
         before = section.seconds
         with section:
             for name, learner in self.step.learners.items():
                 if not learner.is_finite():  # a finite loss can have a gradient that is not
-                    self._refuse(f"network {name!r} has weights that are not finite", self.images)
-            if self.folder.is_mine:
-                assert self.writer
+                    self._fail(f"network {name!r} has weights that are not finite", self.images)
+            if self.outputs.folder.is_mine:
+                assert self.outputs.writer
                 self.saver.wait()
-                numbers = {"best": self.best, "evaluated_at": self._evaluated_at}
                 self.saver.save(
-                    take_snapshot(self.images, self.step, numbers),
+                    take_snapshot(self.images, self.step, self.best, self._evaluated_at),
                     self.parts.config.run.keep,
-                    self.best.get("images"),
-                    before=self.writer.flush,  # a checkpoint never outruns its metrics
-                    after=self.on_saved,
+                    self.best.images if self.best else None,
+                    before=self.outputs.writer.flush,  # a checkpoint is never newer than its metrics
+                    after=self.outputs.on_saved,
                 )
         self._saving_seconds += section.seconds - before
         self._saved_at = self.images
 
     def cost_of_saving(self) -> str:
-        """What checkpoints cost, for a person: the loop's time, and that of the thread beside it."""
+        """Return what checkpoints cost, as a line for the user: time of the loop and of the saving thread."""
         number, beside = self.saver.num_saves, self.saver.seconds
         checkpoints = "1 checkpoint" if number == 1 else f"{number} checkpoints"
         return f"saved {checkpoints}: {self._saving_seconds:.2f} s of the loop, {beside:.2f} s beside it"
 
-    def _write(self, values: dict[str, float]) -> None:
-        if self.writer:
-            self.writer.write(self.images, values)
+    def _write(self, values: Mapping[str, float]) -> None:
+        if self.outputs.writer:
+            self.outputs.writer.write(self.images, values)
 
 
-def describe(values: dict[str, float]) -> str:
-    """Metrics as a person reads them on one line."""
+def describe(values: Mapping[str, float]) -> str:
+    """Return metrics on one line for the user."""
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items() if not name.endswith("/count"))

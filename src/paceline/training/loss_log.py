@@ -93,7 +93,8 @@ class Ledger:
                 page = self.pages[phase] = _Page(names, values.device)
             if page.names != names:
                 raise UserError(
-                    f"phase {phase!r} gave the losses and signals {', '.join(page.names)}, and later {', '.join(names)}; "
+                    f"phase {phase!r} gave the losses and signals {', '.join(page.names)}, and later "
+                    f"{', '.join(names)}; "
                     "it must always give the same"
                 )
             if len(page.at) == CAPACITY:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from paceline.runs.checkpoint import Snapshot
+from paceline.runs.snapshot import Best, CheckpointNumbers, ScalerState, Snapshot
 from paceline.runs.tensors import copy_to_host
 from paceline.runs.weights import EMA, load_weights
 from paceline.training.learner import Learner
 from paceline.training.step import Step
 
 
-def take_snapshot(images: int, step: Step, numbers: dict[str, Any]) -> Snapshot:
+def take_snapshot(images: int, step: Step, best: Best | None, evaluated_at: int) -> Snapshot:
     """Everything that the run needs to go on from here, as copies that training does not touch."""
     weights: dict[str, Tensor] = dict(step.recipe.state_dict())
     state: dict[str, Tensor] = {}
-    scalers: dict[str, Any] = {}
+    scalers: dict[str, ScalerState] = {}
     for name, learner in step.learners.items():
         averages = zip(learner.named, learner.ema, strict=False)  # there may be none
         weights |= {f"{EMA}{name}.{key}": value for key, value in averages}
         state |= _optimizer_tensors(learner)
         scalers[name] = learner.scaler.state_dict()
     state |= {f"signals/{name}": value for name, value in step.signals.items()}
-    return Snapshot(images, copy_to_host(weights), copy_to_host(state), {**numbers, "scalers": scalers})
+    numbers = CheckpointNumbers(best, evaluated_at, scalers)
+    return Snapshot(images, copy_to_host(weights), copy_to_host(state), numbers)
 
 
 def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
@@ -35,7 +34,7 @@ def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
         for key, ema_tensor in zip(learner.named, learner.ema, strict=False):
             ema_tensor.copy_(snapshot.weights[f"{EMA}{name}.{key}"])
         _restore_optimizer(learner, snapshot.state)
-        learner.scaler.load_state_dict(snapshot.numbers["scalers"][name] or learner.scaler.state_dict())
+        learner.scaler.load_state_dict(dict(snapshot.numbers.scalers[name]) or learner.scaler.state_dict())
     for name, value in step.signals.items():
         value.copy_(snapshot.state[f"signals/{name}"])
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.core.streams import run_side_by_side
-from paceline.data.feed import StepData, TrainingFeed
+from paceline.data.feed import StepData
 from paceline.parallel.strategy import Strategy
 from paceline.training.learner import Learner
 from paceline.training.loss_log import Entry
 
+Finish = Callable[[Batch], Batch]  # makes the recipe's batch of a fetched one, on the device alone
 Watch = Callable[[Phase, Learner], None]  # sees a phase's gradients before they are used
 
 
@@ -27,21 +28,18 @@ class Step:
         recipe: Recipe,
         learners: dict[str, Learner],
         strategy: Strategy,
-        feed: TrainingFeed,
+        finish: Finish,
+        batch_size: int,
+        images_per_step: int,
     ) -> None:
-        self.recipe, self.learners, self.strategy = recipe, learners, strategy
-        self.complete, self.batch_size, self.images_per_step = feed.complete, feed.cut.batch_size, feed.images_per_step
+        self.recipe, self.learners, self.strategy, self.finish = recipe, learners, strategy, finish
+        self.batch_size, self.images_per_step = batch_size, images_per_step
         self.world = strategy.world
         self.signals: dict[str, Tensor] = {
             name: torch.tensor(value, device=self.world.device, dtype=strategy.precision.weights)
             for name, value in recipe.signals.items()
         }
         self.unchecked = {phase.name for phase in recipe.phases}
-        self.selected: str | None = None
-        for phase in recipe.phases:
-            self._select(phase.network)
-            strategy.prepare(phase)
-        self.selected = None  # a strategy may wrap the recipe between here and the first step
 
     def __call__(self, data: StepData, watch: Watch | None = None) -> list[Entry]:
         """Learns from one step's data; gives what the phases' losses were, still on the device."""
@@ -60,7 +58,7 @@ class Step:
 
     def learn(self, due: tuple[Phase, ...], fetched: list[list[Batch]], watch: Watch | None = None) -> list[Entry]:
         """The step itself: from here on nothing reads the device or depends on the images seen."""
-        repetitions = [[self.complete(batch) for batch in micro_batches] for micro_batches in fetched]
+        repetitions = [[self.finish(batch) for batch in micro_batches] for micro_batches in fetched]
         entries: list[Entry] = []
         for phases in groups(due):
             tasks = [partial(self._learn_phase, phase, repetitions, watch) for phase in phases]
@@ -72,17 +70,17 @@ class Step:
 
     def rehearse(self, fetched: Batch) -> None:
         """Every phase's forward and backward on one micro-batch, by this process alone; no weight changes."""
-        batch = self.complete(fetched)
+        batch = self.finish(fetched)
         samples = len(next(iter(batch.values())))
         for phase in self.recipe.phases:
-            self._select(phase.network)
+            self.strategy.trainable.select(phase.network)
             loss = self.strategy.call(phase.name, self._with_signals(batch, samples))
             _total(loss, 1).backward()
             batch |= {name: value.detach() for name, value in loss.shared.items()}
             self.learners[phase.network].optimizer.zero_grad(set_to_none=True)
 
     def _learn_phase(self, phase: Phase, repetitions: list[list[Batch]], watch: Watch | None) -> list[Entry]:
-        self._select(phase.network)
+        self.strategy.trainable.select(phase.network)
         return [entry for batches in repetitions[: phase.repeat] for entry in self._run(phase, batches, watch)]
 
     def _run(self, phase: Phase, batches: list[Batch], watch: Watch | None) -> list[Entry]:
@@ -110,15 +108,6 @@ class Step:
             watch(phase, learner)
         learner.step()
         return entries
-
-    def _select(self, network: str) -> None:
-        """While a phase runs, only its network requires grad."""
-        if network == self.selected:
-            return
-        self.selected = network
-        for name, learner in self.learners.items():
-            for parameter in learner.parameters:
-                parameter.requires_grad_(name == network)
 
     def _with_signals(self, batch: Batch, samples: int) -> Batch:
         """Facts travel as columns, since DataParallel can only cut what has a dimension for samples."""

@@ -1,58 +1,59 @@
-"""A small classifier, to start your own recipe from: `paceline train ./my_recipe.py --data digits`.
+"""A small classifier, a start for your own recipe: `paceline train ./my_recipe.py --data digits`.
 
-A recipe says what learns and from which losses. It knows no device, process, precision or file, so the
-same file runs on a CPU, on one GPU or on many, under every strategy.
+A recipe defines networks and losses. It knows no device, process, precision or file, so the same file
+runs on a CPU, on one GPU or on many, under every strategy.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 
 
 @dataclass(frozen=True)
 class MyRecipeSettings:
-    """The recipe's own settings; each can be given as `--set name=value`."""
+    """The recipe's own settings; set them with `--set name=value`."""
 
     width: int = setting(32, "channels of the first layer", at_least=1)
-    label_smoothing: float = setting(0.0, "share of the target that is spread over all classes", at_least=0, below=1)
+    label_smoothing: float = setting(
+        0.0, "label smoothing: share of the target that is spread over all classes", at_least=0, below=1
+    )
 
 
 class MyRecipe(Recipe):
-    """One network that says which class a picture shows."""
+    """One network that predicts the class of an image."""
 
     Settings = MyRecipeSettings
 
     # Settings of the run and of its learners that suit this recipe better than the general defaults.
-    defaults: ClassVar[dict[str, Any]] = {"epochs": 10, "batch_size": "64", "lr": 5e-3, "schedule": "cosine"}
+    defaults = {"epochs": 10, "batch_size": "64", "lr": 5e-3, "schedule": "cosine"}
 
-    # What measures `predict`, and the metric that chooses the best checkpoint.
+    # What measures `predict`, and the metric that chooses the best checkpoint: the largest value wins.
     evaluator = "accuracy"
-    best = ("validation/top1", "max")
+    best = Best("validation/top1", mode="max")
 
-    # A step runs these in order. A phase updates one network, by the loss of the method `<phase>_loss`.
+    # A step runs the phases in order. A phase updates one network by the loss that `<phase>_loss` returns.
     phases = (Phase("classifier", network="classifier"),)
 
-    # Networks that are evaluated by the EMA of their weights, where one is kept: `--set ema_half_life="5 epochs"`.
+    # Networks that are evaluated by the EMA of their weights, with `--set ema_half_life="5 epochs"`, for example.
     ema = ("classifier",)
 
     def __init__(self, settings: MyRecipeSettings, spec: DataSpec) -> None:
-        """Builds the networks; `facts` is what the data says about its samples."""
+        """Create the networks; `spec` describes the data: channels, height, width, classes."""
         super().__init__(settings, spec)
         if spec.num_classes < 2:
             raise UserError("this recipe needs data with two classes or more: choose another --data")
         self.label_smoothing = settings.label_smoothing
         width = settings.width
-        places = math.ceil(spec.height / 8) * math.ceil(spec.width / 8)  # what three halvings leave of a picture
-        # Adaptive pooling would fit any size, but on GPUs its gradient is not the same twice.
+        places = math.ceil(spec.height / 8) * math.ceil(spec.width / 8)  # pixels after downsampling by 8
+        # Adaptive pooling would work for any size, but its gradient is not deterministic on GPUs.
         self.classifier = nn.Sequential(
             nn.Conv2d(spec.channels, width, 3, stride=2, padding=1),
             nn.ReLU(),
@@ -65,10 +66,10 @@ class MyRecipe(Recipe):
         )
 
     def classifier_loss(self, batch: Batch) -> Loss:
-        """The phase's loss: each term is a mean over the samples; the engine adds the terms up and logs them."""
+        """Return the terms of the loss: each is a mean over the samples; the engine adds them up and logs them."""
         logits = self.classifier(batch["image"])
         return Loss({"cross_entropy": F.cross_entropy(logits, batch["label"], label_smoothing=self.label_smoothing)})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """What the judge measures: here a logit per class."""
+        """Return what the evaluator measures: one logit per class."""
         return {"logits": self.classifier(batch["image"])}

@@ -1,7 +1,7 @@
-"""Decodes picture files with NVIDIA DALI, in threads of its own, and cuts the windows that the tickets name.
+"""Decodes image files with NVIDIA DALI, in threads of its own, and cuts the windows that the tickets name.
 
-On CPUs its decoders give the bits of Pillow's. On a GPU, JPEG files are decoded there, within a grey level or two;
-files of other kinds are decoded on the CPU there, too.
+On a CPU its decoders give the same bits as Pillow. On a GPU, JPEG files are decoded by the GPU, within one or two grey
+levels; other formats are decoded on the CPU there, too.
 """
 
 from __future__ import annotations
@@ -15,32 +15,43 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
+from torch.utils.dlpack import from_dlpack
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError, install_extra
 from paceline.data.crop import windows
-from paceline.data.reusing_loader import ReusingLoader
+from paceline.data.reusing_loader import Batches, ReusingLoader
 from paceline.data.source import Encoded, Source, sizes_of
 from paceline.data.tickets import Tickets
 from paceline.data.transfer import channels_first, upload
 
 READ_AHEAD = 2  # batches whose files are read while one is decoded and another one used
-PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # 8 bits and nothing to see through
+PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # 8 bits, no transparency
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")
 
-Feed = dict[str, list[np.ndarray]]  # what a pipeline is given for one batch, by the names of its inputs
+Inputs = dict[str, list[NDArray[Any]]]  # what a DALI pipeline is given for one batch, by the names of its inputs
+SizedPipeline = tuple[int, Any]  # its largest batch, and the nvidia.dali.Pipeline, which has no types
 
 
-class Dali(ReusingLoader):
-    """Serves sources that hold encoded picture files; `workers` is the number of its threads.
+class Dali(ReusingLoader[SizedPipeline]):
+    """Serves sources that hold encoded image files; `workers` is the number of its threads."""
 
-    Idle are pipelines, each with its largest batch.
-    """
+    description = "threads of DALI's own"
+    package = "nvidia.dali"
+    extra = "dali"
 
-    def __init__(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> None:
-        super().__init__(source, device, settings, crop)
+    def __init__(
+        self,
+        source: Source,
+        device: torch.device,
+        settings: RunSettings,
+        crop: int = 0,
+        home: torch.device | None = None,
+    ) -> None:
+        super().__init__(source, device, settings, crop, home)
         _import_dali()
         self.threads = max(1, settings.workers)
         self.sizes = sizes_of(source)
@@ -50,26 +61,30 @@ class Dali(ReusingLoader):
             formats = set(threads.map(_checked_format, files))
         self.on_gpu = device.type == "cuda" and formats == {"JPEG"}
 
+    @property
+    def batches_ahead(self) -> int:
+        return READ_AHEAD + 2
+
     def _encoded(self, index: int) -> Encoded:
         found = self.source.encoded(index)
         if found is None:
             raise UserError(
-                f"--loader dali: {self.source.name_of(index)} is not a colour picture file that is used as it is; "
+                f"--loader dali: {self.source.name_of(index)} is not a colour image file that is used as it is; "
                 "use --loader workers"
             )
         return found
 
-    def _batches(self, requests: Iterator[Tickets]) -> Iterator[Batch]:
+    def _batches(self, requests: Iterator[Tickets]) -> Batches:
         first = next(requests, None)
         if first is None:
             return
-        # The parts that a rank gets differ by one sample at most.
+        # The parts that a rank gets differ by at most one sample.
         largest, pipeline = self._borrow(len(first.index) + 1)
         decoding: Tickets | None = None
         with ThreadPoolExecutor(1) as thread:
-            for request, feed in _ahead(thread, self._read, chain([first], requests)):
+            for request, inputs in _ahead(thread, self._read, chain([first], requests)):
                 ready = self._take(pipeline, decoding) if decoding else None
-                for name, values in feed.items():
+                for name, values in inputs.items():
                     pipeline.feed_input(name, values)
                 pipeline.schedule_run()
                 decoding = request
@@ -79,26 +94,26 @@ class Dali(ReusingLoader):
             yield self._take(pipeline, decoding)
         self._idle.append((largest, pipeline))  # unless it was left in the middle: then it still holds a batch
 
-    def _read(self, request: Tickets) -> Feed:
-        """The bytes of the files, and where in each picture its window is."""
-        feed: Feed = {}
+    def _read(self, request: Tickets) -> Inputs:
+        """Return the bytes of the files, and where in each image its window is."""
+        inputs: Inputs = {}
         for index, places in zip(request.index, self._places(request), strict=True):
             for name, file in self.samples[int(index)].files.items():
-                feed.setdefault(name, []).append(_bytes_of(file))
+                inputs.setdefault(name, []).append(_bytes_of(file))
                 place = places // self.source.spec.scale if name == "low" else places
-                feed.setdefault(f"{name} start", []).append(place[:2])
-                feed.setdefault(f"{name} shape", []).append(place[2:])
-        return feed
+                inputs.setdefault(f"{name} start", []).append(place[:2])
+                inputs.setdefault(f"{name} shape", []).append(place[2:])
+        return inputs
 
-    def _places(self, request: Tickets) -> np.ndarray:
-        """Top, left, height and width of what is cut from each "image"."""
+    def _places(self, request: Tickets) -> NDArray[np.int32]:
+        """Return top, left, height and width of what is cut from each "image"."""
         sizes = self.sizes[request.index]
         if self.crop:
             places = windows(request.uniforms, sizes, self.crop, self.source.spec.scale)
             return np.array(places, dtype=np.int32)
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
 
-    def _borrow(self, largest_batch: int) -> tuple[int, Any]:
+    def _borrow(self, largest_batch: int) -> SizedPipeline:
         for number, (largest, _) in enumerate(self._idle):
             if largest >= largest_batch:
                 return self._idle.pop(number)
@@ -109,7 +124,7 @@ class Dali(ReusingLoader):
         device_id = (self.device.index or 0) if self.on_gpu else None
         pipeline = pipeline_class(largest_batch, self.threads, device_id, prefetch_queue_depth=1)
         with pipeline:
-            pictures = [
+            images = [
                 fn.decoders.image_slice(
                     fn.external_source(name=name, dtype=types.UINT8, ndim=1),
                     start=fn.external_source(name=f"{name} start", dtype=types.INT32, ndim=1),
@@ -121,7 +136,7 @@ class Dali(ReusingLoader):
                 )
                 for name in self.samples[0].files
             ]
-            pipeline.set_outputs(*pictures)
+            pipeline.set_outputs(*images)
         pipeline.build()
         return pipeline
 
@@ -129,10 +144,10 @@ class Dali(ReusingLoader):
         try:
             outputs = pipeline.share_outputs()
         except RuntimeError as error:
-            raise self._complaint(request) from error
+            raise self._decoding_error(request) from error
         found = {}
-        for name, pictures in zip(self.samples[0].files, outputs, strict=True):
-            found[name] = torch.from_dlpack(pictures.as_tensor()).clone()
+        for name, images in zip(self.samples[0].files, outputs, strict=True):
+            found[name] = from_dlpack(images.as_tensor()).clone()
         if self.on_gpu:
             torch.cuda.synchronize(self.device)  # the copies are made before the pipeline may write there again
         pipeline.release_outputs()
@@ -141,8 +156,8 @@ class Dali(ReusingLoader):
         rest = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns.items()}
         return channels_first((found if self.on_gpu else upload(found, self.device)) | upload(rest, self.device))
 
-    def _complaint(self, request: Tickets) -> UserError:
-        """The one line about the file of a batch that cannot be decoded, as Pillow says it."""
+    def _decoding_error(self, request: Tickets) -> UserError:
+        """Return the error about the file of a batch that cannot be decoded, in Pillow's words where it fails, too."""
         for index in request.index:
             try:
                 self.source.read(int(index))
@@ -152,7 +167,7 @@ class Dali(ReusingLoader):
         return UserError(f"--loader dali: cannot decode a batch that begins with {names}; use --loader workers")
 
 
-def _bytes_of(file: Path) -> np.ndarray:
+def _bytes_of(file: Path) -> NDArray[np.uint8]:
     try:
         return np.fromfile(file, dtype=np.uint8)
     except OSError as error:
@@ -160,17 +175,17 @@ def _bytes_of(file: Path) -> np.ndarray:
 
 
 def _ahead(
-    thread: ThreadPoolExecutor, read: Callable[[Tickets], Feed], requests: Iterable[Tickets]
-) -> Iterator[tuple[Tickets, Feed]]:
-    """Each request with the bytes of its files, which a thread reads some batches ahead."""
-    waiting: deque[tuple[Tickets, Future[Feed]]] = deque()
+    thread: ThreadPoolExecutor, read: Callable[[Tickets], Inputs], requests: Iterable[Tickets]
+) -> Iterator[tuple[Tickets, Inputs]]:
+    """Yield each request with the bytes of its files, which a thread reads some batches ahead."""
+    waiting: deque[tuple[Tickets, Future[Inputs]]] = deque()
     for request in requests:
         waiting.append((request, thread.submit(read, request)))
         if len(waiting) > READ_AHEAD:
-            request, feed = waiting.popleft()
-            yield request, feed.result()
-    for request, feed in waiting:
-        yield request, feed.result()
+            request, inputs = waiting.popleft()
+            yield request, inputs.result()
+    for request, inputs in waiting:
+        yield request, inputs.result()
 
 
 def _import_dali() -> tuple[Any, Any, Any]:
@@ -178,19 +193,19 @@ def _import_dali() -> tuple[Any, Any, Any]:
         from nvidia.dali import Pipeline, fn, types
     except ImportError as error:
         raise UserError(
-            f"--loader dali: NVIDIA DALI is not installed; {install_extra('dali')}, or use --loader workers"
+            f"--loader dali: NVIDIA DALI is not installed; {install_extra(Dali.extra)}, or use --loader workers"
         ) from error
     return fn, types, Pipeline
 
 
 def _checked_format(file: Path) -> str:
-    """The kind of a picture file; one that DALI would show differently is refused."""
-    with Image.open(file) as picture:
-        plain = picture.mode in PLAIN_MODES and not picture.has_transparency_data and picture.format in FORMATS
+    """Return the format of an image file; raise UserError for one that DALI would decode differently."""
+    with Image.open(file) as image:
+        plain = image.mode in PLAIN_MODES and not image.has_transparency_data and image.format in FORMATS
         if not plain:
-            what = "transparency" if picture.has_transparency_data else f"mode {picture.mode}"
+            what = "transparency" if image.has_transparency_data else f"mode {image.mode}"
             raise UserError(
-                f"--loader dali: {file} ({picture.format}, {what}) would look different from what other loaders give; "
+                f"--loader dali: {file} ({image.format}, {what}) would look different from what other loaders give; "
                 "use --loader workers"
             )
-        return str(picture.format)
+        return str(image.format)

@@ -1,4 +1,4 @@
-"""Keeps the whole source in memory as uint8, on the device where it fits, and picks batches out of it there."""
+"""Keeps the whole source in memory as uint8, on the device where it fits, and picks batches from it there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import torch
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
-from paceline.data.loader import Loader
+from paceline.data.loader import Fit, Loader
+from paceline.data.memory import Budget
 from paceline.data.pixels import Pixels
 from paceline.data.source import Source
 from paceline.data.tickets import Tickets
 from paceline.data.transfer import upload
 
+CPU = torch.device("cpu")
 REQUESTS_PER_UPLOAD = 64  # tickets are small: many go to the device at once
 BATCHES_AHEAD = 2  # that are picked on the host while the device works on another
 
@@ -25,8 +27,23 @@ BATCHES_AHEAD = 2  # that are picked on the host while the device works on anoth
 class Resident(Loader):
     """Reads every sample once, at the start; after that a batch costs one gather and no wait.
 
-    Data that the device cannot hold stays in the host's memory: batches are picked there, ahead of the step.
+    Samples that the device cannot hold stay in the host's memory: batches are picked there, ahead of the step.
     """
+
+    description = "uint8 on the device"
+    auto_order = 0
+
+    @classmethod
+    def fits(cls, source: Source, device: torch.device, budget: Budget) -> Fit:
+        """Return where all samples can stay: on the device, else in the host's memory."""
+        fits, why = budget.take(source, device)
+        if fits:
+            return Fit(True, why, device)
+        if device.type == "cpu":
+            return Fit(False, why)
+        fits, host_why = budget.take(source, CPU)
+        why = f"{why}; {host_why}"
+        return Fit(True, f"{why}: batches are picked in the host's memory", CPU) if fits else Fit(False, why)
 
     def __init__(
         self,
@@ -36,22 +53,17 @@ class Resident(Loader):
         crop: int = 0,
         home: torch.device | None = None,
     ) -> None:
-        """The data's home is the device if nothing else is said; whether it fits there is asked before."""
-        super().__init__(source, device, settings, crop)
-        self.home = home or device
-        self.pixels: Pixels | None = Pixels(source, self.home, settings)
-
-    def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        assert self.pixels is not None, "a closed loader gives nothing"
-        if self._picks_on_the_device:
-            return self._tickets(requests)
-        return self._whole_pictures(requests) if self.home == self.device else self._picked_on_the_host(requests)
+        super().__init__(source, device, settings, crop, home)
+        self.pixels: Pixels | None = Pixels(source, self.home, settings.workers)
 
     @property
-    def _picks_on_the_device(self) -> bool:
-        """Whether tickets are enough there: all batches have one shape."""
-        assert self.pixels is not None
-        return self.home == self.device and bool(self.crop or self.pixels.one_size)
+    def batches_ahead(self) -> int:
+        return BATCHES_AHEAD + 1
+
+    def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+        if self._picks_on_the_device:
+            return self._tickets(requests)
+        return self._whole_images(requests) if self.home == self.device else self._picked_on_the_host(requests)
 
     def finish(self, fetched: Batch) -> Batch:
         return self._pick(fetched) if self._picks_on_the_device else fetched
@@ -59,29 +71,37 @@ class Resident(Loader):
     def close(self) -> None:
         self.pixels = None
 
+    @property
+    def _kept(self) -> Pixels:
+        assert self.pixels is not None, "a closed loader gives nothing"
+        return self.pixels
+
+    @property
+    def _picks_on_the_device(self) -> bool:
+        """Whether tickets are enough there: all batches have one shape."""
+        return self.home == self.device and bool(self.crop or self._kept.one_size)
+
     def _pick(self, tickets: Batch) -> Batch:
-        assert self.pixels is not None
         if self.crop:
-            return self.pixels.windows(tickets["index"], tickets["uniforms"], self.crop) | tickets
-        if self.pixels.one_size:
-            return self.pixels.rows(tickets["index"]) | tickets
+            return self._kept.windows(tickets["index"], tickets["uniforms"], self.crop) | tickets
+        if self._kept.one_size:
+            return self._kept.rows(tickets["index"]) | tickets
         (number,) = tickets["index"].tolist()
-        return self.pixels.whole(number) | tickets
+        return self._kept.whole(number) | tickets
 
     def _tickets(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         requests = iter(requests)
         while together := list(islice(requests, REQUESTS_PER_UPLOAD)):
             tickets = upload(_concatenate(together), self.device)
             lengths = [len(request.index) for request in together]
-            for columns in zip(*(column.split(lengths) for column in tickets.values()), strict=True):
+            for columns in zip(*(column.split_with_sizes(lengths) for column in tickets.values()), strict=True):
                 yield dict(zip(tickets, columns, strict=True))
 
-    def _whole_pictures(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Their shapes differ, so they are cut out here, where the host knows which one is asked for."""
-        assert self.pixels is not None
+    def _whole_images(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+        """Yield images whose shapes differ: they are cut out here, where the host knows which one is asked for."""
         for request in requests:
             (number,) = request.index.tolist()
-            yield self.pixels.whole(number) | upload(_concatenate([request]), self.device)
+            yield self._kept.whole(number) | upload(_concatenate([request]), self.device)
 
     def _picked_on_the_host(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         ahead: deque[Future[Batch]] = deque()

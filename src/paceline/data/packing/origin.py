@@ -1,74 +1,70 @@
-"""What tells a source that is packed from another, and from itself before it was changed.
+"""What distinguishes a source that is packed from another, and from itself before it was changed.
 
-Samples in memory are hashed as they are. Of samples in files it is their names, numbers, and the sizes and times of
-the files: a few pictures are decoded for it. Of other samples only reading tells; whoever writes reads them again.
+Samples in memory are hashed as they are. For samples in files, names, numbers, and the sizes and times of the files are
+hashed, and a few images are decoded. Of other samples only reading tells; the writer reads them again.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.data.fingerprint import LOOKED_AT, fingerprint
-from paceline.data.packing.format import Layout
+from paceline.data.fingerprint import SAMPLES_TO_RECOGNISE, fingerprint
+from paceline.data.packing.manifest import Layout, SplitRecord
 from paceline.data.source import Source, lies_in_memory
 
-DIFFERENCES = {  # in the order in which they are looked for
-    "pictures": "its samples consist of other pictures",
-    "numbers": "its samples have other numbers",
-    "mixed": "its sizes are mixed, or were",
-    "spec": "its data spec (size, channels, classes) differ",
-    "names_sha256": "its samples have other names",
-    "numbers_sha256": "its numbers (labels) differ",
-    "files_sha256": "its files have other names, sizes or times of change",
-    "fingerprint": "its pictures differ",
-}
 
-
-def describe(source: Source) -> dict[str, Any]:
-    """What tells a split from another before it is packed, as JSON keeps it."""
+def describe(source: Source) -> SplitRecord:
+    """Return what distinguishes a split from others, before it is packed."""
     layout = Layout.of(source)
-    found = {
-        "count": len(source),
-        "spec": dataclasses.asdict(source.spec),
-        "mixed": source.sizes is not None,
-        "pictures": layout.pictures,
-        "numbers": list(layout.numbers),
-        "names_sha256": _sha256_of_names(source),
-        "numbers_sha256": _sha256_of_numbers(source, layout),
-        "files_sha256": sha256_of_files(source),
-        "fingerprint": fingerprint(source, LOOKED_AT),
-    }
-    return json.loads(json.dumps(found))
+    return SplitRecord(
+        count=len(source),
+        spec=source.spec,
+        mixed=source.sizes is not None,
+        images=layout.images,
+        numbers=layout.numbers,
+        names_sha256=_sha256_of_names(source),
+        numbers_sha256=_sha256_of_numbers(source, layout),
+        files_sha256=sha256_of_files(source),
+        fingerprint=fingerprint(source, SAMPLES_TO_RECOGNISE),
+    )
 
 
-def difference(kept: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """In what the splits of a source are not those that were packed; "" where they are."""
+def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]) -> str:
+    """Return in what the splits of a source are not those that were packed; "" where they are."""
     if list(kept) != list(found):
         return f"its splits are {', '.join(found)} instead of {', '.join(kept)}"
-    for split in kept:
-        before, now = kept[split], found[split]
-        if before["count"] != now["count"]:
-            return f"{split} has {now['count']:,} samples instead of {before['count']:,}"
-        for key, what in DIFFERENCES.items():
-            if before[key] != now[key]:
+    for split, before in kept.items():
+        now = found[split]
+        if before.count != now.count:
+            return f"{split} has {now.count:,} samples instead of {before.count:,}"
+        differences = {  # in the order in which they are looked for
+            "its samples consist of other images": before.images != now.images,
+            "its samples have other numbers": before.numbers != now.numbers,
+            "its sizes are mixed, or were": before.mixed != now.mixed,
+            "its data spec (size, channels, classes) differs": before.spec != now.spec,
+            "its samples have other names": before.names_sha256 != now.names_sha256,
+            "its numbers (labels) differ": before.numbers_sha256 != now.numbers_sha256,
+            "its files have other names, sizes or times of change": before.files_sha256 != now.files_sha256,
+            "its images differ": before.fingerprint != now.fingerprint,
+        }
+        for what, differs in differences.items():
+            if differs:
                 return f"{split}: {what}"
     return ""
 
 
 def only_reading_tells(source: Source) -> bool:
-    """Whether it takes all of the source to see that nothing was changed in it."""
+    """Return whether all of the source must be read to see that nothing was changed in it."""
     return not lies_in_memory(source) and not _names_its_files(source)
 
 
 def sha256_of_files(source: Source) -> str:
-    """A hash of name, size and time of change of every file that samples are made of; "" where there are none."""
+    """Return a hash of name, size and time of change of every file of the samples; "" where there are none."""
     if not _names_its_files(source):
         return ""
     digest = sha256()
@@ -80,13 +76,13 @@ def sha256_of_files(source: Source) -> str:
                 status = path.stat()
             except OSError as error:
                 raise UserError(f"{path}: {error.strerror}; it was there when its folder was listed") from error
-            said = [name, path.name, status.st_size, status.st_mtime_ns]
-            digest.update(f"{json.dumps(said)}\n".encode())
+            facts = [name, path.name, status.st_size, status.st_mtime_ns]
+            digest.update(f"{json.dumps(facts)}\n".encode())
     return digest.hexdigest()
 
 
 def _names_its_files(source: Source) -> bool:
-    """Whether `made_of` can be relied on: a person's class that reads in its own way has to say it for itself."""
+    """Return whether `made_of` can be relied on: a user's class that overrides `read` alone says nothing of files."""
     made_of, read = (next(one for one in type(source).__mro__ if name in vars(one)) for name in ("made_of", "read"))
     if not issubclass(made_of, read) and not read.__module__.startswith("paceline."):
         return False

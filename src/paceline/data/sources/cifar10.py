@@ -1,4 +1,4 @@
-"""CIFAR-10: 60,000 colour pictures of 32×32 pixels in ten classes."""
+"""CIFAR-10: 60,000 colour images of 32×32 pixels in 10 classes."""
 
 from paceline.data.torchvision_source import TorchvisionSource
 

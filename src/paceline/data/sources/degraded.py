@@ -1,6 +1,6 @@
-"""Photographs made worse on purpose, as pairs: blurred, then noisy, then compressed as JPEG, by the settings.
+"""Photographs degraded on purpose, as pairs: blurred, then noisy, then compressed as JPEG, by the settings.
 
-What happens to a picture follows from `degrade_seed`, the split and the picture's number alone.
+The degradation of an image depends on `degrade_seed`, the split and the image's number alone.
 """
 
 from __future__ import annotations
@@ -10,34 +10,35 @@ from io import BytesIO
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from paceline.config.photos_settings import PhotosSettings
 from paceline.config.settings import SEEDS, setting
+from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
 from paceline.data.source import Encoded, Sample
 from paceline.data.sources.photos import Photos
 
 
 class Degraded(Photos):
-    """The worse picture is "image", the photograph is "target"."""
+    """The degraded photograph is "image", the photograph itself is "target"."""
 
     @dataclass(frozen=True)
-    class Settings(PhotosSettings):
-        """What is done to a photograph, besides where it lies."""
+    class Settings(PhotoSettings):
+        """The kinds and strengths of the degradation."""
 
-        degrade_blur: float = setting(0.0, "each picture is blurred by half to all of so many pixels", at_least=0)
-        degrade_noise: float = setting(25.0, "strength of the noise in grey levels of 255", at_least=0)
+        degrade_blur: float = setting(0.0, "v: Gaussian blur, sigma drawn from [v/2, v] px; 0 is none", at_least=0)
+        degrade_noise: float = setting(25.0, "standard deviation of the noise, in grey levels of 255", at_least=0)
         degrade_jpeg: int = setting(0, "quality of a JPEG compression; 0 is none", at_least=0, at_most=95)
-        degrade_seed: int = setting(0, "of blur and noise, apart from the run's seed", at_least=0, below=SEEDS)
+        degrade_seed: int = setting(0, "seed of blur and noise, apart from the run's", at_least=0, below=SEEDS)
 
     def __init__(self, split: str, settings: Settings) -> None:
         self.blur, self.noise, self.jpeg = settings.degrade_blur, settings.degrade_noise, settings.degrade_jpeg
         self.key = [settings.degrade_seed, crc32(split.encode())]
         if not (self.blur or self.noise or self.jpeg):
-            raise UserError("degraded: give degrade_blur, degrade_noise or degrade_jpeg above 0")
+            raise UserError("--data degraded: give degrade_blur, degrade_noise or degrade_jpeg above 0")
         if settings.low_root or settings.test_low_root:
-            raise UserError("degraded: makes its pictures itself; --low-root is for --data photos")
+            raise UserError("--low-root: source degraded makes its own images; use it with --data photos")
         super().__init__(split, settings)
 
     def read(self, index: int) -> Sample:
@@ -47,19 +48,19 @@ class Degraded(Photos):
     def encoded(self, index: int) -> Encoded | None:
         return None
 
-    def _degrade(self, photo: np.ndarray, index: int) -> np.ndarray:
+    def _degrade(self, photo: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:
         chance = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self.key, index])))
         grey = photo.shape[-1] == 1
-        picture = Image.fromarray(photo[..., 0] if grey else photo)
+        image = Image.fromarray(photo[..., 0] if grey else photo)
         if self.blur:
-            picture = picture.filter(ImageFilter.GaussianBlur(self.blur * (0.5 + 0.5 * chance.random())))
+            image = image.filter(ImageFilter.GaussianBlur(self.blur * (0.5 + 0.5 * chance.random())))
         if self.noise:
-            values = np.asarray(picture, dtype=np.float32)
+            values = np.asarray(image, dtype=np.float32)
             values = values + self.noise * chance.standard_normal(values.shape, dtype=np.float32)
-            picture = Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
+            image = Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
         if self.jpeg:
             buffer = BytesIO()
-            picture.save(buffer, "JPEG", quality=self.jpeg)
-            picture = Image.open(buffer)
-        worse = np.array(picture)
-        return worse[..., np.newaxis] if grey else worse
+            image.save(buffer, "JPEG", quality=self.jpeg)
+            image = Image.open(buffer)
+        degraded = np.array(image)
+        return degraded[..., np.newaxis] if grey else degraded

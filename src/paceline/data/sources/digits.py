@@ -9,7 +9,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.data.fixed_split import fixed_split
 from paceline.data.source import ArraySource
-from paceline.images.decode import arrange_pictures
+from paceline.images.decode import arrange_images
 
 DEFAULT_SIZE = 32
 WHITE = 16.0  # the brightest value in the set
@@ -24,10 +24,10 @@ class Digits(ArraySource):
         digits = load_digits()
         chosen = fixed_split(len(digits.images), split)
         grey = np.round(digits.images[chosen] * (255 / WHITE)).astype(np.uint8)[..., np.newaxis]
-        pictures = arrange_pictures(grey, settings, Image.Resampling.BILINEAR, DEFAULT_SIZE)
-        _, height, width, channels = pictures.shape
+        images = arrange_images(grey, settings, Image.Resampling.BILINEAR, DEFAULT_SIZE)
+        _, height, width, channels = images.shape
         names = tuple(str(digit) for digit in range(10))
         super().__init__(
-            {"image": pictures, "label": digits.target[chosen].astype(np.int64)},
+            {"image": images, "label": digits.target[chosen].astype(np.int64)},
             DataSpec(channels, height, width, num_classes=10, class_names=names, flip_allowed=False),
         )

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 70,000 pictures of clothes of 28×28 pixels."""
+"""Fashion-MNIST: 70,000 images of clothes of 28×28 pixels."""
 
 from paceline.data.torchvision_source import TorchvisionSource
 

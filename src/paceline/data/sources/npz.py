@@ -5,32 +5,34 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import named_root
 from paceline.data.source import ArraySource
-from paceline.images.decode import arrange_pictures
+from paceline.images.decode import arrange_images
 
 
 class Npz(ArraySource):
-    """Pictures uint8 [n, h, w] or [n, h, w, 1 or 3] with whole-number labels [n]; `--data-root` names the file."""
+    """Images uint8 [n, h, w] or [n, h, w, 1 or 3] with integer labels [n]; `--data-root` names the file."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         file = _find(named_root(settings))
         arrays = _read(file, (f"x_{split}", "y_train", "y_test"))
         labels = {key: _labels(file, key, array) for key, array in arrays.items() if key.startswith("y_")}
-        pictures = _pictures(file, f"x_{split}", arrays[f"x_{split}"])
+        images = _images(file, f"x_{split}", arrays[f"x_{split}"])
         own_labels = labels[f"y_{split}"]
-        if len(pictures) != len(own_labels):
-            raise UserError(f"{file}: x_{split} has {len(pictures)} rows and y_{split} has {len(own_labels)}")
-        pictures = arrange_pictures(pictures, settings)
-        _, height, width, channels = pictures.shape
+        if len(images) != len(own_labels):
+            raise UserError(f"{file}: x_{split} has {len(images)} rows and y_{split} has {len(own_labels)}")
+        images = arrange_images(images, settings)
+        _, height, width, channels = images.shape
         num_classes = 1 + max(int(array.max(initial=0)) for array in labels.values())
-        super().__init__({"image": pictures, "label": own_labels}, DataSpec(channels, height, width, num_classes))
+        super().__init__({"image": images, "label": own_labels}, DataSpec(channels, height, width, num_classes))
 
 
 def _find(root: Path) -> Path:
@@ -43,7 +45,7 @@ def _find(root: Path) -> Path:
     raise UserError(f"--data-root {root}: {found}; expected the path of one .npz file")
 
 
-def _read(file: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
+def _read(file: Path, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     try:
         archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -62,7 +64,7 @@ def _read(file: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _pictures(file: Path, key: str, array: np.ndarray) -> np.ndarray:
+def _images(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype != np.uint8:
         raise UserError(f"{file}: {key} is {array.dtype}; expected uint8 (0 is black, 255 is white)")
     if array.ndim == 3:
@@ -74,9 +76,9 @@ def _pictures(file: Path, key: str, array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _labels(file: Path, key: str, array: np.ndarray) -> np.ndarray:
+def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
     if not np.issubdtype(array.dtype, np.integer):
-        raise UserError(f"{file}: {key} is {array.dtype}; expected whole numbers")
+        raise UserError(f"{file}: {key} is {array.dtype}; expected integers")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:

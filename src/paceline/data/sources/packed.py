@@ -1,40 +1,39 @@
-"""A folder that `paceline pack` made of another source: pixels straight from a memory map, nothing to decode."""
+"""A folder that `paceline pack` made of another source: memory-mapped pixels, nothing to decode."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.crop import Window, cropped, cut
 from paceline.data.file_lists import named_root
-from paceline.data.packing.format import PackedSplit, read_manifest
+from paceline.data.packing.format import PackedSplit
+from paceline.data.packing.manifest import read_manifest
 from paceline.data.source import Sample, Source
-from paceline.images.decode import check_picture_settings
+from paceline.images.decode import check_image_settings
 
 
 class Packed(Source):
-    """The samples and facts of the source that was packed; a window costs no more than its own pixels."""
+    """The samples and the spec of the source that was packed; reading a window reads no other pixels."""
 
     decodes = False
 
     def __init__(self, split: str, settings: RunSettings) -> None:
-        check_picture_settings(settings)
+        check_image_settings(settings)
         root = named_root(settings)
         self.packed = PackedSplit(root, split)
-        about = self.packed.about
-        spec = _spec(about["spec"])
+        spec = self.packed.record.spec
         if settings.channels not in (0, spec.channels):
             raise _fixed(f"channels={settings.channels}", root, f"with {spec.channels}")
         if settings.size and (settings.size, settings.size) != (spec.height, spec.width):
-            raise _fixed(f"size={settings.size}", root, "in another size")
+            raise _fixed(f"size={settings.size}", root, f"with {spec.width}×{spec.height} pixels")
         self.spec = spec
         self.rows = np.arange(len(self.packed.index))  # of the samples that are used
-        if about["mixed"]:
+        if self.packed.record.mixed:
             first = self.packed.column["image.height"]
             sizes = self.packed.index[:, first : first + 2]
             if settings.bad_images == "skip" and split == "train":
@@ -44,7 +43,7 @@ class Packed(Source):
 
     @classmethod
     def splits_of(cls, settings: RunSettings) -> tuple[str, ...]:
-        return tuple(read_manifest(named_root(settings))["splits"])
+        return tuple(read_manifest(named_root(settings)).splits)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -55,24 +54,24 @@ class Packed(Source):
     def read_window(self, index: int, window: Window) -> Sample:
         return cut(self._fields(index), window, self.spec.scale)
 
-    def numbers_of(self, indices: np.ndarray) -> Sample | None:
+    def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
         rows = self.packed.index[self.rows[indices]]
         return {name: rows[:, self.packed.column[name]] for name in self.packed.layout.numbers}
 
     def name_of(self, index: int) -> str:
-        return self.packed.names[self.rows[index]]
+        return self.packed.names[int(self.rows[index])]
 
     def _fields(self, index: int) -> Sample:
         row = int(self.rows[index])
         self.packed.check(row)
-        pictures = {name: self.packed.picture(name, row) for name in self.packed.layout.pictures}
+        images = {name: self.packed.image(name, row) for name in self.packed.layout.images}
         numbers = self.packed.layout.numbers
-        return pictures | {name: self.packed.index[row, self.packed.column[name]] for name in numbers}
+        return images | {name: self.packed.index[row, self.packed.column[name]] for name in numbers}
 
-    def _leave_out_small(self, sizes: np.ndarray, crop: int, root: Path) -> None:
+    def _leave_out_small(self, sizes: NDArray[np.int64], crop: int, root: Path) -> None:
         self.rows = np.flatnonzero((sizes >= crop).all(axis=1))
         if not self.rows.size:
-            raise UserError(f"{root}: none of its pictures has the {crop}×{crop} pixels of --crop")
+            raise UserError(f"{root}: none of its images has the {crop}×{crop} pixels of --crop")
         left_out = len(sizes) - self.rows.size
         if left_out:
             self.notes = (f"left out {left_out} of {len(sizes)} in {root}: smaller than the crop",)
@@ -80,8 +79,3 @@ class Packed(Source):
 
 def _fixed(asked: str, root: Path, how: str) -> UserError:
     return UserError(f"{asked}: {root} was packed {how}; pack its source into another folder")
-
-
-def _spec(kept: dict[str, Any]) -> DataSpec:
-    lists: dict[str, Any] = {name: tuple(value) for name, value in kept.items() if isinstance(value, list)}
-    return DataSpec(**kept | lists)

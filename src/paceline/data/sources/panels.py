@@ -1,68 +1,68 @@
-"""Pictures that show one thing in several ways: an input and what should be made of it.
+"""Panels: several images of one thing, an input and what should be made of it.
 
-Rows of equally wide panels in one file, as pix2pix and DeepLIIF have them (`root/train/*.png`, `root/test/*.png`), or a
-file for each of two panels (`root/trainA/NAME`, `root/trainB/NAME`, and `testA`, `testB`). `panels` names what is in
-a row from left to right: image is the input, - leaves a panel out. Without a folder: tiles of scikit-image's
-picture of stained tissue, with its stains apart and a mask.
+Rows of equally wide panels in one file, as in pix2pix and DeepLIIF (`root/train/*.png`, `root/test/*.png`), or a file
+for each of two panels (`root/trainA/NAME`, `root/trainB/NAME`, and `testA`, `testB`). Of rows without such folders a
+fixed fifth is kept for testing, unless `test_root` names a folder for that. `panels` names the panels of a row from
+left to right: image is the input, - leaves a panel out. Without a folder: tiles of scikit-image's image of stained
+tissue, with its separated stains and a mask.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from paceline.config.settings import RunSettings, setting
+from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.data.file_lists import by_stem, pictures_in
+from paceline.data.file_lists import by_stem, images_in
 from paceline.data.fixed_split import fixed_split
-from paceline.data.image_files import Files, PictureFiles, Sizes, split_folder
+from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
+from paceline.data.panel_names import (
+    INPUT,
+    LEFT_OUT,
+    SEGMENTATION,
+    TARGET,
+    PanelSettings,
+    output_panels,
+    parse_panels,
+)
 from paceline.data.source import ArraySource, Encoded, Sample
 from paceline.data.stained_tissue import stained_tissue
-from paceline.images.decode import BadPicture, arrange_picture, check_picture_settings, upright_size
+from paceline.images.decode import BadImage, arrange_image, check_image_settings, upright_size
 
-INPUT, TARGET, SEGMENTATION, LEFT_OUT = "image", "target", "segmentation", "-"
-SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "valid")}
-PAIR_NAMES = {"train": ("trainA",), "test": ("testA", "valA")}
+SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "val", "valid")}
+PAIR_NAMES: SplitNames = {"train": ("trainA",), "test": ("testA", "valA")}
 TISSUE = (INPUT, "hematoxylin", "dab", SEGMENTATION)
-TILE_PX = 64  # of the embedded picture, which has 512
+TILE_PX = 64  # of the embedded image, which has 512 px a side
 
 
-class Panels(PictureFiles):
+class Panels(ImageFiles):
     """The sample's "image" goes in; its other fields, by the names of the panels, should come out."""
 
-    @dataclass(frozen=True)
-    class Settings(RunSettings):
-        """What is in a row."""
+    Settings = PanelSettings
+    split_layouts = (PAIR_NAMES, SPLIT_NAMES)
 
-        panels: str = setting(
-            "",
-            "names of the panels in a row, with commas: image is the input, - leaves one out, segmentation comes last",
-        )
-
-    def __init__(self, split: str, settings: Settings) -> None:
-        self.tiles: ArraySource | None = None
-        if _is_embedded(settings):
+    def __init__(self, split: str, settings: PanelSettings) -> None:
+        self.tiles: ArraySource | None = None  # instead of files, where no folder was named
+        if _is_embedded(settings) and not (settings.test_root and split == "test"):
             self.tiles = _tiles(split, settings)
             self.spec = self.tiles.spec
             if split == "train":
                 self.notes = ("no --data-root: tiles of the stained tissue that scikit-image holds",)
             return
-        base, samples, problems, self.in_rows = _find(Path(settings.data_root).expanduser(), split)
-        self.names = _parse_names(settings.panels) or _usual_names(samples, self.in_rows)
+        base, samples, problems, self.in_rows = _find(split, settings)
+        self.names = parse_panels(settings.panels) or _usual_names(samples, self.in_rows)
         if not self.in_rows:
             if len(self.names) != 2 or LEFT_OUT in self.names:
-                raise UserError(f"panels={settings.panels}: the folders A and B hold two panels; name these")
+                raise UserError(f"panels={settings.panels}: the folders A and B hold two panels; give two names")
             samples = [dict(zip(self.names, files.values(), strict=True)) for files in samples]
         super().__init__(base, samples, split, settings, problems)
-        named = [name for name in self.names if name not in (INPUT, LEFT_OUT)]
-        named.sort(key=lambda name: name == SEGMENTATION)  # it comes last
-        self.spec = dataclasses.replace(self.spec, panels=tuple(named))
+        self.spec = dataclasses.replace(self.spec, panels=output_panels(self.names))
 
     def __len__(self) -> int:
         return len(self.tiles) if self.tiles else super().__len__()
@@ -78,13 +78,13 @@ class Panels(PictureFiles):
         row = self.open(self.files[index][INPUT], self._headers[index][INPUT])
         width = row.width // len(self.names)
         return {
-            name: arrange_picture(row.crop((left, 0, left + width, row.height)), self.size, self.channels)
+            name: arrange_image(row.crop((left, 0, left + width, row.height)), self.size, self.channels)
             for name, left in zip(self.names, range(0, row.width, width), strict=True)
             if name != LEFT_OUT
         }
 
     def encoded(self, index: int) -> Encoded | None:
-        return None  # a file holds several pictures
+        return None  # a file holds several images
 
     def made_of(self, index: int) -> Encoded | None:
         return None if self.tiles else super().made_of(index)
@@ -100,7 +100,7 @@ class Panels(PictureFiles):
             return f"{first} has {width}×{height} pixels and {second} {others[0][1]}×{others[0][0]}"
         count = len(self.names)
         squares = width // height if width % height == 0 else 0
-        # Rows of more than two are of squares everywhere; pairs may be of any shape.
+        # Rows of more than two panels consist of squares in all known data sets; pairs may have any shape.
         if not self.in_rows or (width % count == 0 and (count == 2 or squares in (0, count))):
             return ""
         hint = f" (they look like {squares})" if squares > 1 else ""
@@ -110,17 +110,17 @@ class Panels(PictureFiles):
 
 
 def _is_embedded(settings: RunSettings) -> bool:
-    """Whether no rows were named: the folder that every source looks into by default has none."""
+    """Return whether no rows were named, and the default folder has none."""
     root = Path(settings.data_root)
     return settings.data_root == RunSettings.data_root and not (
-        any((root / name).is_dir() for name in ("train", "trainA")) or pictures_in(root.glob("*"))
+        any((root / name).is_dir() for name in ("train", "trainA")) or images_in(root.glob("*"))
     )
 
 
-def _tiles(split: str, settings: Panels.Settings) -> ArraySource:
-    """The embedded picture cut into squares."""
-    check_picture_settings(settings)
-    wanted = _parse_names(settings.panels) or TISSUE
+def _tiles(split: str, settings: PanelSettings) -> ArraySource:
+    """Return the embedded image cut into squares."""
+    check_image_settings(settings)
+    wanted = parse_panels(settings.panels) or TISSUE
     strange = [name for name in wanted if name not in (*TISSUE, LEFT_OUT)]
     if strange:
         raise UserError(
@@ -137,57 +137,45 @@ def _tiles(split: str, settings: Panels.Settings) -> ArraySource:
     arrays = {}
     for name in sorted((name for name in wanted if name != LEFT_OUT), key=lambda name: name == SEGMENTATION):
         cut = (Image.fromarray(tissue[name][top : top + side, left : left + side]) for top, left in chosen)
-        arrays[name] = np.stack([arrange_picture(tile, 0, channels) for tile in cut])
+        arrays[name] = np.stack([arrange_image(tile, 0, channels) for tile in cut])
     return ArraySource(arrays, DataSpec(channels, side, side, panels=tuple(name for name in arrays if name != INPUT)))
 
 
-def _find(root: Path, split: str) -> tuple[Path, list[Files], list[str], bool]:
-    """The folder of a split, the files of its samples, what is wrong with others, and whether they are rows."""
+def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[str], bool]:
+    """Return a split's folder, the files of its samples, what is wrong with others, and whether they are rows."""
+    separate = separate_folder(split, settings, SPLIT_NAMES)
+    root = Path(settings.data_root).expanduser() if separate is None else separate
     folder_a = split_folder(root, split, PAIR_NAMES)
     if folder_a is not None:
         return root, *_pair(folder_a, folder_a.with_name(f"{folder_a.name[:-1]}B")), False
-    folder = split_folder(root, split, SPLIT_NAMES)
-    rows: list[Files] = [{INPUT: file} for file in pictures_in((folder or root).iterdir())]
+    folder = separate or split_folder(root, split, SPLIT_NAMES)
+    rows: list[Files] = [{INPUT: file} for file in images_in((folder or root).iterdir())]
     if folder is None and len(rows) == 1:
-        raise UserError(f"--data-root {root}: one row is too few for a train and a test split")
+        raise UserError(f"--data-root {root}: one row is too few for a train and a test split; see --test-root")
     if folder is None and rows:
         rows = [rows[index] for index in fixed_split(len(rows), split)]
     return folder or root, rows, [], True
 
 
 def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[str]]:
-    """Files of one name in two folders, and those that have no partner."""
+    """Return the files of one name in two folders, and those that have no partner."""
     if not folder_b.is_dir():
-        raise UserError(f"--data-root {folder_a.parent}: has {folder_a.name} and no {folder_b.name}")
-    first, second = (by_stem(folder, pictures_in(folder.iterdir())) for folder in (folder_a, folder_b))
+        raise UserError(f"--data-root {folder_a.parent}: has {folder_a.name} but no {folder_b.name}")
+    first, second = (by_stem(folder, images_in(folder.iterdir())) for folder in (folder_a, folder_b))
     alone = [one[stem] for one in (first, second) for stem in sorted(first.keys() ^ second.keys()) if stem in one]
     pairs = [{INPUT: first[stem], TARGET: second[stem]} for stem in sorted(first.keys() & second.keys())]
     return pairs, [f"{file.parent.name}/{file.name} has no partner" for file in alone]
 
 
-def _parse_names(text: str) -> tuple[str, ...]:
-    """The panels from left to right, as a person names them."""
-    if not text:
-        return ()
-    names = tuple(word.strip() for word in text.split(","))
-    named = [name for name in names if name != LEFT_OUT]
-    if named.count(INPUT) != 1 or len(named) < 2 or len(set(named)) < len(named):
-        raise UserError(f"panels={text}: name every panel, each in its own way, and the input {INPUT!r}")
-    odd = [name for name in named if not name.isidentifier()]
-    if odd:
-        raise UserError(f"panels={text}: {odd[0]!r} is no name; use letters, digits and _")
-    return names
-
-
 def _usual_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
-    """What two panels are called; more need names."""
+    """Return the names of two panels; raise UserError where there are more, which need names."""
     if not in_rows or not samples:
         return INPUT, TARGET
     file = samples[0][INPUT]
     try:
         height, width = upright_size(file)
-    except BadPicture:
-        return INPUT, TARGET  # the file is named when all are looked at
+    except BadImage:
+        return INPUT, TARGET  # the file is reported when all headers are read
     if width != 2 * height:
         raise UserError(
             f"{file}: a row of {width}×{height} pixels; say what its panels are, from left to right, "

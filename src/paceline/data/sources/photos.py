@@ -1,7 +1,7 @@
 """Photographs of any sizes in a folder; without `--data-root`, those that ship inside scikit-image.
 
-`root/train` and `root/test`, or DIV2K's folders, are used as they are; of other folders a fixed fifth is kept for
-testing, unless `test_root` names other pictures for that. Files of lower resolution come from `low_root`.
+`root/train` and `root/test`, or DIV2K's folders, are used as they are. Of other folders a fixed fifth is kept for
+testing, unless `test_root` names a folder for that. Files of lower resolution come from `low_root`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.config.photos_settings import PhotosSettings
 from paceline.config.settings import RunSettings
+from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
-from paceline.data.file_lists import first_few, pictures_under
+from paceline.data.file_lists import first_few, images_under
 from paceline.data.fixed_split import fixed_split
-from paceline.data.image_files import Files, PictureFiles, Sizes, split_folder
+from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
 from paceline.data.source import Sample
-from paceline.images.decode import BadPicture, upright_size
+from paceline.images.decode import BadImage, upright_size
 
-SPLIT_NAMES = {"train": ("train", "DIV2K_train_HR"), "test": ("test", "DIV2K_valid_HR", "valid", "val")}
+SPLIT_NAMES: SplitNames = {"train": ("train", "DIV2K_train_HR"), "test": ("test", "DIV2K_valid_HR", "valid", "val")}
 SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is the small 0001
-SEEN_FOR_SCALE = 20  # pictures that say by how much the files in low resolution are smaller
+SEEN_FOR_SCALE = 20  # images from which the ratio of high to low resolution is read
 EMBEDDED = {  # two views of one motorcycle are in one split
     "train": (
         *("astronaut.png", "brick.png", "camera.png", "clock_motion.png", "coins.png", "grass.png", "gravel.png"),
@@ -33,19 +33,28 @@ EMBEDDED = {  # two views of one motorcycle are in one split
 }
 
 
-class Photos(PictureFiles):
+class Photos(ImageFiles):
     """Colour photographs of mixed sizes, with "low" beside "image" where there are files of it."""
 
-    Settings = PhotosSettings
+    Settings = PhotoSettings
+    split_layouts = (SPLIT_NAMES,)
 
-    def __init__(self, split: str, settings: PhotosSettings) -> None:
+    @classmethod
+    def measure_whole(cls, settings: RunSettings) -> RunSettings:
+        whole = super().measure_whole(settings)
+        assert isinstance(whole, PhotoSettings)
+        return whole if whole == settings else dataclasses.replace(whole, test_low_root=whole.low_root)
+
+    def __init__(self, split: str, settings: PhotoSettings) -> None:
         root, paths, low_roots = _find(split, settings)
         self.scale = 0
         problems: list[str] = []
         samples: list[Files] = [{"image": path} for path in paths]
         if low_roots:
             if settings.size:
-                raise UserError(f"size={settings.size}: pictures with files in low resolution keep their size")
+                raise UserError(
+                    f"size={settings.size}: not supported together with low-resolution files; use --set size=0"
+                )
             samples, problems = _with_low(root, paths, _low_files(low_roots), low_roots)
             self.scale = _find_scale(samples)
         super().__init__(root, samples, split, settings, problems)
@@ -61,7 +70,7 @@ class Photos(PictureFiles):
         return sample
 
     def image_size(self, sizes: Sizes) -> tuple[int, int]:
-        """Where the larger picture is no multiple of the smaller one, it is cut at its right and lower edge."""
+        """Return the size that is a multiple of the low one: the larger image is cut at its right and lower edge."""
         if not self.scale:
             return sizes["image"]
         height, width = sizes["low"]
@@ -72,41 +81,34 @@ class Photos(PictureFiles):
         if ratio == self.scale:
             return ""
         (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
-        found = f"1/{ratio}" if ratio > 1 else "no whole fraction"
+        found = f"1/{ratio}" if ratio > 1 else "not an integer fraction"
         whole = f"the {width}×{height} of {names['image']}"
-        remark = f", where others are 1/{self.scale}" if ratio > 1 else " (is it the same picture?)"
+        remark = f"; others are 1/{self.scale}" if ratio > 1 else " (is it the same image?)"
         return f"{names['low']}: {low_width}×{low_height} pixels are {found} of {whole}{remark}"
 
 
-def _find(split: str, settings: PhotosSettings) -> tuple[Path, list[Path], str]:
-    """The split's root, its files, and where the same pictures lie in low resolution."""
-    if settings.test_root and split == "test":
-        root = Path(settings.test_root).expanduser()
-        if not root.is_dir():
-            raise UserError(f"--test-root {root}: no such folder")
-        return root, pictures_under(root), settings.test_low_root
+def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
+    """Return the split's root, its files, and the folders of the same images in low resolution."""
     if settings.test_low_root and not settings.test_root:
         raise UserError("--test-low-root: belongs to --test-root; --low-root is for all of --data-root")
-    if _is_embedded(settings):
+    if _is_embedded(settings) and not (settings.test_root and split == "test"):
         return *_embedded(split), ""
+    separate = separate_folder(split, settings, SPLIT_NAMES)
+    if separate is not None:
+        return separate, images_under(separate), settings.test_low_root if split == "test" else settings.low_root
     root = Path(settings.data_root).expanduser()
-    if settings.test_root:
-        if not root.is_dir():
-            raise UserError(f"--data-root {root}: no such folder")
-        root = next((root / name for name in SPLIT_NAMES["train"] if (root / name).is_dir()), root)
-        return root, pictures_under(root), settings.low_root
     split_root = split_folder(root, split, SPLIT_NAMES)
     if split_root is not None:
-        return split_root, pictures_under(split_root), settings.low_root
-    paths = pictures_under(root)
+        return split_root, images_under(split_root), settings.low_root
+    paths = images_under(root)
     if len(paths) == 1:
-        raise UserError(f"--data-root {root}: one picture is too few for a train and a test split; see --test-root")
+        raise UserError(f"--data-root {root}: one image is too few for a train and a test split; see --test-root")
     return root, [paths[index] for index in fixed_split(len(paths), split)] if paths else [], settings.low_root
 
 
 def _is_embedded(settings: RunSettings) -> bool:
-    """Whether no other pictures were named: the folder that every source looks into by default has none."""
-    return settings.data_root == RunSettings.data_root and not pictures_under(Path(settings.data_root))
+    """Return whether no images were named, and the default folder has none."""
+    return settings.data_root == RunSettings.data_root and not images_under(Path(settings.data_root))
 
 
 def _embedded(split: str) -> tuple[Path, list[Path]]:
@@ -118,19 +120,19 @@ def _embedded(split: str) -> tuple[Path, list[Path]]:
 
 
 def _low_files(roots: str) -> list[tuple[Path, Path]]:
-    """Every picture in the folders, with the folder that it was found in."""
+    """Return every image in the folders, with the folder in which it was found."""
     found = []
     for root in (Path(one.strip()).expanduser() for one in roots.split(",")):
         if not root.is_dir():
             raise UserError(f"--low-root {root}: no such folder")
-        found += [(root, file) for file in pictures_under(root)]
+        found += [(root, file) for file in images_under(root)]
     return found
 
 
 def _with_low(
     root: Path, paths: list[Path], low_files: list[tuple[Path, Path]], low_roots: str
 ) -> tuple[list[Files], list[str]]:
-    """Each picture with its file of low resolution, by name and, where names repeat, by path; and what has none."""
+    """Match each image with its low-resolution file, by name and, where names repeat, by path; list the rest."""
     by_name: dict[str, list[tuple[Path, Path]]] = {}
     for low_root, file in low_files:
         for name in {file.stem, _without_scale(file)}:
@@ -159,22 +161,22 @@ def _without_scale(path: Path) -> str:
 
 
 def _find_scale(samples: list[Files]) -> int:
-    """By how much the files are smaller: what most of the first ones say; 0 where none is a whole fraction."""
+    """Return by how much the files are smaller, as most of the first ones are; 0 where none is an integer fraction."""
     ratios = []
     for files in samples[:SEEN_FOR_SCALE]:
         try:
             ratios.append(_ratio({name: upright_size(path) for name, path in files.items()}))
-        except BadPicture:
-            continue  # it is named later, with all others
+        except BadImage:
+            continue  # it is reported later, with all others
     whole = [ratio for ratio in ratios if ratio > 1]
     if ratios and not whole:
         image, low = samples[0]["image"], samples[0]["low"]
-        raise UserError(f"--low-root: {low} is not a whole fraction of {image} (e.g. 1/4 of its height and width)")
+        raise UserError(f"--low-root: {low} is not an integer fraction of {image} (e.g. 1/4 of its height and width)")
     return max(whole, key=whole.count, default=0)
 
 
 def _ratio(sizes: Sizes) -> int:
-    """How many times the one size is in the other, with less than that left over; 0 where it is not."""
+    """Return how many times the low size fits into the other, with a smaller remainder; 0 where it does not."""
     (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
     ratio = height // low_height
     return ratio if ratio == width // low_width and max(height % low_height, width % low_width) < ratio else 0

@@ -1,4 +1,4 @@
-"""STL-10: 13,000 labelled colour pictures of 96×96 pixels in ten classes."""
+"""STL-10: 13,000 labelled colour images of 96×96 pixels in ten classes."""
 
 from paceline.data.torchvision_source import TorchvisionSource
 

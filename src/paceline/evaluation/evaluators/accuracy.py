@@ -1,7 +1,7 @@
 """Classification: cross-entropy, top-1 and top-5 accuracy.
 
 The protocol: every sample once, one view of it, cross-entropy without label smoothing, accuracies in
-percent. Of equal logits the class with the lower number ranks first, so a tie does not depend on the device.
+percent. Of equal logits the class with the lower index ranks first, so a tie does not depend on the device.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from torch import Tensor
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
-from paceline.evaluation.contract import Evaluator
+from paceline.evaluation.contract import Case, Evaluator
 
 
 class Accuracy(Evaluator):
     """Loss, top-1 and top-5 accuracy (top-k for the k classes of smaller data) and the number of samples."""
 
-    def __init__(self, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
-        super().__init__(spec, device, settings)
+    classifies = True
+
+    def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(case, spec, device, settings)
         self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, top-1, top-5, samples
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
-        logits, label = prediction["logits"].detach().double(), batch["label"]
+        logits = prediction["logits"].detach().double()
+        label = prediction["label"] if "label" in prediction else batch["label"]  # of self-supervised recipes
         loss = F.cross_entropy(logits, label, reduction="sum")
         rank = _rank_of(label, logits)
         top1, top5 = (rank < 1).sum(), (rank < min(5, logits.shape[1])).sum()
@@ -41,7 +44,7 @@ class Accuracy(Evaluator):
 
 
 def _rank_of(label: Tensor, logits: Tensor) -> Tensor:
-    """How many classes come before the right one, per sample."""
+    """Return the number of classes that rank above the right one, per sample."""
     right = logits.gather(1, label[:, None])
     classes = torch.arange(logits.shape[1], device=logits.device)
     # "Not at most" rather than "more": a NaN, which compares false with all, then never counts as right.

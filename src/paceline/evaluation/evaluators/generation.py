@@ -1,16 +1,15 @@
-"""Generated pictures: FID, KID, precision and recall, and the Inception Score where the network has logits.
+"""Generated images: FID, KID, precision and recall, and the Inception Score where the network has logits.
 
-The protocol: pictures in 8 bits; all samples of the split against `generated_images` generated ones, each from the
+The protocol: images in 8 bits; all samples of the split against `generated_images` generated ones, each from the
 random numbers of its position; the Fréchet distance with unbiased covariances; of the first 10,000 of each the
 kernel distance (mean over subsets of 1,000, in order) and precision and recall (third neighbours); the Inception
-Score as the mean over ten splits. Numbers by other features than the Inception of 2015 are named with the network.
+Score as the mean over ten splits. Metrics by features other than those of Inception 2015 carry the network's name.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +19,10 @@ from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
 from paceline.data.fingerprint import fingerprint
 from paceline.data.transforms import to_eight_bits
-from paceline.evaluation import kept_statistics
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.features.choice import choose_features
 from paceline.evaluation.features.network import NAMES
+from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.statistics import (
     KERNEL_SUBSET,
     NEIGHBOURS,
@@ -32,39 +31,36 @@ from paceline.evaluation.statistics import (
     kernel_distance,
     precision_and_recall,
 )
+from paceline.evaluation.statistics_cache import find_statistics, store_statistics
 from paceline.evaluation.sums import NUM_SPLITS, FeatureSums, Layout, Statistics, statistics_from, unflatten
 
-NUM_ROWS = 10_000  # pictures of each kind whose features are kept, for KID, precision and recall
+NUM_ROWS = 10_000  # real and generated images whose features are kept, for KID, precision and recall
 
 
 class Generation(Evaluator):
-    """Made pictures against real ones, by the features of a stated network."""
+    """Generated images against real ones, by the features of a named network."""
 
-    def __init__(self, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
-        super().__init__(spec, device, settings)
-        self.real: Statistics | None = None
-
-    def begin(self, case: Case) -> None:
-        self.case, settings = case, self.settings
-        self.network = choose_features(settings, self.spec, self.device, case.open_run)
-        self.network.require(settings.feature_precision, self.device)
+    def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(case, spec, device, settings)
+        self.network = choose_features(settings, spec, device, case.open_run)
+        self.network.require(settings.feature_precision, device)
         self.label = self.network.label
         self.notes = _check_counts(case, self.network.num_features, self.network.warn_below, settings)
-        self.real_protocol = {
+        self.real_protocol: Protocol = {
             **self.network.protocol(),
-            "pictures": "8 bits",
+            "images": "8 bits",
             "arithmetic": NAMES[settings.feature_precision],
             "data": Path(settings.data).stem,
             "split": case.split,
-            "size": f"{self.spec.width}×{self.spec.height}×{self.spec.channels}",
+            "size": f"{spec.width}×{spec.height}×{spec.channels}",
             "fingerprint": fingerprint(case.source),
             "real": len(case.source),
             "rows": min(NUM_ROWS, len(case.source)),
         }
-        self.real = kept_statistics.find(self.real_protocol, self.device)
+        self.real: Statistics | None = find_statistics(self.real_protocol, device)
         self.needs_samples = self.real is None
 
-    def protocol(self) -> dict[str, Any]:
+    def protocol(self) -> Protocol:
         estimators = f"KID of {KERNEL_SUBSET}, {NEIGHBOURS} neighbours, IS of {NUM_SPLITS} splits"
         return {
             **self.real_protocol,
@@ -81,8 +77,8 @@ class Generation(Evaluator):
 
     def end_samples(self, sums: Tensor) -> None:
         self.real = statistics_from(unflatten(sums, self.real_sums.layout))
-        if kept_statistics.find(self.real_protocol, self.device) is None:
-            kept_statistics.keep(self.real_protocol, self.real)
+        if find_statistics(self.real_protocol, self.device) is None:
+            store_statistics(self.real_protocol, self.real)
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
         self._add(self.made_sums, prediction["image"], batch["index"])
@@ -91,7 +87,7 @@ class Generation(Evaluator):
         return self.made_sums.flat()
 
     def results(self, sums: Tensor) -> dict[str, float]:
-        assert self.real is not None, "the real pictures come first"
+        assert self.real is not None, "the real images come first"
         by_name = unflatten(sums, self.made_sums.layout)
         made, real = statistics_from(by_name), self.real
         precision, recall = precision_and_recall(real.rows, made.rows)
@@ -110,34 +106,35 @@ class Generation(Evaluator):
 
     @cached_property
     def real_sums(self) -> FeatureSums:
-        """What real pictures add up to."""
+        """The sums over real images."""
         return self._new_sums(len(self.case.source))
 
     @cached_property
     def made_sums(self) -> FeatureSums:
-        """What made pictures add up to."""
+        """The sums over generated images."""
         return self._new_sums(self.case.count)
 
     def _new_sums(self, total: int) -> FeatureSums:
         layout = Layout(total, self.network.num_features, self.network.num_classes, min(NUM_ROWS, total))
         return FeatureSums(layout, self.device)
 
-    def _add(self, sums: FeatureSums, pictures: Tensor, position: Tensor) -> None:
-        sums.add(self.network(to_eight_bits(pictures), self.settings.feature_precision), position)
+    def _add(self, sums: FeatureSums, images: Tensor, position: Tensor) -> None:
+        sums.add(self.network(to_eight_bits(images), self.settings.feature_precision), position)
 
 
 def _check_counts(case: Case, num_features: int, warn_below: int, settings: RunSettings) -> tuple[str, ...]:
+    """Return warnings on few images; raise UserError for fewer than there are features."""
     fewest = min(case.count, len(case.source))
-    which = f"{fewest:,} pictures ({len(case.source):,} of split {case.split!r} against {case.count:,} generated)"
+    which = f"{fewest:,} images ({len(case.source):,} of split {case.split!r} against {case.count:,} generated)"
     if fewest < 2:
-        raise UserError(f"{which} are too few to judge")
+        raise UserError(f"{which} are too few to evaluate; use at least 2")
     if fewest < num_features:
         if settings.few_images == "refuse":
             raise UserError(
-                f"{which} are too few for the covariance of {num_features:,} features; take more pictures, or "
+                f"{which} are too few for the covariance of {num_features:,} features; use more images, or "
                 "accept a meaningless number with --set few_images=allow"
             )
-        return (f"warning: {which} are fewer than the {num_features:,} features; the numbers mean little",)
+        return (f"warning: {which} are fewer than the {num_features:,} features; the metrics mean little",)
     if fewest < min(warn_below, 5 * num_features):
         return (f"warning: {which}: with so few, FID is biased upwards; compare it only at equal counts",)
     return ()

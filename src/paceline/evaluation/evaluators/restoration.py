@@ -1,10 +1,10 @@
-"""Restored pictures against the real ones: PSNR, SSIM, and LPIPS where its package is installed.
+"""Restored images against the real ones: PSNR, SSIM, and LPIPS where its package is installed.
 
-Both pictures are rounded to eight bits first, as files would hold them. Then the protocol decides: `y` compares luma,
-16…235, as MATLAB's rgb2ycbcr computes it (not rounded again), without a border as wide as the enlargement; `rgb`
-compares all channels, without that border too. A number is the mean over pictures of the value of each. PSNR's peak
-is 255; SSIM has a Gaussian window of 11 with σ 1.5, K 0.01 and 0.03, and counts the pixels whose window lies in the
-picture. Where a recipe also predicts what it is held against (bicubic, the input), that is measured in the same way.
+Both images are rounded to 8 bits first, as files would hold them. Then the protocol decides: `y` compares luma,
+16…235, as MATLAB's rgb2ycbcr computes it (not rounded again), without a border as wide as the output scale; `rgb`
+compares all channels, without that border too. A metric is the mean over images of the value of each. PSNR's peak
+is 255; SSIM has a Gaussian window of 11 with σ 1.5, K 0.01 and 0.03, over the pixels whose window lies inside the
+image. Where a recipe also predicts a baseline (bicubic, the input), that is measured in the same way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.evaluation.contract import Case, Evaluator
-from paceline.evaluation.image_metrics import SIGMA, WINDOW, in_levels, luma, psnr, refuse_small, ssim
+from paceline.evaluation.image_metrics import SIGMA, WINDOW, check_sizes, luma, psnr, ssim, to_levels
+from paceline.evaluation.protocol import Protocol
 
 MEASURED = ("image", "bicubic", "input")  # fields of a prediction
 METRICS = ("psnr", "ssim", "lpips")
@@ -29,19 +30,17 @@ Distance = Callable[[Tensor, Tensor], Tensor]
 
 
 class Restoration(Evaluator):
-    """Mean PSNR, SSIM and LPIPS of what was restored and of what it is held against."""
+    """Mean PSNR, SSIM and LPIPS of restored images and of baselines."""
 
-    def __init__(self, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
-        super().__init__(spec, device, settings)
+    def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(case, spec, device, settings)
         self.label = settings.protocol
+        self.border = case.output_scale if case.output_scale > 1 else 0
+        check_sizes(case, self.border)
+        self.distance, self.notes = _perceptual_distance(device)
         self._sums = torch.zeros(len(MEASURED), len(METRICS) + 1, dtype=torch.float64, device=device)
 
-    def begin(self, case: Case) -> None:
-        self.border = case.output_scale if case.output_scale > 1 else 0
-        refuse_small(case, self.border)
-        self.distance, self.notes = _perceptual_distance(self.device)
-
-    def protocol(self) -> dict[str, Any]:
+    def protocol(self) -> Protocol:
         return {
             "protocol": self.settings.protocol,
             "border": self.border,
@@ -51,20 +50,20 @@ class Restoration(Evaluator):
         }
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
-        target = in_levels(prediction["target"])
+        target = to_levels(prediction["target"])
         for number, name in enumerate(MEASURED):
             if name not in prediction:
                 continue
-            made = in_levels(prediction[name])
+            made = to_levels(prediction[name])
             assert made.shape == target.shape, f"{name} is {tuple(made.shape)}, its target {tuple(target.shape)}"
-            one, other = (self._compared(pictures) for pictures in (made, target))
+            one, other = (self._compared(images) for images in (made, target))
             values = [psnr(one, other), ssim(one, other)]
             values.append(self.distance(made, target) if self.distance else torch.zeros_like(values[0]))
             values.append(torch.ones_like(values[0]))
             self._sums[number] += torch.stack(values).sum(dim=1)
 
     def _compared(self, levels: Tensor) -> Tensor:
-        """The part and the channels that the protocol compares."""
+        """Return the part and the channels that the protocol compares."""
         border, (height, width) = self.border, levels.shape[-2:]
         cut = levels[..., border : height - border, border : width - border]
         return luma(cut) if self.settings.protocol == "y" else cut
@@ -85,7 +84,7 @@ class Restoration(Evaluator):
 
 
 def _perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[str, ...]]:
-    """LPIPS of pictures in 0…255, where it is installed and has its weights; else why not."""
+    """Return LPIPS of images in 0…255, if it is installed and has its weights; and a note where it lacks these."""
     if importlib.util.find_spec("lpips") is None:
         return None, ()
     try:
@@ -96,7 +95,7 @@ def _perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[s
     def distance(made: Tensor, target: Tensor) -> Tensor:
         one, other = ((levels.float() / 127.5 - 1).expand(-1, 3, -1, -1) for levels in (made, target))
         with torch.autocast(made.device.type, enabled=False):
-            return network(one, other).flatten().double()
+            return cast(Tensor, network(one, other)).flatten().double()
 
     return distance, ()
 
@@ -105,4 +104,5 @@ def _perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[s
 def _lpips_network() -> torch.nn.Module:
     import lpips
 
-    return lpips.LPIPS(net="alex", verbose=False).eval().requires_grad_(False)
+    network: torch.nn.Module = lpips.LPIPS(net="alex", verbose=False)
+    return network.eval().requires_grad_(False)

@@ -1,6 +1,6 @@
-"""Made panels against the real ones: PSNR and SSIM of each, IoU and Dice of the segmentation.
+"""Predicted panels against the real ones: PSNR and SSIM of each, IoU and Dice of the segmentation.
 
-Pictures are rounded to eight bits, and PSNR and SSIM are the means over pictures of their values in all channels. A
+Images are rounded to 8 bits, and PSNR and SSIM are the means over images of their values in all channels. A
 pixel of a segmentation is background where its brightest channel is below the middle; else it belongs to that
 channel (red, green, blue), or to `bright` where its channels are nearly alike. IoU and Dice are of all pixels of the
 split together, for each class that the real segmentations have, and then averaged over these classes.
@@ -8,7 +8,7 @@ split together, for each class that the real segmentations have, and then averag
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.evaluation.contract import Case, Evaluator
-from paceline.evaluation.image_metrics import in_levels, psnr, refuse_small, ssim
+from paceline.evaluation.image_metrics import check_sizes, psnr, ssim, to_levels
+from paceline.evaluation.protocol import Protocol
 
 SEGMENTATION = "segmentation"
 CLASSES = ("bright", "red", "green", "blue")
@@ -25,24 +26,22 @@ ALIKE = 64  # levels between the brightest and the darkest channel of a pixel wi
 
 
 class Translation(Evaluator):
-    """Means over pictures for each panel; overlaps of the segmentation's classes."""
+    """Means over images for each panel; overlaps of the segmentation's classes."""
 
-    def __init__(self, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
-        super().__init__(spec, device, settings)
-        self._quality = torch.zeros(len(spec.panels), 3, dtype=torch.float64, device=device)  # PSNR, SSIM, pictures
+    def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
+        super().__init__(case, spec, device, settings)
+        check_sizes(case)
+        self._quality = torch.zeros(len(spec.panels), 3, dtype=torch.float64, device=device)  # PSNR, SSIM, images
         self._overlap = torch.zeros(len(CLASSES), 3, dtype=torch.float64, device=device)  # pixels: both, made, real
 
-    def begin(self, case: Case) -> None:
-        refuse_small(case)
-
-    def protocol(self) -> dict[str, Any]:
+    def protocol(self) -> Protocol:
         return {"rounded": "to 8 bits", "channels": "all", "segmentation": f"brightest channel above {MIDDLE}"}
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
         for number, name in enumerate(self.spec.panels):
             if name not in prediction:
                 continue
-            made, real = in_levels(prediction[name]), in_levels(batch[name])
+            made, real = to_levels(prediction[name]), to_levels(batch[name])
             values = [psnr(made, real), ssim(made, real)]
             self._quality[number] += torch.stack([*values, torch.ones_like(values[0])]).sum(dim=1)
             if name == SEGMENTATION:
@@ -68,7 +67,7 @@ class Translation(Evaluator):
 
 
 def members(levels: Tensor) -> Tensor:
-    """Which pixels [n, h, w] belong to each class, as [class, n, h, w]."""
+    """Return which pixels [n, h, w] belong to each class, as [class, n, h, w]."""
     brightest, colour = levels.max(dim=1)
     above = brightest > MIDDLE
     grey = brightest - levels.min(dim=1).values < ALIKE
@@ -76,7 +75,7 @@ def members(levels: Tensor) -> Tensor:
 
 
 def _overlaps(sums: Tensor) -> dict[str, float]:
-    """IoU and Dice of the classes that occur, and their means."""
+    """Return IoU and Dice of the classes that occur, and their means."""
     found = {
         name: (both / (made + real - both), 2 * both / (made + real))
         for name, (both, made, real) in zip(CLASSES, sums.view(-1, 3).tolist(), strict=True)
@@ -91,6 +90,6 @@ def _overlaps(sums: Tensor) -> dict[str, float]:
     return results
 
 
-def _mean(values: Any) -> float:
+def _mean(values: Iterable[float]) -> float:
     listed = list(values)
     return sum(listed) / len(listed)

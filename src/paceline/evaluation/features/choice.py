@@ -1,12 +1,11 @@
-"""The networks by whose features generated pictures are judged.
+"""Chooses the network whose features generated images are evaluated by.
 
-The standard is the Inception of 2015; its numbers bear their plain names (`FID`). All other features are named
-with the number (`FID[resnet18-digits]`), since numbers by different features say different things.
+The standard is the Inception of 2015; its metrics have their plain names (`FID`). Metrics by other features carry the
+network's name (`FID[resnet18-digits]`), since metrics by different features are not comparable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,15 +16,13 @@ from torch import Tensor, nn
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.evaluation.contract import OpenedRun
+from paceline.evaluation.contract import OpenedRun, OpenRun, is_classifier
 from paceline.evaluation.features.inception import load_inception
-from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Seen, hash_of
-
-OpenRun = Callable[[str], OpenedRun]
+from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, hash_of
 
 
 class Pixels(FeatureNetwork):
-    """The picture itself, averaged down to 8×8: no network at all, for a first look where there is none."""
+    """The image itself, averaged down to 8×8: no network at all, for a first look where there is none."""
 
     SIDE_PX = 8
     label = f"pixels-{SIDE_PX}x{SIDE_PX}"
@@ -34,21 +31,21 @@ class Pixels(FeatureNetwork):
     def __init__(self, spec: DataSpec) -> None:
         self.num_features = spec.channels * self.SIDE_PX**2
 
-    def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
-        return Seen(F.adaptive_avg_pool2d(pictures.float() / 255, self.SIDE_PX).flatten(1))
+    def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
+        return Features(F.adaptive_avg_pool2d(images.float() / 255, self.SIDE_PX).flatten(1))
 
 
 class Classifier(FeatureNetwork):
-    """A classification run of ours: what goes into its last linear layer, and its logits."""
+    """A finished classification run: the input of its last linear layer, and its logits."""
 
     def __init__(self, name: str, run: OpenedRun, spec: DataSpec, device: torch.device) -> None:
         layers = [module for module in run.recipe.modules() if isinstance(module, nn.Linear)]
-        if run.recipe.evaluator != "accuracy" or not layers:
+        if not is_classifier(type(run.recipe)) or not layers:
             raise UserError(f"features={name}: not a classification run with a last linear layer")
         if _shape(run.spec) != _shape(spec):
             raise UserError(
-                f"features={name}: it knows pictures of {_shape(run.spec)}, and these are of {_shape(spec)}; "
-                "train a classifier on such pictures (--set size=… sets their side)"
+                f"features={name}: trained on images of {_shape(run.spec)}, and these are of {_shape(spec)}; "
+                "train a classifier on such images (--set size=… sets their side)"
             )
         self.recipe, self.last = run.recipe.float().to(device).eval().requires_grad_(False), layers[-1]
         self.num_features, self.num_classes = self.last.in_features, self.last.out_features
@@ -57,18 +54,18 @@ class Classifier(FeatureNetwork):
         self.label = f"{kind}-{Path(run.config.run.data).stem}"
         self.weights = hash_of(run.recipe)
 
-    def see(self, pictures: Tensor, arithmetic: Arithmetic = "fp32") -> Seen:
+    def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
         caught: list[Tensor] = []
         hook = self.last.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
         try:
-            logits = self.recipe.predict({"image": pictures.float() / 127.5 - 1})["logits"]
+            logits = self.recipe.predict({"image": images.float() / 127.5 - 1})["logits"]
         finally:
             hook.remove()
-        return Seen(caught[-1].flatten(1), logits)
+        return Features(caught[-1].flatten(1), logits)
 
 
 def choose_features(settings: RunSettings, spec: DataSpec, device: torch.device, open_run: OpenRun) -> FeatureNetwork:
-    """The network that the settings name: Inception, a classification run, or none but pixels."""
+    """Return the network that the settings name: Inception, a classification run, or pixels where none is named."""
     if settings.inception:
         return load_inception(settings.inception, settings.inception_sha256, device)
     if settings.features:

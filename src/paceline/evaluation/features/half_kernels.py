@@ -1,8 +1,11 @@
-"""Convolutions and pools on float16 pictures [n, h, w, c] in Triton: float32 sums, each rounded once.
+"""Convolutions and pools on float16 images [n, h, w, c] in Triton: float32 sums, each rounded once.
 
-Results go where they belong in a wider tensor, so that branches need not be copied together. cuDNN has such
-convolutions too; on an H200 one of them (1×7 of 160 channels, 500 pictures) gave other, wrong values at every call.
+Results are written into slices of a wider tensor, so that branches need not be concatenated. cuDNN has such
+convolutions too; on an H200 one of them (1×7 of 160 channels, 500 images) gave different, wrong values at every call.
 """
+
+# Triton types the arguments of its kernels itself.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class TwoHalves(NamedTuple):
 
 
 def two_halves(weight: Tensor, bias: Tensor) -> TwoHalves:
-    """Weights [out, in, height, width] in float32, as the kernel takes them: about 22 bits of each are kept."""
+    """Return float32 weights [out, in, height, width] as the kernel takes them: about 22 bits of each are kept."""
     num_out, num_in, height, width = weight.shape
     depth = 64 if num_in % 64 == 0 else 32
     exponent = torch.frexp(weight.abs().amax(dim=(1, 2, 3)))[1]
@@ -44,7 +47,7 @@ def two_halves(weight: Tensor, bias: Tensor) -> TwoHalves:
 
 
 def convolve(x: Tensor, weights: TwoHalves, out: Tensor, stride: int, padding: tuple[int, int], *, relu: bool) -> None:
-    """Fills `out`, of float16 or float32; both may be slices of wider tensors."""
+    """Fill `out`, of float16 or float32; `x` and `out` may be slices of wider tensors."""
     (count, in_h, in_w, _), (_, out_h, out_w, _) = x.shape, out.shape
     (num_in, num_out), pixels = weights.channels, count * out_h * out_w
     programs = triton.cdiv(pixels, PIXELS) * triton.cdiv(num_out, CHANNELS)
@@ -58,7 +61,7 @@ def convolve(x: Tensor, weights: TwoHalves, out: Tensor, stride: int, padding: t
 
 
 def pool(x: Tensor, out: Tensor, stride: int, padding: int, *, average: bool) -> None:
-    """Fills `out` with the largest of 3×3 neighbours, or with their average's positive part; padding never counts."""
+    """Fill `out` with the largest of 3×3 neighbours, or with their average's positive part; padding never counts."""
     (_, in_h, in_w, _), (count, out_h, out_w, channels) = x.shape, out.shape
     pixels = count * out_h * out_w
     programs = triton.cdiv(pixels, POOLED) * triton.cdiv(channels, CHANNELS)
@@ -72,11 +75,11 @@ def _up_to(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-# Not compiled anew for each size that happens to be 1 or a multiple of 16, as Triton would by itself.
+# By default Triton compiles again for each size that happens to be 1 or a multiple of 16.
 _SIZES = ["pixels", "out_h", "out_w", "in_h", "in_w", "stride"]
 
 
-# Offsets are 32 bits wide: of 500 pictures, the widest layer has 691 million numbers.
+# Offsets are 32 bits wide: the widest layer of 500 images has 691 million numbers.
 @triton.jit(do_not_specialize=[*_SIZES, "height", "width", "pad_h", "pad_w"])
 def _convolve(
     x, high, low, scale, bias, out,

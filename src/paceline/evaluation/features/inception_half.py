@@ -1,7 +1,7 @@
 """The Inception network of 2015 in float16 on a GPU, with each weight as the sum of two float16 numbers.
 
-One number alone is off by the same amount for every picture, which does not average out: it moves FID by some 0.3 %.
-What goes from layer to layer is off by another amount each time, and may be float16.
+One number alone is off by the same amount for every image, which does not average out: it moves FID by about 0.3 %.
+The rounding of activations differs from image to image, so that these may be float16.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ Shape = tuple[int, int, int]  # height, width, channels
 
 
 class Layer(Protocol):
-    """A part of the network on pictures [n, h, w, c] in float16."""
+    """A part of the network on images [n, h, w, c] in float16."""
 
     def shape(self, before: Shape) -> Shape:
-        """Of one picture behind this part."""
+        """Return the shape of one image after this part."""
 
     def fill(self, out: Tensor, x: Tensor) -> None:
-        """Computes `out`, maybe a slice of a wider tensor's channels."""
+        """Compute `out`, which may be a slice of a wider tensor's channels."""
 
 
 class Half:
-    """The whole network, from float32 pictures [n, 3, h, w] to float32 features [n, c]."""
+    """The whole network, from float32 images [n, 3, h, w] to float32 features [n, c]."""
 
     def __init__(self, network: nn.Sequential) -> None:
-        first, *middle, self.mean = network
-        assert isinstance(first, ConvReLU) and isinstance(self.mean, Mean)
-        self.first = first  # of three colours: too few for tensor cores, and quick enough in float32
+        first, *middle, mean = network
+        assert isinstance(first, ConvReLU) and isinstance(mean, Mean)
+        self.first, self.mean = first, mean  # three channels are too few for tensor cores, and fast enough in float32
         self.middle = InRow([_in_float16(module) for module in middle])
 
-    def __call__(self, pictures: Tensor) -> Tensor:
-        with torch.cuda.device_of(pictures):  # Triton takes the current GPU, whichever one has the pictures
-            x = self.first(pictures).permute(0, 2, 3, 1).to(torch.float16, memory_format=torch.contiguous_format)
-            return self.mean(_made_by(self.middle, x).permute(0, 3, 1, 2))
+    def __call__(self, images: Tensor) -> Tensor:
+        # Triton computes on the current GPU, whichever one has the images.
+        with torch.cuda.device_of(images):  # type: ignore[no-untyped-call, unused-ignore]
+            x = self.first(images).permute(0, 2, 3, 1).to(torch.float16, memory_format=torch.contiguous_format)
+            features: Tensor = self.mean(_output_of(self.middle, x).permute(0, 3, 1, 2))
+            return features
 
 
 class Convolution:
@@ -99,12 +101,12 @@ class InRow:
     def fill(self, out: Tensor, x: Tensor) -> None:
         *others, last = self.parts
         for part in others:
-            x = _made_by(part, x)
+            x = _output_of(part, x)
         last.fill(out, x)
 
 
 class SideBySide:
-    """Parts that see the same, each of which fills channels of its own."""
+    """Parts with the same input, each of which fills its own channels."""
 
     def __init__(self, parts: Sequence[Layer]) -> None:
         self.parts = parts
@@ -115,7 +117,7 @@ class SideBySide:
 
     def fill(self, out: Tensor, x: Tensor) -> None:
         widths = [part.shape(_shape_of(x))[2] for part in self.parts]
-        for part, channels in zip(self.parts, out.split(widths, dim=3), strict=True):
+        for part, channels in zip(self.parts, torch.split(out, widths, dim=3), strict=True):
             part.fill(channels, x)
 
 
@@ -132,7 +134,7 @@ def _in_float16(module: nn.Module) -> Layer:
     return LargestOfNine(module)
 
 
-def _made_by(part: Layer, x: Tensor) -> Tensor:
+def _output_of(part: Layer, x: Tensor) -> Tensor:
     out = torch.empty(len(x), *part.shape(_shape_of(x)), dtype=x.dtype, device=x.device)
     part.fill(out, x)
     return out

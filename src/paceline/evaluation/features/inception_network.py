@@ -47,7 +47,7 @@ class AveragedConvReLU(ConvReLU):
 
 
 class Branches(nn.Module):
-    """What several modules make of the same input, one behind the other as channels."""
+    """The outputs of several modules for the same input, concatenated as channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Mean(nn.Module):
 
 
 def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
-    """The network, from pictures of 299 pixels in -1…1 to 2048 features; KeyError where a weight is not there."""
+    """Return the network from images of 299 pixels in -1…1 to 2048 features; raise KeyError for a missing weight."""
 
     def conv(name: str, stride: int = 1, *, padded: bool = True, kind: type[ConvReLU] = ConvReLU) -> ConvReLU:
         weight, bias = _fold(weights, PREFIX + name)
@@ -74,7 +74,7 @@ def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
         return kind(weight, bias, stride, (height // 2, width // 2) if inside else (0, 0))
 
     def tower(name: str, count: int, stride: int = 1) -> nn.Sequential:
-        """Convolutions in a row, the last one with a stride."""
+        """Return convolutions in a row, the last one with a stride."""
         names = [f"{name}.conv"] + [f"{name}.conv_{number}" for number in range(1, count)]
         return nn.Sequential(*map(conv, names[:-1]), conv(names[-1], stride))
 
@@ -82,7 +82,7 @@ def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
         return Branches(conv(f"{name}_mixed_conv"), conv(f"{name}_mixed_conv_1"))
 
     def mixed(name: str, *lengths: int) -> Branches:
-        """Towers of these lengths beside a convolution and an average."""
+        """Return towers of these lengths beside a convolution and an average."""
         towers = [tower(f"{name}.tower{_suffix(number)}", length) for number, length in enumerate(lengths)]
         average = conv(f"{name}.tower_{len(lengths)}.conv", kind=AveragedConvReLU)
         return Branches(conv(f"{name}.conv"), *towers, average)
@@ -115,7 +115,7 @@ def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
 
 
 def _may_fuse(x: Tensor) -> bool:
-    """Whether cuDNN's convolution with ReLU is the quick one here, and allowed: it promises no fixed order of sums."""
+    """Return whether cuDNN's convolution with ReLU is faster here and allowed: it promises no fixed order of sums."""
     on_tensor_cores = x.is_cuda and torch.version.hip is None and x.is_contiguous(memory_format=torch.channels_last)
     return on_tensor_cores and not torch.are_deterministic_algorithms_enabled()
 
@@ -125,7 +125,7 @@ def _suffix(number: int) -> str:
 
 
 def _fold(weights: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a convolution that BatchNorm (without a scale of its own) follows."""
+    """Return weight and bias of a convolution with the BatchNorm after it (which has no scale) folded in."""
     weight, beta, mean, var = (weights[f"{name}.{part}"].double() for part in ("weight", "beta", "mean", "var"))
     scale = (var + EPSILON).rsqrt()
     dtype = weights[f"{name}.weight"].dtype

@@ -10,11 +10,14 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
+from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.parallel.ddp_options import STILL_BUFFERS
+from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import NOTHING, Strategy
+from paceline.parallel.world import World
 
-# Said of 1×1 convolutions, whose strides have two names for one layout.
+# Raised for 1×1 convolutions, where two sets of strides mean the same layout.
 warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
 
 
@@ -24,27 +27,30 @@ class DistributedDataParallel(Strategy):
     needs_processes = True
     complexity = 1
 
-    def place(self, recipe: Recipe) -> None:
-        super().place(recipe)
-        if self.settings.compress != "none":
-            self.notes.append(f"gradients: sent in {self.settings.compress}, rounded; results differ a little")
+    def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
+        super().__init__(settings, world, precision, recipe)
+        if settings.compress != "none":
+            self.notes.append(f"gradients: sent in {settings.compress}, rounded; results differ a little")
+        self.wrappers = {phase.name: self._wrap(phase) for phase in recipe.phases}
+        self.trainable.release()
 
-    def prepare(self, phase: Phase) -> None:
-        self.wrappers = getattr(self, "wrappers", {})
+    def _wrap(self, phase: Phase) -> nn.parallel.DistributedDataParallel:
+        self.trainable.select(phase.network)
         with self._on_the_side():
-            self.wrappers[phase.name] = nn.parallel.DistributedDataParallel(
+            wrapper = nn.parallel.DistributedDataParallel(
                 self.call,
                 gradient_as_bucket_view=True,
                 bucket_cap_mb=5 if self.world.backend == "gloo" else 25,
                 **STILL_BUFFERS,
             )
             if self.settings.compress == "bf16":
-                self.wrappers[phase.name].register_comm_hook(None, bf16_compress_hook)
-            self._settle(self.wrappers[phase.name])
+                wrapper.register_comm_hook(None, bf16_compress_hook)
+            self._settle(wrapper)
+        return wrapper
 
     @contextmanager
     def _on_the_side(self) -> Iterator[None]:
-        """Inside, work goes to a stream of its own: a wrapper that was built on the default one cannot be captured."""
+        """Use a side stream inside: a wrapper that was built on the default stream cannot be captured."""
         if self.world.device.type != "cuda":
             yield
             return
@@ -55,17 +61,18 @@ class DistributedDataParallel(Strategy):
         before.wait_stream(side)
 
     def _settle(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
-        """Has the wrapper's first backward behind it before training begins.
+        """Run the wrapper's first backward before training starts.
 
-        After that one it orders its buckets anew, and with them sums over three ranks or more: without this, a
-        resumed run would add its first gradients in another order than one that was not stopped.
+        DDP rebuilds its buckets after the first backward, and with them the order of sums over three ranks or more.
+        Without this, a resumed run would add its first gradients in another order than an uninterrupted one.
         """
         for _ in range(2):
             wrapper(NOTHING, {}).terms[NOTHING].backward()
         wrapper.zero_grad(set_to_none=True)
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
-        return self.wrappers[phase.name](phase.name, batch)
+        loss: Loss = self.wrappers[phase.name](phase.name, batch)
+        return loss
 
-    def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager:
+    def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self.wrappers[phase.name].no_sync()

@@ -1,4 +1,4 @@
-"""torch.nn.DataParallel: one process, a thread per GPU, the batch cut anew at every forward."""
+"""torch.nn.DataParallel: one process, a thread per GPU, the batch is split at every forward."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
+from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import PhaseCall, Strategy
-from paceline.parallel.world import gpu_ids
+from paceline.parallel.world import World, gpu_ids
 
 
 class _ReplicaCall(PhaseCall):
-    """Gives scalars a dimension and counts samples, so that replicas of unlike size can be gathered and weighted."""
+    """Give scalars a dimension and count samples, so that replicas of different size can be gathered and weighted."""
 
     def forward(self, phase: str, batch: Batch) -> tuple[Loss, Tensor]:  # type: ignore[override]
         loss = super().forward(phase, batch)
         first = next(iter(batch.values()))
-        rows = lambda scalars: {name: value.reshape(1) for name, value in scalars.items()}  # noqa: E731
         count = first.new_full((1,), len(first), dtype=torch.float64)  # filled there: a copy would wait for the device
-        return Loss(rows(loss.terms), loss.shared, rows(loss.signals)), count
+        return Loss(_as_rows(loss.terms), loss.shared, _as_rows(loss.signals)), count
 
 
 class ReplicaThreads:
-    """A thread for each replica, the same in every step.
+    """One thread per replica, the same in every step.
 
-    torch.nn.DataParallel starts new ones at every forward. cuDNN's plans, and which was found fastest, are kept by
+    torch.nn.DataParallel starts new threads at every forward. cuDNN keeps its plans, and which of them was fastest, by
     thread, so that every step would search again.
     """
 
@@ -37,24 +38,24 @@ class ReplicaThreads:
         self.threads = [ThreadPoolExecutor(1, f"replica-{number}") for number in range(count)]
 
     def run(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What the calls give, each made on its replica's thread; an error comes when no other is still at work."""
+        """Return the results of the calls, each made on its replica's thread; raise only when all have ended."""
         running = [thread.submit(call) for thread, call in zip(self.threads, calls, strict=False)]
         wait(running)
         return [one.result() for one in running]
 
 
-class _Replicas(nn.DataParallel):
-    """DataParallel on threads that stay."""
+class _Replicas(nn.DataParallel[_ReplicaCall]):
+    """DataParallel whose threads stay alive."""
 
-    def __init__(self, module: nn.Module, device_ids: list[int]) -> None:
+    def __init__(self, module: _ReplicaCall, device_ids: list[int]) -> None:
         super().__init__(module, device_ids=device_ids)
         self.threads = ReplicaThreads(len(device_ids))
 
     def parallel_apply(self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        learns = torch.is_grad_enabled()  # which a thread does not know by itself, nor its device and stream
+        grad = torch.is_grad_enabled()  # a new thread knows neither this nor its device and stream
 
         def call(replica: nn.Module, given: Any, named: Any, device: int, stream: torch.cuda.Stream) -> Any:
-            with torch.set_grad_enabled(learns), torch.cuda.device(device), torch.cuda.stream(stream):
+            with torch.set_grad_enabled(grad), torch.cuda.device(device), torch.cuda.stream(stream):
                 return replica(*given, **named)
 
         # A batch with fewer samples than devices has fewer replicas.
@@ -73,26 +74,35 @@ class DataParallel(Strategy):
     ladder_obstacle = "one process drives all its devices"
     cpu_obstacle = "DataParallel needs GPUs; on a CPU it is the same as single"
 
+    def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
+        super().__init__(settings, world, precision, recipe)
+        self.replicas: _Replicas | None = None
+        if world.device.type == "cpu":
+            self.notes.append("dp: DataParallel has only one CPU to use, so this is the same as single")
+        else:
+            self.replicas = _Replicas(_ReplicaCall(recipe, precision), gpu_ids(settings))
+
     @property
     def num_devices(self) -> int:
-        return 1 if self.world.device.type == "cpu" else len(gpu_ids(self.settings))
-
-    def place(self, recipe: Recipe) -> None:
-        super().place(recipe)
-        if self.world.device.type == "cpu":
-            self.notes.append("dp: DataParallel has only one CPU to use, so this is the same as single")
-            return
-        self.replicas = _Replicas(_ReplicaCall(recipe, self.precision), gpu_ids(self.settings))
+        return len(gpu_ids(self.settings)) if self.replicas else 1
 
     def generators(self) -> list[torch.Generator]:
-        if self.world.device.type == "cpu":
+        if not self.replicas:
             return super().generators()
         return [torch.cuda.default_generators[number] for number in dict.fromkeys(gpu_ids(self.settings))]
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
-        if self.world.device.type == "cpu":
+        if not self.replicas:
             return super().forward(phase, batch)
         loss, counts = self.replicas(phase.name, batch)
         share = counts / counts.sum()
-        mean = lambda rows: {name: (row * share.to(row.dtype)).sum() for name, row in rows.items()}  # noqa: E731
-        return Loss(mean(loss.terms), loss.shared, mean(loss.signals))
+        return Loss(_weighted(loss.terms, share), loss.shared, _weighted(loss.signals, share))
+
+
+def _weighted(rows: dict[str, Tensor], share: Tensor) -> dict[str, Tensor]:
+    """Return the means over replicas, weighted by their samples."""
+    return {name: (row * share.to(row.dtype)).sum() for name, row in rows.items()}
+
+
+def _as_rows(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.reshape(1) for name, value in scalars.items()}

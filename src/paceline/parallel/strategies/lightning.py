@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError, install_extra
+from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import StepData, Strategy
+from paceline.parallel.world import World
 
 if TYPE_CHECKING:
     from paceline.parallel.lightning_module import Module
@@ -29,7 +33,9 @@ class Lightning(Strategy):
     package = "lightning"
     ladder_obstacle = "its Trainer drives the steps; those of ddp are close"
 
-    _module: Module | None = None  # while the Trainer runs
+    def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
+        super().__init__(settings, world, precision, recipe)
+        self._module: Module | None = None  # while the Trainer runs
 
     def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
         try:
@@ -38,8 +44,7 @@ class Lightning(Strategy):
             raise UserError(f"--strategy lightning needs {error.name}: {install_extra('lightning')}") from None
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        for parameter in self.trainable:
-            parameter.requires_grad_(True)  # its DDP wrapper keeps the parameters that require grad now
+        self.trainable.release()  # its DDP wrapper keeps the parameters that require grad now
         self._module = Module(self.recipe, advance)
         # With several networks parameters are unused in each phase. With one, over three ranks or more, buckets then
         # keep their first order, so that a resumed run adds gradients in the order of one that was not stopped.

@@ -1,1 +1,1 @@
-"""Importers: weight files of other projects."""
+"""Importers: one file per project whose weight files can be read."""

@@ -1,31 +1,77 @@
-"""Where the network files of pix2pix and DeepLIIF belong in our recipe: their names and keys, and ours.
+"""pix2pix and DeepLIIF: the names of their network files and tensors, and ours.
 
-pix2pix calls its networks G and D. DeepLIIF counts its modalities from 1 (G1, D1, …) and gives networks of the
-segmentation the number after the last modality and a second one for what they see (G51 the input, G52 the first
-modality), or, in its later versions, the letter S and a second one that begins with 0 (GS0 the input, and so on).
+pix2pix calls its networks G and D. DeepLIIF numbers its modalities from 1 (G1, D1, …). Networks of the segmentation
+have the number after the last modality and a second digit for their input (G51 the image, G52 the first modality);
+in later versions, the letter S and a number that starts at 0 (GS0 the image, GS1 the first modality).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
+from paceline.contracts.data_spec import DataSpec, output_panels
+from paceline.contracts.importer import Importer
 from paceline.core.errors import UserError
+from paceline.core.types import SettingValue
+from paceline.models.torch_file import read_state_dict
 
 FILE_NAME = re.compile(r"(?:.+_net_)?([GD])(S?)(\d*)\.pth")
 GROUPS = {"G": "generators", "D": "discriminators"}
-UNUSED = ("running_mean", "running_var", "num_batches_tracked")  # kept by old InstanceNorm layers, used by none
+UNUSED = ("running_mean", "running_var", "num_batches_tracked")  # stored by old InstanceNorm layers, used by none
+CROP_PX = 512  # for the data spec, where `crop` is not set; the networks take images of any size
+
+
+class DeepliifFiles(Importer):
+    """Networks of pix2pix or DeepLIIF, one file each; the setting `panels` names what they make."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.files = {file.name: file for path in paths for file in _network_files(path)}
+        self.networks = networks_of(self.files)
+        if not self.networks:
+            raise UserError(f"{paths[0]}: has no files like latest_net_G.pth or latest_net_G1.pth")
+
+    def data_spec(self, settings: Mapping[str, SettingValue]) -> DataSpec:
+        row = [name.strip() for name in str(settings.get("panels", "")).split(",")]
+        panels = output_panels(filter(None, row))
+        if not panels:
+            raise UserError("--set panels: name what the networks make, e.g. --set panels=image,dapi,segmentation")
+        side = int(settings["crop"]) or CROP_PX
+        return DataSpec(int(settings["channels"]) or 3, side, side, panels=panels)
+
+    def tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, network in self.networks.items():
+            file = self.files[name]
+            for key, tensor in renamed(network, read_state_dict(file), own).items():
+                if key not in own or own[key].shape != tensor.shape:
+                    ours = f"is {tuple(own[key].shape)}" if key in own else "does not exist"
+                    raise UserError(
+                        f"{file}: {key.removeprefix(network + '.')} is {tuple(tensor.shape)} and {ours} in "
+                        f"{network} here; choose its architecture with --set (generator, norm, dropout, padding, ngf)"
+                    )
+                found[key] = tensor
+        return found
+
+
+def _network_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(path.glob("*.pth"))
+    if not path.is_file():
+        raise UserError(f"{path}: no such file or folder")
+    return [path]
 
 
 def networks_of(file_names: Iterable[str]) -> dict[str, str]:
-    """For each file of a folder that holds a network, our name of that network, e.g. `generators.GS0`."""
+    """Return our name of the network in each file that holds one, e.g. `generators.GS0`."""
     parsed = {name: match.groups() for name in file_names if (match := FILE_NAME.fullmatch(name))}
     numbers = {number for _, letter, number in parsed.values() if not letter}
     alone = max((int(number[0]) - 1 for number in numbers if len(number) == 2), default=1)
     num_modalities = max((int(number) for number in numbers if len(number) == 1), default=alone)
-    # What is written with a letter may begin with 0 or with 1.
+    # Numbers after the letter S start at 0 or at 1.
     first = min((int(number) for _, letter, number in parsed.values() if letter and number), default=0)
     found = {}
     for file_name, (kind, letter, number) in parsed.items():
@@ -38,18 +84,18 @@ def networks_of(file_names: Iterable[str]) -> dict[str, str]:
         else:
             raise UserError(
                 f"{file_name}: with {num_modalities} modalities, networks of the segmentation are called "
-                f"{kind}{num_modalities + 1}1, {kind}{num_modalities + 1}2, …; are the files of one model together?"
+                f"{kind}{num_modalities + 1}1, {kind}{num_modalities + 1}2, …; are these the files of one model?"
             )
         found[file_name] = f"{GROUPS[kind]}.{kind}{place}"
     return found
 
 
 def renamed(network: str, state: Mapping[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
-    """A file's tensors by our keys of a recipe, `own` being those that the recipe has."""
+    """Return a file's tensors by the recipe's keys; `own` are the keys that the recipe has."""
     known = set(own)
     result = {}
     for key, tensor in state.items():
-        full = f"{network}.{key.removeprefix('module.')}"
+        full = f"{network}.{key}"
         if full not in known and full.rpartition(".")[2] in UNUSED:
             continue
         result[full] = tensor

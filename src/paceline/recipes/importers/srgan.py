@@ -1,101 +1,120 @@
-"""Where the tensors of an SRGAN generator from elsewhere belong in ours: by order and shape, whatever their names.
+"""SRGAN generators of other projects: tensors are recognised by order and shape, whatever their names.
 
 Such a generator is a 9×9 convolution, residual blocks of two convolutions, one more convolution, doublings by pixel
 shuffle and a last 9×9 convolution, each with its normalisation and its PReLU. The convolutions, the normalisations and
-the PReLUs each come in that order. A block that is used again and again is listed as often, with equal tensors.
+the PReLUs are each stored in that order. A block that is used several times is listed as often, with equal tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from paceline.contracts.data_spec import DataSpec
+from paceline.contracts.importer import Importer
 from paceline.core.errors import UserError
+from paceline.core.types import SettingValue
+from paceline.models.torch_file import read_state_dict
 
 Layer = dict[str, Tensor]  # weight, bias, running_mean, …
 SCALES = {1: "2", 2: "4", 3: "8"}  # by the number of doublings
+CROP_PX = 96  # for the data spec; the network takes images of any size
 
 
-@dataclass(frozen=True)
-class Generator:
-    """A generator in a file: the settings that make such a network here, and its tensors by our names."""
+class SrganFile(Importer):
+    """One SRGAN generator; its settings follow from its tensors."""
 
-    settings: dict[str, str | int]
-    channels: int
-    tensors: dict[str, Tensor]
+    assumed: Mapping[str, SettingValue] = {"output": "tanh"}  # leaves no trace in the tensors
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        if len(paths) != 1:
+            raise UserError(f"import: an SRGAN generator is one file, and {len(paths)} were given; import one by one")
+        (path,) = paths
+        kinds = _by_kind(read_state_dict(path), path)
+        convolutions, norms, slopes = kinds["convolution"], kinds["norm"], kinds["slope"]
+        shapes = {key: tuple(layer["weight"].shape) for key, layer in convolutions.items()}
+        num_blocks, num_doublings = _count_blocks(shapes, path)
+        _check_counts(norms, slopes, num_blocks, num_doublings, path)
+        tensors = _placed(list(convolutions.values()), list(norms.values()), list(slopes.values()), num_blocks)
+        shared = num_blocks > 1 and _repeats(tensors, "blocks") and _repeats(tensors, "doublings")
+        if shared:
+            copies = tuple(f"{part}.{n}." for part in ("blocks", "doublings") for n in range(1, max(num_blocks, 4)))
+            tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(copies)}
+        width, self.channels = next(iter(shapes.values()))[:2]
+        self.generator = {f"generator.{key}": tensor for key, tensor in tensors.items()}
+        self.recognised = {
+            "scale": SCALES[num_doublings],
+            "num_blocks": num_blocks,
+            "width": width,
+            "norm": "batch" if norms else "none",
+            "blocks": "shared" if shared else "separate",
+        }
+
+    def data_spec(self, settings: Mapping[str, SettingValue]) -> DataSpec:
+        return DataSpec(self.channels, CROP_PX, CROP_PX)
+
+    def tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.generator
 
 
-def read_generator(state: Mapping[str, Tensor], name: str) -> Generator:
-    """Understands a state_dict; refuses what does not fit by naming the first tensor that does not."""
-    kinds = _by_kind(state, name)
-    convolutions, norms, slopes = kinds["convolution"], kinds["norm"], kinds["slope"]
-    keys = [key for key, _ in convolutions]
-    shapes = [tuple(layer["weight"].shape) for _, layer in convolutions]
+def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[int, int]:
+    """Return the numbers of residual blocks and of doublings; raise UserError for the first layer that does not fit."""
     if len(shapes) < 5:
-        raise UserError(f"{name}: has {len(shapes)} convolutions; SRGAN's generator has five or more")
-    width, channels = shapes[0][:2]
-    num_doublings = sum(shape == (4 * width, width, 3, 3) for shape in shapes)
+        raise UserError(f"{path}: has {len(shapes)} convolutions; SRGAN's generator has five or more")
+    width, channels = next(iter(shapes.values()))[:2]
+    num_doublings = sum(shape == (4 * width, width, 3, 3) for shape in shapes.values())
     num_blocks, odd = divmod(len(shapes) - 3 - num_doublings, 2)
     inside = [(width, width, 3, 3)] * (2 * num_blocks + 1) + [(4 * width, width, 3, 3)] * num_doublings
     wanted = [(width, channels, 9, 9), *inside, (channels, width, 9, 9)]
-    for number, (key, shape) in enumerate(zip(keys, shapes, strict=True)):
+    for number, (key, shape) in enumerate(shapes.items()):
         if number >= len(wanted) or shape != wanted[number]:
             expected = f"expected {wanted[number]}" if number < len(wanted) else "expected nothing more"
-            raise UserError(f"{name}: {key}.weight is {shape}, {expected}: not SRGAN's generator")
+            raise UserError(f"{path}: {key}.weight is {shape}, {expected}: not SRGAN's generator")
     if odd or num_doublings not in SCALES:
-        raise UserError(f"{name}: enlarges {2**num_doublings} times; scales are 2, 4 and 8")
+        raise UserError(f"{path}: upscales {2**num_doublings} times; supported scales are 2, 4 and 8")
+    return num_blocks, num_doublings
+
+
+def _check_counts(
+    norms: Mapping[str, Layer], slopes: Mapping[str, Layer], num_blocks: int, num_doublings: int, path: Path
+) -> None:
+    """Raise UserError where normalisations or PReLUs do not match the convolutions."""
     if norms and len(norms) != 2 * num_blocks + 1:
-        raise UserError(f"{name}: has {len(norms)} normalisation layers, expected {2 * num_blocks + 1} or none")
+        raise UserError(f"{path}: has {len(norms)} normalisation layers, expected {2 * num_blocks + 1} or none")
     if len(slopes) != 1 + num_blocks + num_doublings:
-        raise UserError(f"{name}: has {len(slopes)} PReLUs, expected {1 + num_blocks + num_doublings}")
-    for key, layer in slopes:
+        raise UserError(f"{path}: has {len(slopes)} PReLUs, expected {1 + num_blocks + num_doublings}")
+    for key, layer in slopes.items():
         if layer["weight"].shape != (1,):
-            raise UserError(f"{name}: {key}.weight has {layer['weight'].numel()} slopes, expected one for all channels")
-    tensors = _placed(
-        [one for _, one in convolutions], [one for _, one in norms], [one for _, one in slopes], num_blocks
-    )
-    shared = num_blocks > 1 and _repeats(tensors, "blocks") and _repeats(tensors, "doublings")
-    settings: dict[str, str | int] = {
-        "scale": SCALES[num_doublings],
-        "num_blocks": num_blocks,
-        "width": width,
-        "norm": "batch" if norms else "none",
-        "blocks": "shared" if shared else "separate",
-        "output": "tanh",
-    }
-    if shared:
-        copies = tuple(f"{part}.{n}." for part in ("blocks", "doublings") for n in range(1, max(num_blocks, 4)))
-        tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(copies)}
-    return Generator(settings, channels, {f"generator.{key}": tensor for key, tensor in tensors.items()})
+            raise UserError(f"{path}: {key}.weight has {layer['weight'].numel()} slopes, expected one for all channels")
 
 
-def _by_kind(state: Mapping[str, Tensor], name: str) -> dict[str, list[tuple[str, Layer]]]:
-    """The layers with their names, in order, by what they are."""
+def _by_kind(state: Mapping[str, Tensor], path: Path) -> dict[str, dict[str, Layer]]:
+    """Return the layers by kind and name, in order."""
     layers: dict[str, Layer] = {}
     for key, tensor in state.items():
-        owner, _, part = key.removeprefix("module.").rpartition(".")
+        owner, _, part = key.rpartition(".")
         layers.setdefault(owner, {})[part] = tensor
-    kinds: dict[str, list[tuple[str, Layer]]] = {"convolution": [], "norm": [], "slope": []}
+    kinds: dict[str, dict[str, Layer]] = {"convolution": {}, "norm": {}, "slope": {}}
     for key, layer in layers.items():
         weight = layer.get("weight")
         if "running_mean" in layer and weight is not None:
-            kinds["norm"].append((key, layer))
+            kinds["norm"][key] = layer
         elif weight is not None and weight.dim() == 4:
-            kinds["convolution"].append((key, layer))
+            kinds["convolution"][key] = layer
         elif weight is not None and weight.dim() == 1 and "bias" not in layer:
-            kinds["slope"].append((key, layer))
+            kinds["slope"][key] = layer
         else:
-            raise UserError(f"{name}: {key}.{next(iter(layer))} is no tensor of SRGAN's generator")
+            raise UserError(f"{path}: {key}.{next(iter(layer))} is no tensor of SRGAN's generator")
     return kinds
 
 
 def _placed(
     convolutions: Sequence[Layer], norms: Sequence[Layer], slopes: Sequence[Layer], num_blocks: int
 ) -> dict[str, Tensor]:
-    """The tensors by our names, each block and each doubling with its own."""
+    """Return the tensors by our names, every block and every doubling with its own."""
     after = 2 * num_blocks + 1  # the convolution that ends the body
     places = ["head.0", *(f"blocks.{n // 2}.conv{n % 2 + 1}" for n in range(2 * num_blocks)), "body.0"]
     places += [*(f"doublings.{n}.conv" for n in range(len(convolutions) - after - 2)), "tail"]
@@ -113,7 +132,7 @@ def _placed(
 
 
 def _repeats(tensors: Mapping[str, Tensor], part: str) -> bool:
-    """Whether all blocks, or all doublings, have the tensors of the first."""
+    """Return whether all blocks, or all doublings, have the tensors of the first."""
     for key, tensor in tensors.items():
         first, number, rest = (*key.split(".", 2), "", "")[:3]
         if first == part and number != "0" and not torch.equal(tensor, tensors[f"{part}.0.{rest}"]):

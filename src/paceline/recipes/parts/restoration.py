@@ -1,112 +1,124 @@
-"""What the recipes that restore pictures have in common: the terms of their losses, and their settings."""
+"""What recipes that restore images share: settings, declarations, the terms that compare images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Loss
+from paceline.contracts.recipe import Best, Recipe
 from paceline.core.errors import UserError
+from paceline.core.types import SettingValues
 from paceline.models.features import Features
 from paceline.models.layers import in_full_precision
-from paceline.models.losses import OBJECTIVES
 from paceline.models.srresnet import Discriminator
-from paceline.recipes.parts.adversarial import score
 
-CHARBONNIER_EPSILON = 1e-3  # below this a difference counts squared
+CHARBONNIER_EPSILON = 1e-3  # differences well below it count squared
 
 
 @dataclass(frozen=True)
-class RestorationTerms:
-    """What a restored picture is compared by."""
+class RestorationLossSettings:
+    """The terms of the loss, and the discriminator."""
 
-    content: Literal["mse", "l1", "charbonnier"] = setting("mse", "how pixels are compared")
-    pixel: float = setting(1.0, "weight of the difference of pixels", at_least=0)
+    content: Literal["mse", "l1", "charbonnier"] = setting("mse", "pixel loss")
+    pixel: float = setting(1.0, "weight of the pixel loss", at_least=0)
     perceptual: float = setting(
-        0.006, "weight of the squared difference of VGG19's features; 0 needs no VGG19", at_least=0
+        0.006, "weight of the perceptual loss (MSE of VGG19 features); 0 needs no VGG19", at_least=0
     )
-    adversarial: float = setting(1e-3, "weight of what the discriminator says", at_least=0)
-    tv: float = setting(2e-8, "weight of the total variation: squared steps between neighbours, summed", at_least=0)
-    objective: Literal["bce", "hinge", "lsgan"] = setting("bce", "what generator and discriminator compete for")
+    adversarial: float = setting(1e-3, "weight of the adversarial loss", at_least=0)
+    tv: float = setting(2e-8, "weight of the total variation: squared pixel differences, summed", at_least=0)
+    objective: Literal["bce", "hinge", "lsgan"] = setting("bce", "adversarial loss")
     vgg: str = setting(
         "", "file with VGG19's weights, or random for an untrained network; default: torchvision's, downloaded"
     )
-    vgg_layer: str = setting("conv5_4", "layer of VGG19 that is compared; relu5_4 is the same after its activation")
+    vgg_layer: str = setting("conv5_4", "VGG19 layer of the perceptual loss; relu5_4 is the same after its activation")
     d_width: int = setting(
         64, "channels of the discriminator's first features; the last have 8 times as many", at_least=1
     )
     d_norm: Literal["batch", "none"] = setting("batch", "normalisation layers of the discriminator")
 
 
-def charbonnier(made: Tensor, wanted: Tensor) -> Tensor:
-    """The mean of √(d² + ε²): an L1 distance that is smooth at zero."""
-    return ((made - wanted).square() + CHARBONNIER_EPSILON**2).sqrt().mean()
+class RestorationRecipe(Recipe):
+    """A network that restores images, measured by PSNR, and optionally a discriminator."""
+
+    discriminator: Discriminator | None  # made by the recipe, where the adversarial loss has a weight
+
+    evaluator = "restoration"
+    best = Best("validation/psnr", "max")
+    defaults: ClassVar[SettingValues] = {
+        "crop": 96,
+        "batch_size": "16",
+        "reference_batch": 16,
+        "optimizer": "adam",
+        "rot90": "on",
+        "epochs": 1000,
+        "evaluate_every": "5%",
+        "sample_every": "5%",
+        "save_every": "5%",
+    }
+    small: ClassVar[SettingValues] = {
+        "num_blocks": 2,
+        "width": 4,
+        "d_width": 4,
+        "vgg": "random",
+        "crop": 32,
+        "batch_size": "8",
+    }
+
+    @classmethod
+    def check(cls, settings: RestorationLossSettings) -> None:
+        """Raise UserError for a file of VGG19 weights that cannot be used, where one is needed."""
+        if settings.perceptual:
+            Features(settings.vgg, settings.vgg_layer).load()
 
 
-CONTENT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+def charbonnier(made: Tensor, target: Tensor) -> Tensor:
+    """Return the mean of √(d² + ε²): an L1 loss that is smooth at zero."""
+    return ((made - target).square() + CHARBONNIER_EPSILON**2).sqrt().mean()
+
+
+PIXEL_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": F.mse_loss,
     "l1": F.l1_loss,
     "charbonnier": charbonnier,
 }
 
 
-def total_variation(pictures: Tensor) -> Tensor:
-    """The squares of all steps between neighbouring pixels, summed over a picture; the mean over pictures."""
-    rows, columns = pictures.diff(dim=-2).square().sum(), pictures.diff(dim=-1).square().sum()
-    return (rows + columns) / len(pictures)
+def total_variation(images: Tensor) -> Tensor:
+    """Return the squared differences between neighbouring pixels, summed over an image; the mean over images."""
+    rows, columns = images.diff(dim=-2).square().sum(), images.diff(dim=-1).square().sum()
+    return (rows + columns) / len(images)
 
 
-def check_features(settings: RestorationTerms) -> None:
-    """Refuses a file of VGG19's weights that cannot be used, where one is needed."""
-    if settings.perceptual:
-        Features(settings.vgg, settings.vgg_layer).load()
+class ContentLoss:
+    """The terms that compare a restored image with its target: pixel, perceptual and total variation."""
 
-
-class Terms:
-    """The terms of a restoring network's loss; those with weight zero are left out, and cost nothing."""
-
-    def __init__(self, settings: RestorationTerms, *, pixels_only: bool = False) -> None:
-        self.settings, self.objective = settings, OBJECTIVES[settings.objective]
-        self.adversarial = 0.0 if pixels_only else settings.adversarial
-        self.perceptual = 0.0 if pixels_only else settings.perceptual
+    def __init__(self, settings: RestorationLossSettings, *, perceptual: bool = True) -> None:
+        self.pixel, self.tv = settings.pixel, settings.tv
+        self.perceptual = settings.perceptual if perceptual else 0.0
+        self.pixel_loss = PIXEL_LOSSES[settings.content]
         self.features = Features(settings.vgg, settings.vgg_layer)
-        if not (settings.pixel or self.perceptual or self.adversarial):
-            raise UserError("pixel=0: the loss has no term with a weight; use pixel=1")
 
-    def make_discriminator(self, channels: int) -> Discriminator:
-        """The network that tells real pictures from restored ones."""
-        return Discriminator(channels, self.settings.d_width, self.settings.d_norm)
-
-    def of_pictures(self, made: Tensor, wanted: Tensor) -> dict[str, Tensor]:
-        """How far pictures are from those wanted, in what has a weight."""
-        weights, terms = self.settings, {}
-        if weights.pixel:
-            terms["pixel"] = weights.pixel * CONTENT[weights.content](made, wanted)
+    def __call__(self, made: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Return the weighted terms; those with weight 0 are not computed."""
+        terms = {}
+        if self.pixel:
+            terms["pixel"] = self.pixel * self.pixel_loss(made, target)
         if self.perceptual:
             with torch.no_grad():
-                seen = in_full_precision(self.features(wanted))
-            terms["perceptual"] = self.perceptual * F.mse_loss(in_full_precision(self.features(made)), seen)
-        if weights.tv:
-            terms["tv"] = weights.tv * total_variation(made)
+                wanted = in_full_precision(self.features(target))
+            terms["perceptual"] = self.perceptual * F.mse_loss(in_full_precision(self.features(made)), wanted)
+        if self.tv:
+            terms["tv"] = self.tv * total_variation(made)
         return terms
 
-    def generator_loss(self, made: Tensor, wanted: Tensor, discriminator: Discriminator | None) -> Loss:
-        """Pictures near those wanted and, where there is a discriminator, taken for real by it."""
-        terms = self.of_pictures(made, wanted)
-        if discriminator is None:
-            return Loss(terms)
-        logits = discriminator(made)
-        terms["adversarial"] = self.adversarial * self.objective.generator(logits).mean()
-        return Loss(terms, {"fake": made}, {"fake_score": score(logits)})
 
-    def discriminator_loss(self, discriminator: Discriminator, real: Tensor, fake: Tensor) -> Loss:
-        """Real pictures told from restored ones; each pass has BatchNorm statistics of its own."""
-        on_real, on_fake = discriminator(real), discriminator(fake)
-        terms = {"real": self.objective.real(on_real).mean(), "fake": self.objective.fake(on_fake).mean()}
-        return Loss(terms, signals={"real_score": score(on_real), "fake_score": score(on_fake)})
+def check_weights(content: ContentLoss, adversarial: float) -> None:
+    """Raise UserError where no term of the loss has a weight."""
+    if not (content.pixel or content.perceptual or adversarial):
+        raise UserError("pixel=0: the loss has no term with a weight; use pixel=1")

@@ -1,45 +1,44 @@
-"""Who learns what in image translation: which panels are made, from what, and how much each counts."""
+"""The plan of image translation: which panels are made, from what, and with which weights."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from paceline.contracts.recipe import DataSpec
+from paceline.contracts.data_spec import SEGMENTATION, DataSpec
 from paceline.core.errors import UserError, unknown
 
-SEGMENTATION = "segmentation"
 PAPERS_FUSION = (0.25, 0.15, 0.25, 0.1, 0.25)  # DeepLIIF's: input, hematoxylin, DAPI, Lap2, marker
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is made of the input, and the weights."""
+    """What is made from the input, and the weights of the losses."""
 
-    modalities: tuple[str, ...]  # each by a generator of its own
-    fusion: tuple[float, ...]  # of the segmentations made from the input and from each modality; empty without one
-    generator_weights: dict[str, float]  # of each panel's part of the loss
+    modalities: tuple[str, ...]  # each has a generator of its own
+    fusion: tuple[float, ...]  # weights of the segmentations from the input and from each modality; () without one
+    generator_weights: dict[str, float]  # of each panel
     discriminator_weights: dict[str, float]
 
     @property
     def panels(self) -> tuple[str, ...]:
-        """All that is made, the segmentation last."""
+        """All panels that are made, the segmentation last."""
         return self.modalities + ((SEGMENTATION,) if self.fusion else ())
 
     def segmenters(self) -> list[int]:
-        """What segmentations are made from: 0 for the input, i for modality i; without weight there is none."""
+        """Return what segmentations are made from: 0 for the input, i for modality i; none where the weight is 0."""
         return [number for number, weight in enumerate(self.fusion) if weight]
 
 
 def plan_pix2pix(spec: DataSpec, target: str) -> Plan:
-    """One panel, made of the input."""
+    """Return a plan for one panel, made from the input."""
     if not spec.panels:
         raise _no_panels()
     if target and target not in spec.panels:
         raise UserError(f"target={target}: {unknown('panel', target, spec.panels)}")
     if not target and len(spec.panels) > 1:
         raise UserError(
-            f"model=pix2pix learns one panel and the data has {', '.join(spec.panels)}: "
+            f"model=pix2pix makes one panel and the data has {', '.join(spec.panels)}: "
             f"choose one with --set target={spec.panels[0]}, or --set model=deepliif"
         )
     one = {target or spec.panels[0]: 1.0}
@@ -47,7 +46,7 @@ def plan_pix2pix(spec: DataSpec, target: str) -> Plan:
 
 
 def plan_deepliif(spec: DataSpec, modalities: int, fusion: str, generators: str, discriminators: str) -> Plan:
-    """Every panel, the segmentation from the input and from each of the others."""
+    """Return a plan for every panel, with the segmentation from the input and from each modality."""
     if not spec.panels:
         raise _no_panels()
     names = tuple(panel for panel in spec.panels if panel != SEGMENTATION)
@@ -84,13 +83,13 @@ def _usual_fusion(modalities: int) -> tuple[float, ...]:
 
 
 def _weights(name: str, text: str, of: tuple[str, ...]) -> tuple[float, ...]:
-    """Weights as a person writes them, with commas, one for each of `of`; nothing where nothing is said."""
+    """Return the weights in a text, one for each of `of`; () where the text is empty."""
     if not text.strip():
         return ()
     try:
         weights = tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise UserError(f"{name}={text}: expected numbers with commas") from None
+        raise UserError(f"{name}={text}: expected numbers separated by commas") from None
     if len(weights) > len(of):
         raise UserError(f"{name}={text}: weight {len(of) + 1} has no network; there are {len(of)}, for {', '.join(of)}")
     if len(weights) < len(of):
@@ -100,7 +99,7 @@ def _weights(name: str, text: str, of: tuple[str, ...]) -> tuple[float, ...]:
     if not math.isclose(sum(weights), 1, abs_tol=1e-6):
         raise UserError(f"{name}={text}: sums to {sum(weights):g} and must sum to 1")
     if name != "segmentation_weights" and 0 in weights:
-        raise UserError(f"{name}={text}: {of[weights.index(0)]!r} would not learn; take its panel out of panels=…")
+        raise UserError(f"{name}={text}: {of[weights.index(0)]!r} would not be trained; remove its panel from panels=…")
     return weights
 
 

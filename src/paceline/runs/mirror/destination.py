@@ -1,7 +1,7 @@
-"""Where a mirror lies: any URL that fsspec knows, or a kind that a package registers.
+"""Where a mirror lies: a URL that fsspec supports, or one that a package adds.
 
-A package registers a kind under the entry point group `paceline.mirrors`: the name is the URL's scheme, the object is
-called with the URL and gives a `Destination`.
+A package adds a kind of URL through the entry point group `paceline.mirrors`: the name is the URL's scheme, the object
+is called with the URL and returns a `Destination`.
 """
 
 from __future__ import annotations
@@ -14,52 +14,54 @@ from paceline.core.errors import UserError, install_extra
 from paceline.core.secrets import has_credentials, redact
 
 GROUP = "paceline.mirrors"
-EXTRAS = {"s3": "s3", "s3a": "s3"}  # what of ours to install for a scheme
-# Storages of folders, where a file that is being written can be seen: those are written beside and moved.
+EXTRAS = {"s3": "s3", "s3a": "s3"}  # of this package, by scheme
+# File systems where readers can see a file that is being written: files are written beside and moved.
 OF_FOLDERS = {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
 WRITING = ".writing"
 
 
 class Destination(Protocol):
-    """A folder elsewhere. Names are relative to it, with slashes; whatever goes wrong is raised."""
+    """A remote folder. Names are relative to it, with slashes; every failure is raised."""
 
     def send(self, file: Path, name: str) -> None:
-        """Puts a file there under a name, whole or not at all; what had the name before is replaced."""
+        """Upload a file under a name, whole or not at all; what had the name before is replaced."""
 
     def fetch(self, name: str, file: Path) -> None:
-        """Gets what is there into a new file here; FileNotFoundError where nothing has the name."""
+        """Download a file into a new local file; raise FileNotFoundError where nothing has the name."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """The size of every file beneath a folder, by name; nothing where there is no such folder."""
+        """Return the size of every file beneath a folder, by name; empty where there is no such folder."""
 
     def remove(self, name: str) -> None:
-        """Removes a file; one that is not there is no error."""
+        """Remove a file; one that does not exist is no error."""
 
 
 def open_destination(url: str, flag: str) -> Destination:
-    """The destination that a URL means; nothing is asked of it yet. `flag` is how a person gave the URL."""
+    """Return the destination behind a URL without connecting to it. `flag` is where the URL was given."""
     if has_credentials(url):
         raise UserError(
-            f"{flag} {redact(url)}: holds a credential; give it through the environment or the service's own file"
+            f"{flag} {redact(url)}: holds a credential: pass it through the environment or the service's own file"
         )
     scheme = url.partition("://")[0] if "://" in url else ""
     for entry in entry_points(group=GROUP):
         if entry.name == scheme:
             try:
-                return entry.load()(url)
+                destination: Destination = entry.load()(url)
+                return destination
             except ImportError as error:
                 raise UserError(f"{flag} {url}: {entry.value} cannot be imported: {error}") from error
     return FsspecDestination(*open_file_system(url, f"{flag} {url}"))
 
 
 def open_file_system(url: str, shown: str) -> tuple[Any, str]:
-    """fsspec's file system of a URL, and the path in it; says in one line why there is none."""
+    """Return fsspec's file system of a URL, and the path in it; raise UserError where there is none."""
     import fsspec
 
     if "::" in url:
         raise UserError(f"{redact(shown)}: give one URL, not a chain of them")
     try:
-        return fsspec.url_to_fs(url, use_listings_cache=False)
+        found: tuple[Any, str] = fsspec.url_to_fs(url, use_listings_cache=False)
+        return found
     except ImportError as error:
         extra = EXTRAS.get(url.partition("://")[0])
         install = install_extra(extra) if extra else str(error)
@@ -69,7 +71,7 @@ def open_file_system(url: str, shown: str) -> tuple[Any, str]:
 
 
 class FsspecDestination:
-    """A folder behind a URL that fsspec knows."""
+    """A folder behind a URL that fsspec supports."""
 
     def __init__(self, file_system: Any, root: str) -> None:
         self._files, self._root = file_system, root.rstrip("/")
@@ -95,7 +97,7 @@ class FsspecDestination:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         beneath = len(self._root) + 1
-        return {place[beneath:]: int(facts["size"] or 0) for place, facts in found.items()}
+        return {place[beneath:]: int(details["size"] or 0) for place, details in found.items()}
 
     def remove(self, name: str) -> None:
         try:

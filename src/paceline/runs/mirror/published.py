@@ -1,11 +1,11 @@
-"""What a mirror has published: whole snapshots of a run's folder, each named by a manifest that came last.
+"""What a mirror has published: whole snapshots of a run's folder, each listed in a manifest that is sent last.
 
     mirror/000000045000-0001.json   a manifest: every file's object, size and SHA-256, under a seal of its own
     mirror/files/SHA-256            files that change: metrics, settings, protocols
     checkpoints/  samples/          files that do not, under their own names
 
-A manifest is never changed and no object that one names is replaced, so whoever trusts only manifests whose seal fits
-sees whole snapshots, whatever was being uploaded. All else at the destination is there to be looked at.
+A manifest is never changed and no object in one is replaced. So a reader that trusts only manifests with a valid seal
+sees whole snapshots, whatever is being uploaded. All other files at the destination are for users to look at.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.config.run_format import RUN_FORMAT, check_format
 from paceline.core.checksums import checksum_of_content, checksum_of_file
 from paceline.core.errors import UserError
 from paceline.core.secrets import one_line
 from paceline.runs.metrics import METRICS, SAMPLES
 from paceline.runs.mirror.destination import Destination
 
-FORMAT = 1
 MANIFESTS = "mirror"
 OBJECTS = f"{MANIFESTS}/files"
 CHECKPOINTS = "checkpoints"
@@ -52,12 +52,12 @@ class Manifest:
 
     run: str  # the identity of the run
     images: int  # seen at its newest checkpoint
-    files: dict[str, Piece]  # by the name in the run's folder
+    files: Mapping[str, Piece]  # by name in the run's folder
 
     def encode(self) -> bytes:
-        """The content of its file."""
+        """Return the content of its file."""
         content = {
-            "format": FORMAT,
+            "format": RUN_FORMAT,
             "run": self.run,
             "images": self.images,
             "files": {name: vars(piece) for name, piece in self.files.items()},
@@ -66,47 +66,49 @@ class Manifest:
 
     @classmethod
     def parse(cls, content: bytes) -> Manifest:
-        """What a file says; ValueError where it is not whole, or names what no snapshot holds."""
+        """Return the manifest in a file's content.
+
+        Raise ValueError where it is damaged or lists what no snapshot holds, UserError where it has another format.
+        """
         try:
-            said: Any = json.loads(content)
-            if said.pop("seal") != checksum_of_content(said):
+            read: Any = json.loads(content)
+            if read.pop("seal") != checksum_of_content(read):
                 raise ValueError("it does not match its own SHA-256")
-            if said["format"] != FORMAT:
-                raise ValueError(f"it has format {said['format']}, this version reads {FORMAT}")
+            check_format(read["format"], "its snapshots")
             files = {
                 str(name): Piece(str(one["object"]), str(one["sha256"]), int(one["size"]))
-                for name, one in said["files"].items()
+                for name, one in read["files"].items()
             }
-            manifest = cls(str(said["run"]), int(said["images"]), files)
+            manifest = cls(str(read["run"]), int(read["images"]), files)
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"it cannot be read: {one_line(error)}") from None
         for name, piece in files.items():
             own = piece.object == name and (CHECKPOINT_FILE.fullmatch(name) or SAMPLE_FILE.fullmatch(name))
             if not own and not (name in CHANGING and _OBJECT_NAME.fullmatch(piece.object)):
-                raise ValueError(f"it names {name!r}, which is no part of a snapshot")
+                raise ValueError(f"it lists {name!r}, which is no part of a snapshot")
         return manifest
 
 
 def manifest_name(images: int, serial: int) -> str:
-    """Where a manifest lies; later ones have later names."""
+    """Return the name of a manifest; later ones have later names."""
     return f"{MANIFESTS}/{images:012d}-{serial:04d}.json"
 
 
 def order_of(name: str) -> tuple[int, int]:
-    """The images and the serial number in a manifest's name."""
+    """Return the images and the serial number in a manifest's name."""
     match = _MANIFEST_NAME.fullmatch(name)
     assert match, name
     return int(match[1]), int(match[2])
 
 
 def list_manifests(destination: Destination) -> list[str]:
-    """The names of all manifests, newest first."""
+    """Return the names of all manifests, newest first."""
     names = [name for name in destination.sizes(MANIFESTS) if _MANIFEST_NAME.fullmatch(name)]
     return sorted(names, key=order_of, reverse=True)
 
 
 def read_manifest(destination: Destination, name: str) -> Manifest:
-    """One manifest; ValueError where it is not whole."""
+    """Return one manifest; raise ValueError where it is damaged."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         file = Path(folder) / "manifest.json"
         destination.fetch(name, file)
@@ -116,10 +118,10 @@ def read_manifest(destination: Destination, name: str) -> Manifest:
 def restore(
     destination: Destination, folder: Path, later_than: int, report: Callable[[str], None], beat: Callable[[], None]
 ) -> int | None:
-    """Brings the newest whole snapshot into a run's folder if it is later; gives its images, None for none at all.
+    """Download the newest whole snapshot into a run's folder if it is later; return its images, None for none at all.
 
-    `report` gets a line for each snapshot that is passed over. The checkpoints come last: a kill before leaves a
-    folder for which the same is done again.
+    `report` gets a line for each damaged snapshot. The checkpoints are moved into place last: after a kill before
+    that, the next call starts again.
     """
     names = list_manifests(destination)
     for name in names:
@@ -131,13 +133,15 @@ def restore(
         try:
             manifest = read_manifest(destination, name)
             _fetch_all(destination, manifest, beside, report, beat)
+        except UserError:
+            raise  # of another format
         except (ValueError, FileNotFoundError) as error:
-            report(f"the snapshot {name} is not whole ({one_line(error)}); using the one before it")
+            report(f"the snapshot {name} is damaged ({one_line(error)}); using the one before it")
             continue
         _move_into_place(beside, folder)
         return manifest.images
     if names:
-        raise UserError("none of its snapshots is whole")
+        raise UserError("all of its snapshots are damaged")
     return None
 
 
@@ -157,10 +161,10 @@ def _fetch_all(
             if checksum_of_file(file) != piece.sha256:
                 raise ValueError(f"{name} does not match its SHA-256")
         except (ValueError, FileNotFoundError):
-            if not SAMPLE_FILE.fullmatch(name):  # a run goes on without an old picture
+            if not SAMPLE_FILE.fullmatch(name):  # a run can resume without an old sample
                 raise
             file.unlink(missing_ok=True)
-            report(f"{name} is not as it was published, and left out")
+            report(f"{name} does not match its SHA-256 and is left out")
 
 
 def _move_into_place(beside: Path, folder: Path) -> None:
@@ -170,7 +174,7 @@ def _move_into_place(beside: Path, folder: Path) -> None:
     for file in sorted((beside / SAMPLES).glob("*")):
         (folder / SAMPLES).mkdir(exist_ok=True)
         file.replace(folder / SAMPLES / file.name)
-    for checkpoint in sorted((beside / CHECKPOINTS).glob("*")):  # the newest at last
+    for checkpoint in sorted((beside / CHECKPOINTS).glob("*")):  # the newest last
         place = folder / CHECKPOINTS / checkpoint.name
         place.parent.mkdir(exist_ok=True)
         if place.exists():

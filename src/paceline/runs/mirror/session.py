@@ -9,7 +9,6 @@ from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import beat
 from paceline.core.secrets import one_line
-from paceline.data.fingerprint import without_labels
 from paceline.runs.checkpoint import is_whole
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.destination import open_destination
@@ -19,31 +18,31 @@ from paceline.runs.mirror.staging import Staging
 
 
 class Mirroring:
-    """Does nothing where neither was asked for, and in all processes but the first."""
+    """Does nothing without these settings, and in all processes but the first."""
 
     def __init__(self, config: Config, folder: RunFolder, is_first: bool) -> None:
         self.is_first = is_first
         self.config, self.folder, self.settings = config, folder, config.run
         self._mirror: Mirror | None = None
-        self._begun = False
+        self._started = False
 
     def prepare(self, data: str) -> None:
-        """Brings the run back where its mirror is ahead, and opens the mirror; refuses that of another run."""
+        """Restore the run where its mirror is ahead, and open the mirror; raise UserError for that of another run."""
         self.folder.check_settings(self.config, data)
         if not self.is_first:
             return
         Staging(self.folder.path).clear()  # of a run that was killed
         if self.settings.resume_from:
-            self._bring_back()
+            self._restore()
             self.folder.check_settings(self.config, data)
         if self.settings.mirror:
             url = self.settings.mirror
             destination = open_destination(url, "--mirror")
-            run = identity(self.config, without_labels(data))  # as mirrors of earlier versions have it
+            run = identity(self.config, data)
             self._mirror = Mirror(self.folder.path, destination, url, run, self.settings.mirror_every)
             self._mirror.check()
 
-    def _bring_back(self) -> None:
+    def _restore(self) -> None:
         url, checkpoints = self.settings.resume_from, self.folder.checkpoints
         source = open_destination(url, "--resume-from")
         here = next((images for images in reversed(checkpoints.all()) if is_whole(checkpoints.path(images))), 0)
@@ -54,30 +53,30 @@ class Mirroring:
         except Exception as error:  # whatever a storage raises
             if not here:
                 raise UserError(f"--resume-from {url}: cannot be read ({one_line(error)})") from None
-            print(f"--resume-from {url}: cannot be read ({one_line(error)}); going on with what is here")
+            print(f"--resume-from {url}: cannot be read ({one_line(error)}); resuming from --out")
             return
         if found is None and not here and url != self.settings.mirror:
-            raise UserError(f"--resume-from {url}: holds no snapshot of a run")
+            raise UserError(f"--resume-from {url}: holds no snapshot of a run: check the URL")
         if found is None:
-            print(f"--resume-from {url}: nothing is there yet")
+            print(f"--resume-from {url}: holds nothing yet")
         elif found > here:
-            print(f"brought back the run at {found:,} images from {url}")
+            print(f"restored the run at {found:,} images from {url}")
 
     def begin(self) -> None:
-        """Lets the copying begin, once the run's own files are written."""
+        """Start copying, once the run's own files are written."""
         if self._mirror:
-            self._begun = True
+            self._started = True
             self._mirror.begin()
 
     def notice(self) -> None:
-        """Says that there is a new checkpoint."""
+        """Notify the mirror of a new checkpoint."""
         if self._mirror:
             self._mirror.notice()
 
     def finish(self, at_most: float = math.inf) -> None:
-        """Waits for what is not there yet, within the limit, and says how far it came; a second time does nothing."""
+        """Wait for the mirror within the limit and print how far it is; a second call does nothing."""
         mirror, self._mirror = self._mirror, None
-        if mirror and self._begun:
+        if mirror and self._started:
             seconds = min(self.settings.mirror_wait, self.settings.timeout / 2, at_most)
             print(mirror.finish(seconds, beat), flush=True)
         elif mirror:

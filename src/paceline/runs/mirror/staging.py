@@ -1,4 +1,4 @@
-"""A run's files as they are at one moment, out of reach of whoever prunes and appends meanwhile."""
+"""A run's files as they are at one moment, while training prunes and appends to the originals."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LOGS = "logs"
 
 
 class Staging:
-    """The part of a run's folder where files wait until they are sent."""
+    """The hidden folder in a run's where files wait until they are sent."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / STAGING
         self._digests: dict[tuple[str, int, int, int], str] = {}
 
     def take(self) -> dict[str, Path]:
-        """The files of a snapshot by their names in the run's folder; samples never change and stay where they are."""
+        """Stage a snapshot; return its files by name in the run's folder. Samples never change and are not copied."""
         self.clear()
         for images in self.checkpoints():
             name = f"{CHECKPOINTS}/{images:012d}"
@@ -37,19 +37,19 @@ class Staging:
         return dict(sorted((staged | samples).items()))
 
     def copy(self, name: str) -> Path | None:
-        """A copy of a file that may grow; None where there is no such file."""
+        """Return a copy of a file that may grow; None where there is no such file."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             shutil.copyfile(self.folder / name, target)
         except FileNotFoundError:
             return None
-        if target.parent.name == LOGS:  # whatever a library printed: no credential leaves with it
+        if target.parent.name == LOGS:  # a library may have printed a credential
             target.write_text(redact(target.read_text("utf-8", errors="backslashreplace")), "utf-8")
         return target
 
     def describe(self, files: dict[str, Path]) -> dict[str, Piece]:
-        """What a manifest says of each file; one that was described before is not read again."""
+        """Return the manifest's entry of each file; a file that has not changed is not read again."""
         keys = {name: _key(name, file) for name, file in files.items()}
         self._digests = {
             keys[name]: self._digests.get(keys[name]) or checksum_of_file(file) for name, file in files.items()
@@ -57,19 +57,19 @@ class Staging:
         return {name: _piece(name, self._digests[key], key[-1]) for name, key in keys.items()}
 
     def clear(self) -> None:
-        """Forgets what was staged."""
+        """Remove what was staged."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def checkpoints(self) -> list[int]:
-        """The images seen at each checkpoint that is in the folder now."""
+        """Return the images seen at each checkpoint in the folder."""
         return _checkpoints(self.folder)
 
     def staged_checkpoints(self) -> list[int]:
-        """The same, of those that were taken."""
+        """Return the images seen at each staged checkpoint."""
         return _checkpoints(self.path)
 
     def live_files(self) -> Iterator[Path]:
-        """What a person wants to see while the run goes on."""
+        """Yield the files that users look at while the run trains."""
         yield from (self.folder / name for name in (*CHANGING, STATUS) if (self.folder / name).exists())
         yield from sorted((self.folder / LOGS).glob("rank-*.txt"))
         yield from self._samples()
@@ -79,8 +79,8 @@ class Staging:
 
 
 def _key(name: str, file: Path) -> tuple[str, int, int, int]:
-    facts = file.stat()
-    return name, facts.st_ino, facts.st_mtime_ns, facts.st_size
+    found = file.stat()
+    return name, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _piece(name: str, found: str, size: int) -> Piece:
@@ -92,13 +92,13 @@ def _checkpoints(folder: Path) -> list[int]:
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """A folder's files under other names too; nothing where the folder is being removed or replaced just now."""
+    """Link a folder's files to another folder; none where the folder is being removed or replaced."""
     target.mkdir(parents=True)
     try:
         before = source.stat().st_ino
         for file in source.iterdir():
             _link(file, target / file.name)
-        same = source.stat().st_ino == before  # then nothing of it had gone
+        same = source.stat().st_ino == before  # then nothing of it was removed
     except FileNotFoundError:
         same = False
     if not same:

@@ -1,0 +1,1 @@
+"""A recipe and a source for Paceline; `pyproject.toml` registers them."""

@@ -1,0 +1,75 @@
+"""Rotation: a network learns by which multiple of 90° an image was rotated; it needs no labels.
+
+Self-supervised learning after Gidaris et al., "Unsupervised Representation Learning by Predicting Image Rotations".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Recipe
+from paceline.core.errors import UserError
+
+NUM_ROTATIONS = 4
+
+
+@dataclass(frozen=True)
+class RotationSettings:
+    """The network."""
+
+    width: int = setting(32, "channels of the first layer", at_least=1)
+
+
+class Rotation(Recipe):
+    """One network, one phase, cross-entropy over four rotations."""
+
+    Settings = RotationSettings
+    evaluator = "accuracy"
+    best = ("validation/top1", "max")
+    defaults: ClassVar[dict[str, Any]] = {"epochs": 10, "batch_size": "64", "lr": 2e-3, "schedule": "cosine"}
+    small: ClassVar[dict[str, Any]] = {"width": 4, "batch_size": "16"}
+    phases = (Phase("classifier", network="classifier"),)
+    draws = {"rotation": Draw((), "uniform")}  # the engine fills it in: losses call no random function
+    ema = ("classifier",)
+
+    def __init__(self, settings: RotationSettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
+        if spec.height != spec.width:
+            raise UserError(f"rotation needs square images, not {spec.height}×{spec.width}: --set crop=N cuts squares")
+        width, places = settings.width, math.ceil(spec.height / 8) ** 2
+        self.classifier = nn.Sequential(
+            nn.Conv2d(spec.channels, width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * width * places, NUM_ROTATIONS),
+        )
+
+    def classifier_loss(self, batch: Batch) -> Loss:
+        """Return the cross-entropy between the logits and the rotation."""
+        images, quarters = rotate(batch)
+        return Loss({"cross_entropy": F.cross_entropy(self.classifier(images), quarters)})
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Return a logit per rotation, and the rotation as the label to be predicted."""
+        images, quarters = rotate(batch)
+        return {"logits": self.classifier(images), "label": quarters}
+
+
+def rotate(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the images, each rotated by its own number of quarter turns, and these numbers."""
+    quarters = (batch["rotation"] * NUM_ROTATIONS).long()
+    rotated = torch.stack([batch["image"].rot90(number, (2, 3)) for number in range(NUM_ROTATIONS)])
+    return rotated[quarters, torch.arange(len(quarters), device=quarters.device)], quarters

@@ -1,0 +1,76 @@
+"""The commands around training: doctor, board, settings, new."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli.flags import Accelerator, Assignments
+from paceline.core.errors import UserError
+
+
+def doctor(
+    self_test: Annotated[bool, typer.Option("--self-test", help="run a short verify and time an all-reduce")] = False,
+    loaders: Annotated[bool, typer.Option("--loaders", help="measure the throughput of each loader on --data")] = False,
+    data: Annotated[str, typer.Option(help="the source that --loaders measures (default: digits)")] = "",
+    data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
+    crop: Annotated[str, typer.Option(help="side of the random crop in pixels; 0 uses the whole image")] = "",
+    batch_size: Annotated[str, typer.Option(help="images per batch (default: 128)")] = "",
+    workers: Annotated[str, typer.Option(help="loading processes, or DALI's threads (default: 2)")] = "",
+    accelerator: Accelerator = "",
+    set_: Assignments = [],  # noqa: B006
+) -> None:
+    """Show what this machine has and which strategies and loaders can run here; with --loaders, their speed."""
+    from paceline.commands.doctor import doctor as job
+    from paceline.commands.doctor import measure_loaders_here
+
+    flags = {"data": data, "data_root": data_root, "crop": crop, "batch_size": batch_size, "workers": workers}
+    given = {name: value for name, value in (flags | {"accelerator": accelerator}).items() if value}
+    if loaders and self_test:
+        raise UserError("--self-test: cannot be combined with --loaders; run one, then the other")
+    if loaders:
+        raise typer.Exit(measure_loaders_here(given, set_))
+    if given or set_:
+        first = next((f"--{name.replace('_', '-')}" for name in given), "--set")
+        raise UserError(f"{first}: only used with --loaders; add that flag")
+    raise typer.Exit(job(self_test))
+
+
+def board(
+    runs: Annotated[str, typer.Argument(metavar="RUNS", help="a folder of runs, or a URL like s3://…")] = "runs",
+    port: Annotated[int | None, typer.Option(help="port to listen on; 0 takes any free one (default: 6116)")] = None,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+) -> None:
+    """Serve a live page over local or remote runs."""
+    from paceline.commands.board import board as job
+
+    raise typer.Exit(job(runs, host, port))
+
+
+def settings(
+    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="the name of a recipe, or your own .py file")] = "",
+    data: Annotated[str, typer.Option(help="the source: a name, or your own .py file (default: the recipe's)")] = "",
+    preset: Annotated[str, typer.Option(help="a named set of the recipe's settings")] = "",
+) -> None:
+    """List the settings of a recipe and a source, with the values that a run would have."""
+    from paceline.commands.settings import settings as job
+
+    raise typer.Exit(job(recipe, data, preset))
+
+
+def new(
+    kind: Annotated[
+        str, typer.Argument(metavar="recipe|gan|source", help="what to write; gan is a recipe with two networks")
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="its name, and that of its file")],
+) -> None:
+    """Write a small working recipe or source to start from."""
+    from pathlib import Path
+
+    from paceline.commands.new import new as job
+
+    path = job(kind, name, Path.cwd())
+    print(
+        f"wrote {path.name}; try: paceline train {'classification --data ./' if kind == 'source' else './'}{path.name}"
+    )

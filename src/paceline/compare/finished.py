@@ -1,0 +1,86 @@
+"""Finished runs as the cells of a comparison."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.core.errors import UserError
+from paceline.core.registry import names
+from paceline.report.comparable import check_comparable
+from paceline.report.groups import make_groups
+from paceline.report.model import Cell
+from paceline.report.run import Run
+from paceline.report.run_reader import read_run
+from paceline.runs.config import load_recipe
+from paceline.runs.folder import RunFolder
+from paceline.runs.stages import last_finished
+
+
+def are_runs(words: Sequence[str]) -> bool:
+    """Return whether the words are folders of runs; raise UserError for a mixture with recipes."""
+    if not all(words):
+        raise UserError("compare '': an empty name; give recipes or run folders")
+    folders = [word for word in words if _is_run(word)]
+    if folders and len(folders) < len(words):
+        other = next(word for word in words if word not in folders)
+        raise UserError(f"{other}: not a run's folder, but {folders[0]} is a folder; compare recipes or runs, not both")
+    return bool(folders)
+
+
+def _is_run(word: str) -> bool:
+    """Return whether a word means a folder; one with the name of a recipe does so only where it holds a run."""
+    folder = Path(word)
+    return folder.is_dir() and (word not in names("recipe") or RunFolder(folder).config_file.is_file())
+
+
+def finished_cells(folders: Sequence[str], across_recipes: bool) -> list[Cell]:
+    """Return a cell for each run, once; raise UserError for runs that cannot be compared."""
+    found: dict[Path, str] = {}  # by what a path means, however it is written
+    for path in map(last_finished, folders):
+        found.setdefault(Path(path).resolve(), path)
+    runs = [read_finished(path) for path in found.values()]
+    check_comparable(runs, across_recipes)
+    cells = [_cell_of(run) for run in runs]
+    _check_copies(cells)
+    return cells
+
+
+def read_finished(path: str) -> Run:
+    """Return a run's numbers; a stage has the path of the one before it as seen from its own folder.
+
+    Otherwise the seeds of a recipe with stages would not be one group.
+    """
+    run = read_run(path)
+    start = str(run.settings.get("init_from", ""))
+    stages = load_recipe(run.recipe).stages.values()
+    if any({Path(start).name, Path(path).name} <= set(folders) for folders in stages):
+        return replace(run, settings={**run.settings, "init_from": os.path.relpath(start, path)})
+    return run
+
+
+def _cell_of(run: Run) -> Cell:
+    has_numbers = bool(run.quality) or run.speed is not None
+    return Cell(
+        run.folder,
+        Path(run.recipe).stem,
+        run.strategy,
+        run.devices,
+        str(run.batch),
+        run.seed,
+        state="done" if has_numbers and run.finished else "unfinished",
+        reason="" if run.finished else f"stopped at {run.images:,} images",
+        run=run,
+    )
+
+
+def _check_copies(cells: Sequence[Cell]) -> None:
+    """Raise UserError for a copy of a run: it would count as another seed."""
+    for group in make_groups(cells).values():
+        by_seed: dict[int, str] = {}
+        for seed, folder in zip(group.seeds, group.runs, strict=True):
+            if by_seed.setdefault(seed, folder) != folder:
+                which = f"{group.label}, seed {seed}"
+                raise UserError(f"{by_seed[seed]} and {folder}: the same run twice ({which}); leave one out")

@@ -1,0 +1,59 @@
+"""The end of a comparison: its report, and what is printed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.markdown import Markdown
+
+from paceline.core.files import read_json
+from paceline.core.screen import open_screen
+from paceline.report.build import write_report
+from paceline.report.model import Cell, Report
+from paceline.runs.folder import RunFolder
+
+REPORT = "report.json"
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold the folder of a comparison as that of a run is held: two at once would mix."""
+    claimed = RunFolder(folder)
+    claimed.claim()
+    try:
+        yield
+    finally:
+        claimed.release()
+
+
+def title_of(recipes: Sequence[str], data: str) -> str:
+    """Return the title of a report on these recipes."""
+    return f"{' against '.join(recipes)} on {Path(data).stem}"
+
+
+def has_report(folder: Path) -> bool:
+    """Return whether a folder has a report with finished runs."""
+    counts = read_json(folder / REPORT).get("counts")
+    return isinstance(counts, dict) and bool(counts.get("done"))
+
+
+def finish(report: Report, folder: Path) -> None:
+    """Write the report and print its summary and, last, its path."""
+    replaced = _replaced_runs(folder, report.cells)
+    summary = write_report(report, folder)
+    console = open_screen()
+    console.print()
+    for sentence in summary:
+        console.print(Markdown(sentence))
+    if replaced:
+        print(f"this report replaces one with other runs: {', '.join(replaced)}")
+    print(f"report: {folder / 'report.html'}")
+
+
+def _replaced_runs(folder: Path, cells: Sequence[Cell]) -> list[str]:
+    """Return the runs of the folder's last report that are not among these, however their paths are written."""
+    before = read_json(folder / REPORT).get("runs")
+    own = {Path(cell.run.folder).resolve() for cell in cells if cell.run is not None}
+    return [name for name in before if Path(name).resolve() not in own] if isinstance(before, dict) else []

@@ -1,0 +1,51 @@
+"""What a comparison prints while its runs are trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.status import Status as Spinner
+
+from paceline.config.resolve import Config
+from paceline.core.screen import as_it_is
+from paceline.report.model import Cell
+from paceline.runs.metrics import METRICS
+from paceline.runs.stages import stages_of
+
+LAST_BYTES = 4096  # of metrics, which hold the last line
+
+
+@contextmanager
+def announced(console: Console, words: str, cell: Cell) -> Iterator[Spinner | None]:
+    """Show which cell is being trained, then print one line about its outcome."""
+    if console.is_terminal:
+        with console.status(as_it_is(words)) as spinner:
+            yield spinner
+    else:
+        yield None
+    if cell.state in ("not measured", "failed"):
+        console.print(f"{words}: {cell.state}: {cell.reason}", soft_wrap=True)
+    elif cell.run is not None:
+        speed = f"{cell.run.speed.images_per_second:,.0f} images/s, " if cell.run.speed else ""
+        quality = "  ".join(f"{name} {value:.4g}" for name, value in cell.run.quality.items() if value is not None)
+        again = " (done before)" if cell.reason else ""
+        cell.reason = ""
+        console.print(f"{words}: {speed}{cell.run.seconds:.1f} s  {quality}{again}", soft_wrap=True)
+
+
+def show_progress(spinner: Spinner | None, name: str, config: Config) -> None:
+    """Show the images seen; only the end of the metrics is read, since the run needs the machine."""
+    if spinner is None:
+        return
+    metrics = Path(stages_of(config)[0].run.out) / METRICS  # of the stage that has begun
+    if not metrics.is_file():
+        return
+    with metrics.open("rb") as file:
+        file.seek(max(0, metrics.stat().st_size - LAST_BYTES))
+        seen = re.findall(rb'"images": (\d+)', file.read())
+    if seen:
+        spinner.update(as_it_is(f"{name}  {int(seen[-1]):,} images"))

@@ -1,0 +1,36 @@
+"""Plugins that are files of the user's own, named by their paths."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from paceline.core.announce import announce
+from paceline.core.errors import UserError
+
+
+def is_path(name: str) -> bool:
+    """Return whether a plugin's name means a file of the user's own."""
+    return name.endswith(".py") or "/" in name
+
+
+def load_own_file(kind: str, path: Path) -> ModuleType:
+    """Import a file once; announce it before its code runs."""
+    module_name = f"paceline_user_{kind}_{path.stem}"
+    loaded = sys.modules.get(module_name)
+    if loaded is not None and loaded.__file__ == str(path.resolve()):
+        return loaded
+    announce(str(path.resolve()), f"runs the code in {path}", sys.stdout)
+    spec = importlib.util.spec_from_file_location(module_name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise UserError(f"{kind} {str(path)!r}: not a Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise UserError(f"{kind} {str(path)!r}: cannot be imported: {type(error).__name__}: {error}") from error
+    return module

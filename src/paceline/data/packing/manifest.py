@@ -1,0 +1,130 @@
+"""`pack.json`: what a packed folder holds, with a checksum of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.contracts.recipe import DataSpec
+from paceline.core.checksums import checksum_of_content
+from paceline.core.errors import UserError
+from paceline.core.files import write_json
+from paceline.data.source import Source
+
+FORMAT, VERSION = "paceline pack", 3
+MANIFEST, UNFINISHED = "pack.json", "packing.json"
+PLACE = ("offset", "height", "width", "checksum")  # the index's columns for each field of images
+
+
+class Layout(NamedTuple):
+    """The fields of a sample."""
+
+    images: Mapping[str, int]  # channels by field
+    numbers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Source) -> Layout:
+        """Return the layout of a source's samples."""
+        sample = source.read(0)
+        images = {name: int(field.shape[-1]) for name, field in sample.items() if field.ndim == 3}
+        return cls(images, tuple(name for name in sample if name not in images))
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the index."""
+        return [f"{name}.{what}" for name in self.images for what in PLACE] + list(self.numbers)
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file of a packed split, by which damage is noticed."""
+
+    bytes: int
+    sha256: str = ""  # empty for pixels, which have a checksum per image
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """What distinguishes a split from others and, once it is packed, its files."""
+
+    count: int
+    spec: DataSpec
+    mixed: bool  # sizes
+    images: Mapping[str, int]  # channels by field
+    numbers: tuple[str, ...]
+    names_sha256: str
+    numbers_sha256: str
+    files_sha256: str  # of the names, sizes and times of the source's files; empty where it has none
+    fingerprint: str
+    files: Mapping[str, FileRecord] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        """The fields of a sample."""
+        return Layout(self.images, self.numbers)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> SplitRecord:
+        """Return the record that JSON holds; raise KeyError, TypeError or AttributeError where it does not."""
+        spec: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in content["spec"].items()
+        }
+        files = {name: FileRecord(**listed) for name, listed in content["files"].items()}
+        read = {"spec": DataSpec(**spec), "numbers": tuple(content["numbers"]), "files": files}
+        return cls(**{**content, **read})
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a packed folder holds, or one that is being packed."""
+
+    made_from: Mapping[str, str]  # the settings of `paceline pack`
+    splits: Mapping[str, SplitRecord]
+
+    def write(self, file: Path) -> None:
+        """Write it with a checksum of itself."""
+        content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        write_json(file, content | {"sha256": checksum_of_content(content)})
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Return the manifest of a packed folder; raise UserError where it is no finished one."""
+    file = root / MANIFEST
+    if not file.is_file():
+        if (root / UNFINISHED).is_file():
+            raise UserError(f"{root}: packing was not finished; run the same `paceline pack` again to resume it")
+        raise UserError(f"{root}: not a packed folder (it has no {MANIFEST}); paceline pack SRC {root} makes one")
+    return load_manifest(file, root)
+
+
+def load_manifest(file: Path, root: Path) -> Manifest:
+    """Return what a file says of a packed folder, or of one that is being packed."""
+    content = load_json(file, root)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{file}: not written by `paceline pack`")
+    if content.get("version") != VERSION:
+        raise damaged(file, root, f"version {content.get('version')} of the format, expected {VERSION}")
+    if content.pop("sha256", None) != checksum_of_content(content):
+        raise damaged(file, root, "damaged (its checksum differs)")
+    try:
+        splits = {split: SplitRecord.from_json(record) for split, record in content["splits"].items()}
+        return Manifest(dict(content["made_from"]), splits)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise damaged(file, root, "damaged (not the content of a manifest)") from None
+
+
+def load_json(file: Path, root: Path) -> Any:
+    """Return the content of a JSON file of a packed folder."""
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(file, root, f"damaged ({' '.join(str(error).split())})") from None
+
+
+def damaged(file: Path, root: Path, what: str) -> UserError:
+    """Return the error for a file of a packed folder that cannot be used."""
+    return UserError(f"{file}: {what}; remove {root}, then pack again")

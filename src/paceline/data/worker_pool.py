@@ -1,0 +1,97 @@
+"""Worker processes that read batches of a source ahead of their use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from paceline.contracts.recipe import Batch
+from paceline.core.errors import UserError
+from paceline.core.heartbeat import die_with_parent
+from paceline.data.crop import windows
+from paceline.data.source import Sample, Source, sizes_of
+from paceline.data.tickets import Tickets
+
+BATCHES_PER_WORKER = 2  # that are read ahead
+
+
+class WorkerPool:
+    """Processes that read for one sequence of requests after another; with 0 of them, this process reads."""
+
+    def __init__(self, source: Source, num_workers: int, crop: int = 0, *, pin_memory: bool = False) -> None:
+        self._current = _Current()
+        self._loader: DataLoader[Batch | UserError] = DataLoader(
+            _Reading(source, crop),
+            batch_size=None,
+            sampler=self._current,
+            num_workers=num_workers,
+            prefetch_factor=BATCHES_PER_WORKER if num_workers else None,
+            persistent_workers=num_workers > 0,
+            pin_memory=pin_memory,
+            multiprocessing_context="fork" if num_workers else None,
+            worker_init_fn=partial(_begin_worker, os.getpid()),
+            generator=torch.Generator(),  # else the global one is advanced, and reading changes the run
+        )
+
+    def read(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+        """Yield the batch of each request, in order, in host memory: images uint8 [n, h, w, c]."""
+        self._current.requests = requests
+        for result in self._loader:
+            if isinstance(result, UserError):
+                raise result
+            yield result
+
+
+class _Current:
+    """The requests of a pool at present; apart from it, so that no reference cycle keeps the processes alive."""
+
+    requests: Iterable[Tickets] = ()
+
+    def __iter__(self) -> Iterator[Tickets]:
+        return iter(self.requests)
+
+
+class _Reading(Dataset[Batch | UserError]):
+    """Returns a UserError rather than raising it: exceptions of worker processes arrive as long tracebacks."""
+
+    def __init__(self, source: Source, crop: int) -> None:
+        self.source, self.crop = source, crop
+        self.sizes = sizes_of(source)
+
+    def __getitem__(self, request: Tickets) -> Batch | UserError:
+        try:
+            samples = self._windows(request) if self.crop else self.source.read_many(request.index)
+        except UserError as error:
+            return error
+        arrays = samples | request._asdict()
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+    def _windows(self, request: Tickets) -> Sample:
+        found = windows(request.uniforms, self.sizes[request.index], self.crop, self.source.spec.scale)
+        samples = [
+            self.source.read_window(int(index), window) for index, window in zip(request.index, found, strict=True)
+        ]
+        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _begin_worker(parent: int, worker: int) -> None:
+    die_with_parent(parent)
+    torch.set_num_threads(1)
+    # Signals to the whole job are for the trainer, which still needs its workers while it shuts down.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = _print_unless_parent_left
+
+
+def _print_unless_parent_left(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print nothing where the process that expected a batch has gone: that process reports why."""
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)

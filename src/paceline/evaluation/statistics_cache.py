@@ -1,0 +1,64 @@
+"""A cache of the statistics of real images: they hold as long as data and protocol are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from paceline.core.checksums import checksum_of_content
+from paceline.core.files import read_json, write_file, write_json
+from paceline.evaluation.protocol import Protocol
+from paceline.evaluation.sums import Statistics
+
+
+def cache_folder() -> Path:
+    """Return the folder that statistics are cached in."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "paceline" / "statistics"
+
+
+def find_statistics(protocol: Protocol, device: torch.device) -> Statistics | None:
+    """Return the statistics that were cached for a protocol; None where they are missing or damaged."""
+    path = _path(protocol)
+    try:
+        changed_at = path.stat().st_mtime_ns
+    except OSError:
+        return None
+    return _read(path, json.dumps(protocol, sort_keys=True), device, changed_at)
+
+
+@lru_cache(maxsize=1)  # a run asks again at every evaluation
+def _read(path: Path, protocol: str, device: torch.device, changed_at: int) -> Statistics | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    manifest = read_json(path.with_suffix(".json"))
+    if manifest.get("sha256") != sha256(content).hexdigest() or manifest.get("protocol") != json.loads(protocol):
+        return None
+    return Statistics(**{name: value.double().to(device) for name, value in safetensors.torch.load(content).items()})
+
+
+def store_statistics(protocol: Protocol, statistics: Statistics) -> None:
+    """Cache statistics for later evaluations; a folder that cannot be written to is no error."""
+    path = _path(protocol)
+    tensors = {name: value.cpu().contiguous() for name, value in vars(statistics).items()}
+    tensors["rows"] = tensors["rows"].float()  # as the network gave them
+    content = safetensors.torch.save(tensors)
+    manifest = {"protocol": dict(protocol), "sha256": sha256(content).hexdigest()}
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content, durable=False)
+        write_json(path.with_suffix(".json"), manifest, durable=False, indent=1)
+
+
+def _path(protocol: Protocol) -> Path:
+    key = checksum_of_content(protocol)[:32]
+    return cache_folder() / f"{key}.safetensors"

@@ -1,0 +1,40 @@
+"""Frames of an animation: the sample images of one or more runs over the course of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from paceline.core.errors import UserError
+from paceline.images.grids import captioned, side_by_side
+from paceline.runs.finished_run import config_of
+from paceline.runs.metrics import SAMPLES
+
+
+def animation_frames(runs: Sequence[str]) -> list[Image.Image]:
+    """Return a frame for each number of images seen; each of several runs shows its latest samples."""
+    samples = {run: _sample_files(run) for run in runs}
+    frames = []
+    for seen in sorted({images for files in samples.values() for images in files}):
+        shown = []
+        for run, files in samples.items():
+            latest = max((images for images in files if images <= seen), default=min(files))
+            with Image.open(files[latest]) as image:
+                shown.append(captioned(image.convert("RGB"), f"{Path(run).name}: {latest:,} images"))
+        frames.append(side_by_side(shown))
+    return frames
+
+
+def _sample_files(run: str) -> dict[int, Path]:
+    """Return the sample images that training wrote, by images seen."""
+    config_of(run, own_source=False)  # raises for what is not a run
+    found = {}
+    for path in (Path(run) / SAMPLES).glob("samples-*.png"):
+        images = path.stem.rpartition("-")[2]
+        if images.isdigit():
+            found[int(images)] = path
+    if not found:
+        raise UserError(f"{run}: has no images in {SAMPLES}/ to animate; a run that generates images writes them")
+    return found

@@ -1,0 +1,29 @@
+"""Interpolation between the random numbers of two generated images."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.contracts.recipe import Batch, Recipe
+
+
+def interpolate_draws(recipe: Recipe, ends: Batch, steps: int) -> Batch:
+    """Return, for each pair of rows, draws from one to the other: normal ones on an arc, so that they stay likely."""
+    shares = torch.linspace(0, 1, steps)
+    between = {}
+    for name, rows in ends.items():
+        interpolate = slerp if recipe.draws[name].kind == "normal" else torch.lerp
+        flat = rows.reshape(len(rows), -1).double()
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        moved = torch.stack([torch.stack([interpolate(a, b, share.to(a)) for share in shares]) for a, b in pairs])
+        between[name] = moved.to(rows.dtype).reshape(-1, *rows.shape[1:])
+    return between
+
+
+def slerp(start: Tensor, end: Tensor, share: Tensor) -> Tensor:
+    """Return the point at a share of the arc between two vectors (spherical linear interpolation)."""
+    angle = torch.arccos((start @ end / (start.norm() * end.norm())).clamp(-1, 1))
+    if angle.sin().abs() < 1e-6:  # parallel: the arc is a straight line
+        return torch.lerp(start, end, share)
+    return (((1 - share) * angle).sin() * start + (share * angle).sin() * end) / angle.sin()

@@ -1,0 +1,72 @@
+"""Writes an ONNX file, and compares its results with PyTorch's."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paceline.core.errors import UserError
+from paceline.inference.exportable import Exportable
+
+OPSET = 20
+
+
+def write_onnx(exportable: Exportable, path: Path) -> None:
+    """Trace a module and write it with its metadata."""
+    import onnx
+
+    with _quiet():
+        torch.onnx.export(
+            exportable.module,
+            tuple(exportable.example.values()),
+            str(path),
+            input_names=list(exportable.example),
+            output_names=list(exportable.outputs),
+            dynamic_shapes=exportable.dynamic_shapes,
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    if exportable.metadata:
+        model = onnx.load(path)
+        onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in exportable.metadata.items()})
+        onnx.save(model, path)
+
+
+def largest_difference(exportable: Exportable, file: Path, origin: str) -> float:
+    """Return the largest difference between the file's results and PyTorch's, at sizes that were not traced."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    worst = 0.0
+    for inputs in exportable.checks:
+        with torch.no_grad():
+            wanted = exportable.module(*inputs.values())
+        made = session.run(list(exportable.outputs), {name: tensor.numpy() for name, tensor in inputs.items()})
+        for one, other in zip(made, wanted, strict=True):
+            if not other.isfinite().all():
+                raise UserError(f"{origin}: the network's output is not finite; the weights may be damaged")
+            worst = float(np.maximum(worst, np.abs(one - other.numpy()).max()))  # max() would drop a NaN
+    return worst
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress the exporter's progress report, which is for its developers."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

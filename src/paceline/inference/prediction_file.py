@@ -1,0 +1,46 @@
+"""The file of predicted classes: a CSV table, or a line of JSON for each image."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+SUFFIXES = (".csv", ".jsonl")
+
+
+class ClassProbability(NamedTuple):
+    """A class, and the probability that an image shows it."""
+
+    name: str
+    probability: float
+
+
+class PredictionFile:
+    """A file with a row for each image, of a kind that its suffix names."""
+
+    def __init__(self, path: Path, suffix: str, top: int) -> None:
+        self._file = path.open("w", newline="", encoding="utf-8", errors="surrogateescape")
+        self._table = csv.writer(self._file) if suffix == ".csv" else None
+        if self._table:
+            ranks = range(1, top + 1)
+            self._table.writerow(["file", *(f"{what}_{rank}" for rank in ranks for what in ("class", "probability"))])
+
+    def write(self, image: str, classes: Sequence[ClassProbability]) -> None:
+        """Add the classes of an image, the likeliest first."""
+        if self._table:
+            self._table.writerow([image, *(value for one in classes for value in one)])
+        else:
+            listed = [{"class": one.name, "probability": one.probability} for one in classes]
+            self._file.write(json.dumps({"file": image, "classes": listed}, ensure_ascii=False) + "\n")
+
+    def __enter__(self) -> PredictionFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()

@@ -1,0 +1,56 @@
+"""Images of a run's checkpoint: a grid of a generator, or strips of a recipe that transforms images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from paceline.config.resolve import Config
+from paceline.core.errors import UserError
+from paceline.data.draws import Drawer
+from paceline.data.open_sources import open_sources
+from paceline.images.grids import grid, to_image
+from paceline.inference.interpolation import interpolate_draws
+from paceline.parallel.precision import choose_precision
+from paceline.parallel.world import join
+from paceline.runs.checkpoint import choose_checkpoint
+from paceline.runs.folder import RunFolder
+from paceline.runs.recipe import make_recipe
+from paceline.runs.weights import load_weights
+from paceline.training.previews import fixed_draws, has_strips, make_images, make_strips, strip_samples
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """The grid of a generator."""
+
+    rows: int
+    columns: int
+    interpolate: bool  # each row goes from one image to another
+    flag: str  # the flag that asked for a grid; empty where none did
+
+
+def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) -> tuple[Image.Image, str]:
+    """Return a run's grid or strips, and a caption with the run and the checkpoint."""
+    world = join(config.run, distributed=False)
+    precision = choose_precision(config.run.precision, world.device)
+    precision.apply(deterministic=config.run.deterministic)
+    sources = open_sources(config)
+    recipe = make_recipe(config, sources)
+    snapshot = choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint)
+    load_weights(recipe, snapshot.weights, ema=True)
+    recipe.to(device=world.device, dtype=precision.weights)
+    caption = f"{Path(run).name} at {snapshot.images:,} images"
+    if has_strips(recipe):
+        if options.flag:
+            raise UserError(f"{options.flag}: {type(recipe).__name__} transforms images; this is for generators")
+        samples = strip_samples(sources.get(recipe.evaluated_on, sources["train"]), world.device, precision)
+        return make_strips(recipe, samples, precision), caption
+    drawer = Drawer(recipe.draws, config.run.seed, world.device, precision.weights)
+    if options.interpolate:
+        draws = interpolate_draws(recipe, fixed_draws(recipe, drawer, 2 * options.rows), options.columns)
+    else:
+        draws = fixed_draws(recipe, drawer, options.rows * options.columns)
+    return to_image(grid(make_images(recipe, draws, precision), options.columns)), caption

@@ -1,0 +1,30 @@
+"""Images that a command cannot use: they are listed at the end, and the others are processed all the same."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SkippedImage:
+    """A file, or an argument that names none, and why it cannot be used."""
+
+    path: str
+    reason: str
+
+
+def report_skipped(skipped: Sequence[SkippedImage], num_done: int) -> int:
+    """Print the images that were skipped, and return the command's exit code."""
+    for image in skipped:
+        print(f"not used: {image.path}: {image.reason}", file=sys.stderr)
+    if skipped:
+        total = num_done + len(skipped)
+        print(f"{num_done} of {total} images were processed, {len(skipped)} could not be used", file=sys.stderr)
+    return 1 if skipped else 0
+
+
+def count_images(count: int) -> str:
+    """Return a number of images in words."""
+    return "1 image" if count == 1 else f"{count:,} images"

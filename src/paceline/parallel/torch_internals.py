@@ -1,0 +1,140 @@
+"""Every use of a private torch interface stands here, so that a new torch can break one file only.
+
+Each function and class says what torch's public interface lacks. tests/parallel/test_torch_internals.py checks that
+every internal exists in the shape that is used here, and its failures list what stops working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore as TCPStore  # torch.distributed has it, but exports no type for it
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm  # torch has no public base of BatchNorm1d, 2d and 3d
+from torch.nn.modules.dropout import _DropoutNd as AnyDropout  # torch has no public base of its dropout layers
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+__all__ = [
+    "AnyBatchNorm",
+    "AnyDropout",
+    "ElasticAgent",
+    "FakeTensorMode",
+    "TCPStore",
+    "TorchDispatchMode",
+    "copy_all",
+    "end_broken_capture",
+    "is_view",
+    "lerp_all",
+    "local_address",
+    "local_collectives",
+    "norms_of",
+    "stop_heartbeats",
+    "undo_compile",
+]
+
+
+class ElasticAgent(LocalElasticAgent):
+    """torchrun's agent with two hooks; torch has no callbacks for the start and the check of workers."""
+
+    def before_start(self) -> None:
+        """Prepare for a round of workers; called before each start and restart."""
+
+    def review(self, result: RunResult) -> RunResult:
+        """Return the result to act on, given the one of a look at the workers."""
+        return result
+
+    @property
+    def remaining_restarts(self) -> int:
+        """How many restarts are left; torch gives no access to its counter."""
+        return int(self._remaining_restarts)
+
+    @remaining_restarts.setter
+    def remaining_restarts(self, count: int) -> None:
+        self._remaining_restarts = count
+
+    def num_hosts_waiting(self) -> int:
+        """Return how many hosts wait to join; torch asks its rendezvous only after the workers' state."""
+        return int(self._worker_group.spec.rdzv_handler.num_nodes_waiting())
+
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        self.before_start()
+        super()._initialize_workers(worker_group)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        return self.review(super()._monitor_workers(worker_group))
+
+
+def local_address(handler: DynamicRendezvousHandler) -> str:
+    """Return the address at which a rendezvous lists this host; torch does not report it."""
+    return str(handler._this_node.addr)
+
+
+def stop_heartbeats(handler: DynamicRendezvousHandler) -> None:
+    """Leave a rendezvous without closing it for the others; torch's `shutdown` does both."""
+    handler._stop_heartbeats()
+
+
+@contextmanager
+def local_collectives() -> Iterator[list[int]]:
+    """Replace all_reduce and all_gather_into_tensor by local ones; yield the bytes of each call.
+
+    torch cannot run the collectives of one process among several without the others.
+    """
+    sizes: list[int] = []
+    all_reduce, all_gather = dist.all_reduce, dist.all_gather_into_tensor
+
+    def reduce_alone(tensor: Tensor, *_: object, **__: object) -> None:
+        sizes.append(tensor.numel() * tensor.element_size())
+
+    def gather_alone(output: Tensor, own: Tensor, *_: object, **__: object) -> None:
+        reduce_alone(own)
+        output.zero_()[: own.numel()] = own
+
+    dist.all_reduce, dist.all_gather_into_tensor = reduce_alone, gather_alone  # type: ignore[assignment]
+    try:
+        yield sizes
+    finally:
+        dist.all_reduce, dist.all_gather_into_tensor = all_reduce, all_gather
+
+
+def undo_compile(network: nn.Module) -> None:
+    """Make a network eager that `Module.compile` compiled in place; torch cannot take that back."""
+    network._compiled_call_impl = None
+
+
+def end_broken_capture(pool: tuple[int, int], device: torch.device) -> None:
+    """Return memory and random numbers to normal after a failed capture; before torch 2.12 they stay in it."""
+    torch.cuda.synchronize(device)
+    number = device.index or 0
+    with suppress(RuntimeError):  # where torch did it itself
+        torch._C._cuda_endAllocateToPool(number, pool)
+    generator = torch.cuda.default_generators[number]
+    fresh = torch.Generator(device).manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy many tensors in few kernels; torch has no public multi-tensor operations."""
+    torch._foreach_copy_(list(targets), list(sources))
+
+
+def lerp_all(targets: Sequence[Tensor], ends: Sequence[Tensor], weight: float) -> None:
+    """Move many tensors towards others by one weight, in few kernels; see `copy_all`."""
+    torch._foreach_lerp_(list(targets), list(ends), weight)
+
+
+def norms_of(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
+    """Return the norm of each tensor, in few kernels; see `copy_all`."""
+    return list(torch._foreach_norm(list(tensors), order))
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Return whether a tensor shares another one's memory; torch has no public question for it."""
+    return tensor._is_view()

@@ -1,0 +1,35 @@
+"""Which parameters each network trains, and which of them require grad just now."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from paceline.contracts.recipe import Recipe
+
+
+class Trainable:
+    """The trainable parameters by network. While a phase runs, only those of its network require grad."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        # What the recipe's author froze stays frozen.
+        self.parameters: dict[str, list[nn.Parameter]] = {
+            name: [parameter for parameter in network.parameters() if parameter.requires_grad]
+            for name, network in recipe.networks.items()
+        }
+        self._selected: str | None = None
+
+    def select(self, network: str) -> None:
+        """Let only one network's parameters require grad."""
+        if network == self._selected:
+            return
+        self._selected = network
+        for name, parameters in self.parameters.items():
+            for parameter in parameters:
+                parameter.requires_grad_(name == network)
+
+    def release(self) -> None:
+        """Let all of them require grad."""
+        self._selected = None
+        for parameters in self.parameters.values():
+            for parameter in parameters:
+                parameter.requires_grad_(True)

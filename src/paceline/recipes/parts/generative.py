@@ -1,0 +1,145 @@
+"""What recipes that generate images from noise with DCGAN's networks share: settings, declarations, networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Recipe
+from paceline.core.errors import UserError, unknown
+from paceline.core.types import SettingValues
+from paceline.models import diffaugment
+from paceline.models.dcgan import SIZES_PX, Discriminator, Generator
+
+R1_EVERY = 16  # steps between two R1 penalties; their weight makes up for it
+
+
+@dataclass(frozen=True)
+class GenerativeSettings:
+    """The networks, and how the discriminator is regularised."""
+
+    nz: int = setting(100, "dimensions of the noise that an image is generated from", at_least=1)
+    ngf: int = setting(
+        64, "channels of the generator's last features; earlier ones have 2, 4, 8 times as many", at_least=1
+    )
+    ndf: int = setting(
+        64, "channels of the discriminator's first features; later ones have 2, 4, 8 times as many", at_least=1
+    )
+    smallest: Literal["4", "2"] = setting("4", "side of the smallest feature map: 4 as in DCGAN; 2 adds a layer")
+    activation: Literal["relu", "mish"] = setting("relu", "activation function of the generator")
+    d_norm: Literal["batch", "none"] = setting("batch", "normalisation layers of the discriminator")
+    spectral_norm: bool = setting(False, "spectral normalisation of the discriminator's layers")
+    r1: float = setting(
+        0.0, f"weight of the R1 penalty on real images, computed every {R1_EVERY} steps; 0: none", at_least=0
+    )
+    diffaugment: str = setting(
+        "", "differentiable augmentation of real and fake images: color, translation, cutout, separated by commas"
+    )
+
+
+class GenerativeRecipe(Recipe):
+    """A generator of images from noise, evaluated by FID against the training images."""
+
+    generator: nn.Module  # made by the recipe
+
+    evaluator = "generation"
+    evaluated_on = "train"
+    best = Best("train/FID", "min")
+    generates = True
+    ema = ("generator",)
+    must_match_weights = ("activation",)
+    defaults: ClassVar[SettingValues] = {
+        "data": "digits",
+        "size": 32,
+        "batch_size": "128",
+        "epochs": 50,
+        "optimizer": "adam",
+        "lr": 2e-4,
+        "beta1": 0.5,
+        "beta2": 0.999,
+        "validation": 0.0,
+    }
+    presets: ClassVar[Mapping[str, SettingValues]] = {
+        # The networks and settings of the dual-discriminator project. It gave only one of its two models mish and only
+        # the other a schedule; here neither has them, so that they differ in the second discriminator alone.
+        "cifar10": {
+            "data": "cifar10",
+            "size": 32,
+            "channels": 3,
+            "flip": "off",
+            "batch_size": "64",
+            "reference_batch": 64,
+            "epochs": 50,
+            "smallest": "2",
+            "save_every": "10 epochs",
+            "evaluate_every": "10 epochs",
+        },
+        # A first run on a CPU: narrow networks, small batches and a higher rate learn the embedded digits in a minute
+        # or two.
+        "quick": {
+            "data": "digits",
+            "ngf": 16,
+            "ndf": 16,
+            "batch_size": "32",
+            "reference_batch": 32,
+            "lr": 5e-4,
+            "ema_half_life": "2000 images",
+            "epochs": 50,
+            "save_every": "10 epochs",
+            "evaluate_every": "10 epochs",
+        },
+    }
+    small: ClassVar[SettingValues] = {"nz": 16, "ngf": 4, "ndf": 4, "size": 32, "batch_size": "16"}
+    # The names in the config.ini of the dual-discriminator project, which never reads its own `checkpoint`.
+    aliases: ClassVar[Mapping[str, str]] = {"type": "data", "nc": "channels", "checkpoint": ""}
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Return one image in -1…1 for each row of noise."""
+        return {"image": self.generator(batch["noise"])}
+
+
+def make_generator(settings: GenerativeSettings, spec: DataSpec) -> Generator:
+    """Return a generator of images like the data's."""
+    _check_size(spec)
+    smallest = int(settings.smallest)
+    return Generator(spec.height, spec.channels, settings.nz, settings.ngf, smallest, settings.activation)
+
+
+def make_discriminator(settings: GenerativeSettings, spec: DataSpec) -> Discriminator:
+    """Return a discriminator for images like the data's."""
+    _check_size(spec)
+    smallest = int(settings.smallest)
+    return Discriminator(
+        spec.height, spec.channels, settings.ndf, smallest, settings.d_norm, spectral=settings.spectral_norm
+    )
+
+
+def _check_size(spec: DataSpec) -> None:
+    if spec.height != spec.width or spec.height not in SIZES_PX:
+        raise UserError(
+            f"the images have {spec.width}×{spec.height} pixels and the networks are for squares of 32 or 64: "
+            "use --set size=32 or --set size=64"
+        )
+
+
+class Augmentation:
+    """What a discriminator sees of images: the images themselves, or a random augmentation of them."""
+
+    def __init__(self, kinds: str) -> None:
+        self.kinds = tuple(kind.strip() for kind in kinds.split(",") if kind.strip())
+        for kind in self.kinds:
+            if kind not in diffaugment.KINDS:
+                raise UserError(f"diffaugment={kinds}: {unknown('augmentation', kind, diffaugment.KINDS)}")
+
+    @property
+    def draws(self) -> dict[str, Draw]:
+        """The random numbers of a step: for the fakes of the generator's phase, for fakes and reals of the other."""
+        numbers = Draw((diffaugment.NUM_UNIFORMS,), "uniform")
+        return {f"view_of_{what}": numbers for what in ("own", "fake", "real")} if self.kinds else {}
+
+    def __call__(self, images: Tensor, batch: Batch, what: Literal["own", "fake", "real"]) -> Tensor:
+        return diffaugment.augment(images, batch[f"view_of_{what}"], self.kinds) if self.kinds else images

@@ -1,0 +1,60 @@
+"""A report ready to be rendered: its sections, and the content of report.json that their numbers come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from paceline.core.types import JsonObject
+from paceline.report.as_json import as_json
+from paceline.report.content import sections
+from paceline.report.model import Cell, Report
+from paceline.report.parts import Section
+from paceline.report.phrases import fill
+from paceline.report.plots import plot_names
+from paceline.report.run import Run
+from paceline.report.summary import summarise
+
+# What report.json has of a run.
+KEPT_OF_RUN = (
+    *("recipe", "strategy", "devices", "batch", "seed", "precision", "images", "seconds", "quality", "chosen_by"),
+    *("speed", "seconds_per_epoch", "gpu", "losses", "course", "protocols", "made_with", "broken_lines", "went_on"),
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """What all three files show."""
+
+    report: Report
+    content: JsonObject  # of report.json
+    sections: list[Section]
+    summary: list[str]
+
+
+def document_of(report: Report) -> Document:
+    """Return the report with its words."""
+    numbers = _object(replace(report, cells=[], runs={})) | {
+        "cells": [_content_of_cell(cell) for cell in report.cells],
+        "runs": {folder: _content_of_run(run) for folder, run in report.runs.items()},
+    }
+    phrases, plots = summarise(report), plot_names(report)
+    summary = [fill(phrase, numbers) for phrase in phrases]
+    content = numbers | {"plots": as_json(plots), "summary": as_json(summary)}
+    return Document(report, content, sections(report, phrases, plots), summary)
+
+
+def _content_of_cell(cell: Cell) -> JsonObject:
+    content = _object(replace(cell, run=None))
+    del content["run"]
+    return content
+
+
+def _content_of_run(run: Run) -> JsonObject:
+    content = _object(run)
+    return {name: {} if content[name] is None else content[name] for name in KEPT_OF_RUN}
+
+
+def _object(value: Report | Cell | Run) -> JsonObject:
+    content = as_json(value)
+    assert isinstance(content, dict)
+    return content

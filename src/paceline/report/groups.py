@@ -1,0 +1,213 @@
+"""Groups of runs that differ only in their seed, and how their speeds compare with one device."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.report.known_strategy import known_strategy
+from paceline.report.model import Cell, Group, Scaling, SpeedSpread, Summary
+from paceline.report.run import Run
+
+# Settings that say where a run lies or how it was started, not what it computes; the others tell groups apart.
+# The accelerator does so by what "auto" meant, along with the hardware.
+NO_DIFFERENCE = {"seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"}
+NO_DIFFERENCE |= {"backend", "inception", "inception_sha256", "check_replicas", "keep"}
+NO_DIFFERENCE |= {"rdzv", "max_restarts", "timeout", "join_timeout", "mirror", "mirror_every", "mirror_wait", "loggers"}
+BETWEEN_DEVICES = {"nnodes", "compress", "sync_batchnorm"}  # these make no difference on one device
+Extras = tuple[tuple[str, str], ...]  # names and values of what else tells groups apart
+
+
+class _Key(NamedTuple):
+    """What the runs of a group have in common."""
+
+    recipe: str
+    strategy: str
+    devices: int
+    shares_a_gpu: bool
+    batch: int
+    extras: Extras
+
+    def reference(self, batch: float) -> tuple[str, float, Extras]:
+        """Return what a run on one device with this batch would share."""
+        return self.recipe, batch, tuple(one for one in self.extras if one[0] not in BETWEEN_DEVICES)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether other groups are compared with this one: it runs on one device, as its strategy always does."""
+        strategy = known_strategy(self.strategy)
+        return self.devices == 1 and strategy is not None and strategy.max_devices == 1
+
+
+def make_groups(cells: Sequence[Cell]) -> dict[str, Group]:
+    """Return the groups of the finished runs by their ids."""
+    runs = [cell.run for cell in cells if cell.run is not None and cell.state == "done"]
+    settings, hardware = _differing_settings(runs), _differing_hardware(runs)
+    members: dict[_Key, list[Run]] = {}
+    for run in runs:
+        extras = tuple((name, str(run.settings.get(name))) for name in settings)
+        extras += tuple((name, run.hardware[name]) for name in hardware)
+        key = _Key(run.recipe, run.strategy, run.devices, run.shares_a_gpu, run.batch, extras)
+        members.setdefault(key, []).append(run)
+    ids = _unique_ids(members)
+    speeds = {key: _speed(group) for key, group in members.items()}
+    references: dict[tuple[str, float, Extras], _Key] = {}
+    for key in members:
+        if key.is_reference:
+            references.setdefault(key.reference(key.batch), key)
+    per_device = bool(cells) and all(cell.batch.endswith("/device") for cell in cells)
+    several_recipes, several_batches = len({run.recipe for run in runs}) > 1, len({run.batch for run in runs}) > 1
+    groups: dict[str, Group] = {}
+    for key, group in members.items():
+        label = _label(key, several_recipes, several_batches)
+        scaling = _scaling(key, references, speeds, ids, per_device)
+        groups[ids[key]] = _group(key, group, ids[key], label, scaling)
+    return groups
+
+
+def group_name(run: Run, *more: str) -> str:
+    """Return a name for the runs that differ from this one only in their seed."""
+    words = [Path(run.recipe).stem, run.strategy, str(run.devices), str(run.batch), *more]
+    name = "-".join(words + (["on-one-gpu"] if run.shares_a_gpu else []))
+    return name.replace("::", "-")  # which separates the words of a path in the report
+
+
+def summary_of(values: Sequence[float]) -> Summary:
+    """Return mean, sample standard deviation, number and the values themselves."""
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return Summary(statistics.fmean(values), spread, len(values), list(values))
+
+
+def _differing_hardware(runs: Sequence[Run]) -> list[str]:
+    """Return what of the hardware, and whether torch, is not the same for all runs."""
+    names = runs[0].hardware if runs else {}
+    return [name for name in names if len({run.hardware[name] for run in runs}) > 1]
+
+
+def _differing_settings(runs: Sequence[Run]) -> list[str]:
+    """Return the settings in which runs of one recipe differ."""
+    found = []
+    for name in dict.fromkeys(name for run in runs for name in run.settings):
+        if name in NO_DIFFERENCE:
+            continue
+        by_recipe: dict[str, set[str]] = {}
+        for run in runs:
+            by_recipe.setdefault(run.recipe, set()).add(str(run.settings.get(name)))
+        if any(len(values) > 1 for values in by_recipe.values()):
+            found.append(name)
+    return found
+
+
+def _unique_ids(members: Mapping[_Key, Sequence[Run]]) -> dict[_Key, str]:
+    ids: dict[_Key, str] = {}
+    for key, runs in members.items():
+        name = group_name(runs[0], *(value for _, value in key.extras))
+        while name in ids.values():  # recipes in two folders may have one name
+            name += "'"
+        ids[key] = name
+    return ids
+
+
+def _label(key: _Key, several_recipes: bool, several_batches: bool) -> str:
+    label = f"{Path(key.recipe).stem} " if several_recipes else ""
+    label += key.strategy if key.devices == 1 else f"{key.strategy} × {key.devices}"
+    label += f", batch {key.batch}" if several_batches else ""
+    label += "".join(f", {name}={value}" for name, value in key.extras)
+    return label + (" (on one GPU)" if key.shares_a_gpu else "")
+
+
+def _group(key: _Key, members: Sequence[Run], name: str, label: str, scaling: Scaling | None) -> Group:
+    first, speed = members[0], _speed(members)
+    return Group(
+        id=name,
+        label=label,
+        recipe=Path(first.recipe).stem,
+        measured_as=group_name(first),
+        extras=dict(key.extras),
+        family="-".join([first.recipe, str(first.batch), *(value for _, value in key.extras)]),
+        data=first.data,
+        strategy=first.strategy,
+        devices=first.devices,
+        shares_a_gpu=first.shares_a_gpu,
+        batch=first.batch,
+        precision=first.precision,
+        n=len(members),
+        seeds=[run.seed for run in members],
+        runs=[run.folder for run in members],
+        quality=_quality(members),
+        chosen_by=_common([run.chosen_by.value if run.chosen_by else None for run in members]),
+        evaluated_on=min(run.chosen_by.evaluated_on or 0 if run.chosen_by else 0 for run in members) or None,
+        images_per_second=speed,
+        speed_spread=_speed_spread(first, speed),
+        with_warm_up=any(run.speed.with_warm_up for run in members if run.speed),
+        more_processes_than_cores=any(_is_crowded(run) for run in members),
+        images_per_second_without_loading=_common(
+            [run.speed.images_per_second_without_loading if run.speed else None for run in members]
+        ),
+        seconds=summary_of([run.seconds for run in members]),
+        seconds_per_epoch=_means([run.seconds_per_epoch for run in members]),
+        gpu=_means([run.gpu for run in members]),
+        scaling=scaling,
+    )
+
+
+def _quality(members: Sequence[Run]) -> dict[str, Summary]:
+    """Return the metrics that every run has."""
+    found = {name: _common([run.quality.get(name) for run in members]) for name in members[0].quality}
+    return {name: summary for name, summary in found.items() if summary is not None}
+
+
+def _speed(members: Sequence[Run]) -> Summary | None:
+    return _common([run.speed.images_per_second if run.speed else None for run in members])
+
+
+def _common(values: Sequence[float | None]) -> Summary | None:
+    """Return the summary of values that every run has."""
+    present = [value for value in values if value is not None]
+    return summary_of(present) if len(present) == len(values) else None
+
+
+def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each value that every table has."""
+    return {
+        name: statistics.fmean(table[name] for table in tables)
+        for name in tables[0]
+        if all(name in table for table in tables)
+    }
+
+
+def _speed_spread(first: Run, speed: Summary | None) -> SpeedSpread:
+    """Return how far the speed varies: over seeds, or for a single seed over its log intervals."""
+    if speed and speed.std is not None:
+        return SpeedSpread(speed.std, "seeds")
+    std = first.speed.std_over_log_intervals if first.speed else None
+    return SpeedSpread(std, "log intervals" if std is not None else "")
+
+
+def _is_crowded(run: Run) -> bool:
+    """Return whether there were more processes on a CPU than cores; those of other hosts are not known."""
+    cores, one_host = run.hardware["cores"], str(run.settings.get("nnodes", "1")) == "1"
+    return run.hardware["accelerator"] == "cpu" and one_host and cores.isdigit() and run.devices > int(cores)
+
+
+def _scaling(
+    key: _Key,
+    references: Mapping[tuple[str, float, Extras], _Key],
+    speeds: Mapping[_Key, Summary | None],
+    ids: Mapping[_Key, str],
+    per_device: bool,
+) -> Scaling | None:
+    """Return how much faster a group is than one device with the same batch, or with the same batch per device."""
+    batches = {"strong": key.batch, "weak": key.batch / key.devices}
+    for kind in sorted(batches, reverse=per_device):
+        other = references.get(key.reference(batches[kind]))
+        if other is None:
+            continue
+        own, alone = speeds[key], speeds[other]
+        if own is None or alone is None or other == key:
+            return None
+        speedup = own.mean / alone.mean
+        return Scaling(kind, ids[other], speedup, speedup / key.devices)
+    return None

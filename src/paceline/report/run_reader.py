@@ -1,0 +1,190 @@
+"""Reads what a report needs of one run from its folder, and from nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from paceline.config.resolve import flatten
+from paceline.contracts.recipe import Recipe
+from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
+from paceline.report.run import ChosenBy, Point, Run, SegmentChange
+from paceline.runs.finished_run import config_of
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import METRICS, parse_line
+from paceline.runs.record import RunRecord
+from paceline.runs.segments import HARDWARE, changes
+
+MAX_POINTS = 400  # of a curve; more cannot be told apart on a page
+NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # groups of other metrics
+TOO_LARGE = 1e300  # JSON can spell numbers that no float holds
+BOOKKEEPING = {"count", "of_images"}  # logged with metrics, but no quality
+
+
+def read_run(path: str) -> Run:
+    """Return a run's numbers; raise UserError for a folder that is not a run."""
+    config = config_of(path, own_source=False)
+    folder = RunFolder(Path(path))
+    record = folder.read_record(path)
+    assert record is not None
+    segment = record.segment
+    went_on = _segment_changes(record)
+    since = went_on[-1].images if went_on else 0
+    made_with = dict(record.made_with.versions_and_hardware)
+    lines, after_gaps, broken = _read_lines(folder.path / METRICS)
+    intervals = log_intervals(lines, after_gaps, since)
+    recipe = config.recipe_class
+    chosen_by, chosen = _chosen(lines, recipe)
+    quality = _quality(lines, recipe, chosen)
+    run = config.run
+    gpus = run.gpus.split(",") if run.gpus else []
+    samples = sorted((folder.path / "samples").glob("*.png"))
+    return Run(
+        folder=str(path),
+        recipe=config.recipe_name,
+        data=run.data,
+        fingerprint=record.made_with.data,
+        strategy=segment.strategy,
+        devices=segment.devices,
+        shares_a_gpu=len(set(gpus)) < len(gpus),
+        batch=int(run.batch_size) if run.batch_size.isdigit() else 0,
+        seed=run.seed,
+        precision=run.precision,
+        settings=flatten(record.settings),
+        made_with=made_with,
+        hardware=_hardware(segment.accelerator, made_with),
+        images=max((line.images for line in lines), default=0),
+        seconds=max((line.seconds for line in lines), default=0.0),
+        finished=_has_finished(folder, lines, run.images, run.epochs),
+        best=recipe.best,
+        quality=quality,
+        chosen_by=chosen_by,
+        speed=speed_of(intervals),
+        seconds_per_epoch=seconds_per_epoch(intervals, lines, since),
+        gpu=_gpu([line for line in lines if line.images > since], len(set(gpus)) or segment.devices),
+        losses=_losses(lines),
+        course=_course(lines, recipe.best[0]),
+        protocols={name: dict(folder.protocol_of(name)) for name in quality if folder.protocol_of(name)},
+        samples=str(samples[-1]) if samples else "",
+        broken_lines=broken,
+        went_on=went_on,
+    )
+
+
+def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
+    """Return the whole lines, the positions among them that follow a broken one, and the number of broken ones."""
+    lines: list[Line] = []
+    after_gaps: set[int] = set()
+    broken = 0
+    for raw in metrics.read_bytes().splitlines() if metrics.is_file() else []:
+        line = _parse(raw)
+        if line is not None:
+            lines.append(line)
+        else:
+            broken += 1
+            after_gaps.add(len(lines))
+    return lines, after_gaps, broken
+
+
+def _parse(raw: bytes) -> Line | None:
+    """Return a line whose values are numbers, or null where one was not finite; a line always has its seconds."""
+    values = parse_line(raw)
+    if values is None:
+        return None
+    numbers: dict[str, float | None] = {}
+    for name, value in values.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < TOO_LARGE:
+            numbers[name] = value
+        elif value is None:
+            numbers[name] = None
+        else:
+            return None
+    images, seconds = numbers.get("images"), numbers.get("seconds")
+    return None if images is None or seconds is None else Line(int(images), seconds, numbers)
+
+
+def _segment_changes(record: RunRecord) -> list[SegmentChange]:
+    """Return where the run resumed in another segment; its speed is that of the last one."""
+    pairs = pairwise(record.segments)
+    return [SegmentChange(int(one.until_images or 0), ", ".join(changes(one, after))) for one, after in pairs]
+
+
+def _hardware(accelerator: str, made_with: Mapping[str, str]) -> dict[str, str]:
+    """Return it by name: "none" where a machine has no such thing."""
+    return {"accelerator": accelerator} | {name: made_with.get(name, "none") for name in HARDWARE}
+
+
+def _has_finished(folder: RunFolder, lines: Sequence[Line], images: int, epochs: float) -> bool:
+    """Return whether the last checkpoint is at the length of training that the settings ask for."""
+    epoch = next((line.images / passed for line in reversed(lines) if (passed := line.get("epoch"))), 0.0)
+    wanted = images or epochs * epoch
+    return bool(lines) and bool(wanted) and max(folder.checkpoints.all(), default=0) >= round(wanted)
+
+
+def _full_name(line: Line, wanted: str) -> str:
+    """Return a metric's name in a line, with its label in [brackets]; empty where it is not there."""
+    return next((name for name in line.values if name.partition("[")[0] == wanted), "") if wanted else ""
+
+
+def _values_of(lines: Sequence[Line], wanted: str) -> list[tuple[float, Line]]:
+    """Return the finite values of a metric, with their lines."""
+    found = [(line.get(_full_name(line, wanted)), line) for line in lines]
+    return [(value, line) for value, line in found if value is not None]
+
+
+def _chosen(lines: Sequence[Line], recipe: type[Recipe]) -> tuple[ChosenBy | None, Line | None]:
+    """Return what chose the checkpoint, and the line of its evaluation; None where nothing was evaluated."""
+    wanted, mode = recipe.best
+    evaluated = _values_of(lines, wanted)
+    if not evaluated:
+        return None, None
+    value, line = (max if mode == "max" else min)(evaluated, key=lambda pair: pair[0])
+    count = line.get(f"{wanted.partition('/')[0]}/count")
+    return ChosenBy(_full_name(line, wanted), value, line.images, count), line
+
+
+def _quality(lines: Sequence[Line], recipe: type[Recipe], chosen: Line | None) -> dict[str, float | None]:
+    """Return the metrics of the chosen checkpoint: on the test split where there is one."""
+    tested = [line for line in lines if "test/of_images" in line.values]
+    source = tested[-1] if tested else chosen
+    split = "test" if tested else recipe.evaluated_on
+    found = {name: value for name, value in source.values.items() if name.startswith(f"{split}/")} if source else {}
+    return {name: value for name, value in found.items() if name.split("/")[1] not in BOOKKEEPING}
+
+
+def _gpu(lines: Sequence[Line], num_gpus: int) -> dict[str, float]:
+    """Return NVML's readings for the GPU of the first process, its energy times `num_gpus`; empty without any."""
+    read = [line for line in lines if "gpu/utilisation" in line.values]
+    found: dict[str, float] = {}
+    for name, key in (("utilisation", "gpu/utilisation"), ("power_watts", "gpu/power_watts")):
+        values = [value for line in read if (value := line.get(key)) is not None]
+        if values:
+            found[name] = sum(values) / len(values)
+    peaks = [peak for line in lines if (peak := line.get("gpu/peak_memory_gib")) is not None]
+    if peaks:
+        found["peak_memory_gib"] = max(peaks)
+    energy = [(line.images, joules) for line in read if (joules := line.get("gpu/energy_joules"))]
+    if len(energy) > 1 and energy[-1][0] > energy[0][0] and energy[-1][1] > energy[0][1]:
+        images, joules = energy[-1][0] - energy[0][0], num_gpus * (energy[-1][1] - energy[0][1])
+        found["joules_per_1000_images"] = 1000 * joules / images
+    return found
+
+
+def _losses(lines: Sequence[Line]) -> dict[str, list[Point]]:
+    names = dict.fromkeys(name for line in lines for name in line.values if "/" in name and "/spread" not in name)
+    wanted = [name for name in names if name.split("/")[0] not in NOT_LOSSES and not name.endswith("_score")]
+    return {
+        name: _thin([Point(x.images, x.seconds, value) for x in lines if (value := x.get(name)) is not None])
+        for name in wanted
+    }
+
+
+def _course(lines: Sequence[Line], wanted: str) -> list[Point]:
+    return _thin([Point(line.images, line.seconds, value) for value, line in _values_of(lines, wanted)])
+
+
+def _thin(points: list[Point]) -> list[Point]:
+    """Return at most MAX_POINTS of the points, the last among them."""
+    step = -(-len(points) // MAX_POINTS) or 1
+    return points[::-1][::step][::-1]

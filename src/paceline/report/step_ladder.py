@@ -1,0 +1,122 @@
+"""Why N devices are not N times as fast: the measured step ladder, and the rung that costs most time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+from paceline.report.as_json import OPTIONAL
+
+# What each rung adds, in the order of measuring: its cost, and what would reduce it.
+COSTS: dict[str, tuple[str, str]] = {
+    "part": (
+        "a smaller batch per device keeps the device less busy",
+        "a larger batch (with --scale-lr), or fewer devices",
+    ),
+    "together": (
+        "devices that work at the same time slow each other down (memory, cores, power)",
+        "fewer processes on this host, or more cores for each",
+    ),
+    "eager": (
+        "the step is launched kernel by kernel instead of as one CUDA graph",
+        "--strategy single, whose step can be captured",
+    ),
+    "gradients": (
+        "gradients are exchanged between devices",
+        "a larger batch per device, --accumulate 2, or a faster link between devices",
+    ),
+    "batchnorm": (
+        "BatchNorm waits for the statistics of all devices",
+        "--sync-batchnorm off, which changes the trained weights (check the quality), or networks without BatchNorm",
+    ),
+    "loading": ("the step waits for data", "--loader resident if the data fits in memory, or more --workers"),
+}
+
+
+@dataclass(frozen=True)
+class MeasuredRung:
+    """The speed of one variant of the step: the median, and the range of most blocks."""
+
+    name: str
+    images_per_second: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class StepLadder:
+    """Variants of the step, from one device alone to the step as it is in training."""
+
+    devices: int
+    batch: int
+    rungs: Sequence[MeasuredRung]
+    gradient_bytes: Mapping[str, int]
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> StepLadder:
+        """Return what a measurement wrote; raise KeyError, TypeError or ValueError for anything else."""
+        rungs = [MeasuredRung(**rung) for rung in content["rungs"]]
+        return cls(int(content["devices"]), int(content["batch"]), rungs, dict(content["gradient_bytes"]))
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A rung of an explained ladder; the first one has no cost."""
+
+    name: str
+    images_per_second: float
+    share: float | None = field(default=None, metadata=OPTIONAL)  # of the time per image in training
+    gain: float | None = field(default=None, metadata=OPTIONAL)  # in speed, if only this cost went away
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The ladder with the cost of each rung."""
+
+    devices: int
+    weak: bool  # the batch per device is the same as on one device
+    rungs: Sequence[Rung]
+    largest: str | None  # the rung that costs most, if any does
+    gain: float  # without it
+    efficiency: float
+
+
+def explain(ladder: StepLadder, weak: bool = False) -> Explanation:
+    """Return the ladder from N times one device down to the step in training, with the cost of each rung.
+
+    With the same batch per device (`weak`), one device has its part alone, and the ladder starts there.
+    """
+    names = [rung.name for rung in ladder.rungs]
+    first = names.index("part") if weak and "part" in names else 0
+    times = ladder.devices if first == 0 else 1  # a part's speed is that of all parts
+    measured = [("ideal", times * ladder.rungs[first].images_per_second)]
+    measured += [(rung.name, rung.images_per_second) for rung in ladder.rungs[first + 1 :]]
+    # A rung includes all of those above it: one that took longer than a later rung did so by chance.
+    seconds = list(accumulate((1 / speed for _, speed in reversed(measured)), min))
+    added = [after - before for after, before in pairwise(seconds)][::-1]
+    rungs = [Rung(*measured[0])] + [
+        Rung(name, speed, share=cost / seconds[0], gain=seconds[0] / (seconds[0] - cost) - 1)
+        for (name, speed), cost in zip(measured[1:], added, strict=True)
+    ]
+    largest = max(rungs[1:], key=lambda rung: rung.share or 0.0)
+    return Explanation(
+        devices=ladder.devices,
+        weak=weak,
+        rungs=rungs,
+        largest=largest.name if largest.share else None,
+        gain=largest.gain or 0.0,
+        efficiency=rungs[-1].images_per_second / rungs[0].images_per_second,
+    )
+
+
+def communication_share(ladder: StepLadder) -> float | None:
+    """Return the share of a step that is communication: how much longer the step takes with it than without."""
+    speeds = {rung.name: rung.images_per_second for rung in ladder.rungs}
+    without = speeds.get("eager", speeds.get("together"))
+    with_it = speeds.get("batchnorm", speeds.get("gradients"))
+    if without is None or with_it is None:
+        return None
+    return max(0.0, 1 - with_it / without)

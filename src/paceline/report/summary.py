@@ -1,0 +1,191 @@
+"""The summary of a report: the recommendation first, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from paceline.report.advice import complexity, is_share
+from paceline.report.content import PARITY
+from paceline.report.content_speed import is_beyond
+from paceline.report.metric_words import format_for, metric_in_text, quality_of, with_spread
+from paceline.report.model import Behind, Group, Recommendation, Report
+from paceline.report.phrases import at, listed
+from paceline.report.step_ladder import COSTS
+
+
+def summarise(report: Report) -> list[str]:
+    """Return phrases, one sentence or more each, the recommendation first."""
+    advice = report.recommendation
+    if advice is None:
+        wanted, done = at("d", "counts", "wanted"), at("d", "counts", "done")
+        return [f"No recommendation: {done} of {wanted} runs finished with numbers that can be compared."]
+    phrases = [_advice(report, advice), *_resumed(report), *_quality(report, advice), *_scaling(report)]
+    phrases += [*_why_not(report), *_parity(report), *_float64(report)]
+    left = report.counts.left
+    if left:
+        words = "run has" if left == 1 else "runs have"
+        phrases.append(f"{at('d', 'counts', 'left')} {words} no numbers; the reasons are below.")
+    return phrases
+
+
+def _value_of_choice(report: Report, group: Group) -> str:
+    """Return the group's value of the metric that chose its checkpoints."""
+    name, summary = report.metric.name, group.chosen_by
+    value = with_spread(format_for(name, summary), summary, "groups", group.id, "chosen_by")
+    return value + (" %" if is_share(name) else "")
+
+
+def _labels(report: Report, keys: Iterable[str]) -> str:
+    return listed(report.groups[key].label for key in keys)
+
+
+def _advice(report: Report, advice: Recommendation) -> str:
+    chosen = report.groups[advice.group]
+    words = f"{at(',.0f', 'groups', chosen.id, 'images_per_second', 'mean')} images per second"
+    if len(report.groups) == 1:
+        return f"**{chosen.label}** trains at {words}; there is nothing to compare it with."
+    if chosen.scaling and chosen.devices > 1:
+        words += f", {at('.2f', 'groups', chosen.id, 'scaling', 'speedup')}× one device"
+    words += _tie(report, advice)
+    if advice.best is None:
+        metric = metric_in_text(report.metric.name).strip()
+        missing = f"{metric} was not measured for {_labels(report, advice.unevaluated)}"
+        missing = missing if metric else "it was not measured"
+        return f"No recommendation by quality: {missing}. By speed alone, **{chosen.label}**: {words}."
+    return f"Use **{chosen.label}**: {words}{_quality_of_choice(report, advice, chosen)}."
+
+
+def _quality_of_choice(report: Report, advice: Recommendation, chosen: Group) -> str:
+    """Return how the quality of the recommended group compares, and its value on the test split."""
+    metric, value = metric_in_text(report.metric.name), _value_of_choice(report, chosen)
+    if not advice.by_seeds:
+        words = f" ({metric} {value})"
+    elif len(advice.equal) == 1:
+        words = f", and the best {metric} of all, {value}"
+    elif advice.behind:
+        words = f" among those with the best {metric} ({value})"
+    else:
+        words = f", and no other is better by more than the seeds explain ({metric} {value})"
+    shown = report.metric.shown
+    if shown != report.metric.name and shown in chosen.quality:
+        unit = " %" if is_share(shown) else ""
+        words += f"; its {metric_in_text(shown)} is {quality_of(chosen, shown)}{unit}"
+    return words
+
+
+def _resumed(report: Report) -> list[str]:
+    """Return which runs have several segments, and which of them their numbers are from."""
+    phrases = []
+    for number, one in enumerate(report.went_on):
+        places = [at(",d", "went_on", number, "at", n, "images") for n in range(len(one.at))]
+        changes = ", then ".join(
+            f"at {place} images ({change.changed})" for place, change in zip(places, one.at, strict=True)
+        )
+        phrases.append(
+            f"`{one.run}` resumed differently {changes}: its speed, efficiency and time per epoch are those of its "
+            "last segment, its seconds per run those of all segments."
+        )
+    return phrases
+
+
+def _tie(report: Report, advice: Recommendation) -> str:
+    """Return how the speed of the recommended group compares with those that it was chosen from."""
+    groups = report.groups
+    chosen, others = groups[advice.group], [key for key in advice.tied if key != advice.group]
+    if not others:
+        if advice.best is None:
+            return ", the fastest"
+        if len(advice.equal) == 1:
+            return ""
+        faster = any(one.speed > 1 for one in (advice.behind or {}).values())
+        return ", the fastest of equal quality" if faster and not advice.by_seeds else ", the fastest"
+    over = dict.fromkeys(groups[key].speed_spread.over for key in advice.tied)
+    known = " and ".join(filter(None, over))
+    limit = f"their spread over {known}" if known else "5 %, and a single log interval has no spread"
+    simplest = any(complexity(groups[key]) != complexity(chosen) for key in others)
+    end = ", and it is the simplest" if simplest else ""
+    return f", a tie with {_labels(report, others)} (the speeds differ by less than {limit}){end}"
+
+
+def _quality(report: Report, advice: Recommendation) -> list[str]:
+    if advice.best is None or advice.within is None or advice.behind is None or len(report.groups) < 2:
+        return []
+    name, best = report.metric.name, report.groups[advice.best]
+    spec = format_for(name, best.chosen_by)
+    unit = " points" if is_share(name) else ""
+    behind = _behind(report, advice.behind, spec, unit)
+    observed = "" if advice.by_seeds else " observed"
+    words = f"The best {metric_in_text(name)}{observed} is {_value_of_choice(report, best)} ({best.label})"
+    if len(advice.equal) > 1:
+        near = f"within {at(spec, 'recommendation', 'within')}{unit} of it"
+        near = near if float(format(advice.within, spec)) else "equal to it"
+        others = _labels(report, (key for key in advice.equal if key != advice.best)) if behind else "all"
+        words += f"; {others} {near}"
+    if advice.by_seeds:
+        worse = f": {behind}" if behind else ""
+        words += f"; {'worse' if behind else 'no other is worse'} by more than the seeds explain{worse}"
+        return [f"{words}."]
+    words += f"; behind: {behind}" if behind else ""
+    words += ". A single seed cannot show whether others would agree"
+    compared = [group for group in report.groups.values() if group.images_per_second and not group.shares_a_gpu]
+    if len({group.family for group in compared}) < len(compared):
+        words += "; rows that differ only in their strategy are treated as equally good"
+    return [f"{words}."]
+
+
+def _behind(report: Report, behind: Mapping[str, Behind], spec: str, unit: str) -> str:
+    """Return which groups are behind the best, how far, and which of them are faster than the recommended one."""
+    if not behind:
+        return ""
+    ends = [choose(behind, key=lambda key: behind[key].gap) for choose in (min, max)]
+    apart = {format(behind[key].gap, spec): key for key in ends}  # one where they read the same
+    gaps = [at(spec, "recommendation", "behind", key, "gap") for key in apart.values()]
+    faster = ", ".join(
+        f"{_labels(report, [key])} at {at('.2f', 'recommendation', 'behind', key, 'speed')}× its speed"
+        for key, one in behind.items()
+        if one.speed > 1
+    )
+    words = f"{_labels(report, behind)} (by {' to '.join(gaps)}{unit})"
+    return words + (f"; faster than the recommended one: {faster}" if faster else "")
+
+
+def _scaling(report: Report) -> list[str]:
+    found = [g for g in report.groups.values() if g.scaling and g.devices > 1 and not g.shares_a_gpu]
+    if not found:
+        return []
+    parts = [f"{listed([g.label])} {at('.0%', 'groups', g.id, 'scaling', 'efficiency')}" for g in found]
+    doubt = " (more than the devices explain: see the note under Speed)" if any(map(is_beyond, found)) else ""
+    return [f"Scaling efficiency of the runs, relative to one device: {', '.join(parts)}{doubt}."]
+
+
+def _why_not(report: Report) -> list[str]:
+    phrases = []
+    for key, ladder in report.why_not.items():
+        if ladder.largest:
+            cost, remedy = COSTS[ladder.largest]
+            gain, efficiency = at("+.0%", "why_not", key, "gain"), at(".0%", "why_not", key, "efficiency")
+            phrases.append(
+                f"Why {report.groups[key].label} is not faster, by a step ladder that was measured separately from the "
+                f"runs (efficiency {efficiency} there): {cost}. Try {remedy} ({gain} at most)."
+            )
+    return phrases
+
+
+def _parity(report: Report) -> list[str]:
+    if not report.parity:
+        return []
+    failed = [recipe for recipe, parity in report.parity.items() if not parity.holds]
+    if failed:
+        return [f"Strategies do **not** agree for {', '.join(failed)}: see “{PARITY}” before using any of them."]
+    return [f"Strategies agree: in float64 they give the same weights ({', '.join(report.parity)})."]
+
+
+def _float64(report: Report) -> list[str]:
+    """Return why strategies end with equal values, where float64 is the reason."""
+    groups = report.groups.values()
+    if len({group.strategy for group in groups}) < 2 or {group.precision for group in groups} != {"fp64"}:
+        return []
+    return [
+        "The runs use float64, in which strategies that compute the same also end with equal values; in float32 the "
+        "rounding of sums makes them differ."
+    ]

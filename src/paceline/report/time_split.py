@@ -1,0 +1,53 @@
+"""Where the seconds of an epoch go, group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.report.model import Group, TimeSplit
+from paceline.report.step_ladder import StepLadder, communication_share
+
+PARTS = {
+    "data": "data wait",
+    "host_to_device": "host to device",
+    "compute": "compute",
+    "communication": "communication",
+    "step": "step, not split",
+    "between": "between steps",
+    "evaluation": "evaluation",
+    "saving": "samples and saving",
+}
+NOTE = (
+    "Data wait, step, evaluation and saving are measured in the runs by the host's clock. "
+    "Communication is the share of a step that the step ladder shows, compute is the rest. "
+    "Between steps is the time of the training loop outside the steps, such as that of a Trainer. "
+    "Samples and checkpoints that are written after the last log line of a run are not included."
+)
+
+
+def split_time(
+    groups: Mapping[str, Group], ladders: Mapping[str, StepLadder], on_gpu: bool
+) -> tuple[dict[str, TimeSplit], list[str]]:
+    """Return the seconds per epoch by group and part, and what could not be measured."""
+    split: dict[str, TimeSplit] = {}
+    missing = []
+    for key, group in groups.items():
+        seconds = group.seconds_per_epoch
+        if not seconds:
+            continue
+        row = {"data": seconds["data"]}
+        share = communication_share(ladders[key]) if key in ladders else None
+        if group.devices == 1:
+            row["compute"] = seconds["step"]
+        elif share is not None:
+            row |= {"compute": seconds["step"] * (1 - share), "communication": seconds["step"] * share}
+        else:
+            row["step"] = seconds["step"]
+            missing.append(f"communication of {group.label} separately from compute (it has no step ladder)")
+        row |= {name: seconds[name] for name in ("between", "evaluation", "saving") if name in seconds}
+        split[key] = row | {"total": sum(row.values())}
+    copies = "copies overlap with the step" if on_gpu else "nothing is copied on a CPU"
+    missing.append(f"host-to-device time in the runs ({copies})")
+    if not on_gpu:
+        missing.append("GPU utilisation, memory and energy (no GPU was used, or NVML did not respond)")
+    return split, missing

@@ -1,0 +1,96 @@
+"""The logger contract, and the group of loggers of one run.
+
+A logger copies metrics and sample images to another place: event files, a server, a database. It is one file with one
+subclass of `Logger`, in `runs/loggers/` or a user's own, and is chosen with `--loggers NAME,./my_logger.py`. The run's
+own record (metrics.jsonl, samples/) does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.registry import load_class
+from paceline.core.secrets import one_line
+
+Pixels = npt.NDArray[np.uint8]
+
+
+class Logger:
+    """Gets what the first process of a run logs.
+
+    A logger that raises is reported once and switched off; it never stops training. `flush` may be called from another
+    thread. Import large packages in `__init__`, not at the top of the file.
+    """
+
+    def __init__(self, folder: Path, images: int) -> None:
+        """Open the sink for the run in `folder`, which has seen `images`; drop what was logged after that."""
+
+    def write(self, images: int, values: Mapping[str, float]) -> None:
+        """Log values, by `group/name`, at this number of images seen; a value may be NaN or infinite."""
+        raise NotImplementedError
+
+    def image(self, name: str, images: int, pixels: Pixels) -> None:
+        """Log a sample image, uint8 [height, width, 1 or 3 channels]."""
+
+    def flush(self) -> None:
+        """Return when all that was logged is stored; a checkpoint follows."""
+
+    def close(self) -> None:
+        """End the sink; nothing is logged after that."""
+
+
+def logger_names(setting: str) -> list[str]:
+    """Return the names and paths in `--loggers`."""
+    return list(dict.fromkeys(name.strip() for name in setting.split(",") if name.strip()))
+
+
+def check_loggers(setting: str) -> None:
+    """Raise UserError unless every name in `--loggers` means a logger."""
+    for name in logger_names(setting):
+        load_class("logger", name, Logger)
+
+
+class LoggerGroup:
+    """The loggers of one run. One that raises is reported by name and left out from then on."""
+
+    def __init__(self, setting: str, folder: Path, images: int) -> None:
+        self._open: dict[str, Logger] = {}
+        for name in logger_names(setting):
+            logger_class = load_class("logger", name, Logger)
+            try:
+                self._open[name] = logger_class(folder, images)
+            except Exception as error:
+                _report(name, error)
+
+    def write(self, images: int, values: Mapping[str, float]) -> None:
+        """Log values to each logger."""
+        self._each(lambda logger: logger.write(images, values))
+
+    def image(self, name: str, images: int, pixels: Pixels) -> None:
+        """Log a sample image to each logger."""
+        self._each(lambda logger: logger.image(name, images, pixels))
+
+    def flush(self) -> None:
+        """Flush each logger."""
+        self._each(lambda logger: logger.flush())
+
+    def close(self) -> None:
+        """Close each logger."""
+        self._each(lambda logger: logger.close())
+        self._open.clear()
+
+    def _each(self, call: Callable[[Logger], None]) -> None:
+        for name, logger in list(self._open.items()):
+            try:
+                call(logger)
+            except Exception as error:
+                if self._open.pop(name, None):  # the saver's thread may have met it too
+                    _report(name, error)
+
+
+def _report(name: str, error: Exception) -> None:
+    print(f"logger {name} is switched off: {one_line(error)}; training continues without it", flush=True)

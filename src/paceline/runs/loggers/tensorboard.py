@@ -1,0 +1,39 @@
+"""Event files for TensorBoard, in the run's folder: `tensorboard --logdir RUN`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.runs.logger import Logger, Pixels
+
+FOLDER = "tensorboard"
+SAMPLES = "samples"  # the group that TensorBoard shows sample images in
+MAX_QUEUE = 1000  # events; a short queue would make `write` wait for the disk
+FLUSH_SECONDS = 30
+
+
+class TensorBoard(Logger):
+    """Writes scalars and images as TensorBoard events."""
+
+    def __init__(self, folder: Path, images: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+        # TensorBoard hides the events of earlier files from this step on.
+        first_step = images + 1 if images else 0
+        self._events = SummaryWriter(
+            str(folder / FOLDER), purge_step=first_step, max_queue=MAX_QUEUE, flush_secs=FLUSH_SECONDS
+        )
+
+    def write(self, images: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._events.add_scalar(name, value, images)
+
+    def image(self, name: str, images: int, pixels: Pixels) -> None:
+        self._events.add_image(f"{SAMPLES}/{name}", pixels, images, dataformats="HWC")
+
+    def flush(self) -> None:
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()

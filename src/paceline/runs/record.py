@@ -1,0 +1,95 @@
+"""A run's config.toml: its settings, and in the table [made_with] how and where it was trained."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from paceline.config.files import MADE_WITH, Table, to_toml
+from paceline.config.resolve import flatten
+from paceline.config.run_format import FORMAT, RUN_FORMAT, check_format
+from paceline.core.errors import UserError
+from paceline.core.files import write_file
+from paceline.core.types import SettingValue, SettingValues
+from paceline.runs.segments import Choices, Segment, segment_of
+
+CONFIG = "config.toml"
+DATA = "data"
+EARLIER = "earlier"  # the segments before the last one, as an array of tables
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How and where a run was trained."""
+
+    data: str  # the number of its samples, and their fingerprint
+    choices: Choices
+    versions_and_hardware: Mapping[str, str] = field(default_factory=dict)
+    earlier: tuple[Segment, ...] = ()
+
+    def to_table(self) -> dict[str, SettingValue | list[Table]]:
+        """Return the content of [made_with]."""
+        table: dict[str, SettingValue | list[Table]] = {FORMAT: RUN_FORMAT, DATA: self.data, **asdict(self.choices)}
+        table |= self.versions_and_hardware
+        return table | ({EARLIER: [segment.to_table() for segment in self.earlier]} if self.earlier else {})
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, object]) -> Provenance:
+        """Return what [made_with] holds; raise KeyError, TypeError or ValueError where something is missing."""
+        names = [f.name for f in fields(Choices)]
+        texts = {name: str(table[name]) for name in (DATA, *names)}
+        choices = Choices(texts["strategy"], int(texts["devices"]), texts["accelerator"], texts["loader"])
+        others = {name: value for name, value in table.items() if name not in (FORMAT, DATA, EARLIER, *names)}
+        earlier = table.get(EARLIER, [])
+        if not isinstance(earlier, list):
+            raise TypeError(f"{EARLIER} is no list")
+        segments = tuple(Segment.from_table(one) for one in earlier)
+        return cls(texts[DATA], choices, {name: str(value) for name, value in others.items()}, segments)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The content of a run's config.toml."""
+
+    recipe: str
+    settings: SettingValues  # those of one network as a table
+    made_with: Provenance
+
+    @property
+    def segment(self) -> Segment:
+        """The last segment of the run."""
+        return segment_of(self.settings, self.made_with.choices, self.made_with.versions_and_hardware)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """All segments of the run, in order."""
+        return [*self.made_with.earlier, self.segment]
+
+    def write(self, run: Path) -> None:
+        """Replace the config.toml in a run's folder."""
+        settings: dict[str, SettingValue] = {"recipe": self.recipe, **flatten(self.settings)}
+        write_file(run / CONFIG, to_toml(settings, self.made_with.to_table()))
+
+
+def read_record(run: Path, where: str = "") -> RunRecord | None:
+    """Return the record in a run's folder, None where there is no config.toml.
+
+    Raise UserError for a run of another format, beginning with `where`, and for a file that cannot be read.
+    """
+    file = run / CONFIG
+    try:
+        kept = tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file}: cannot be read ({error}): restore the file, or choose another --out") from None
+    recipe, made_with = kept.pop("recipe", None), kept.pop(MADE_WITH, {})
+    if not isinstance(recipe, str):
+        raise UserError(f"{file}: names no recipe, so {run} is not a run's folder")
+    check_format(made_with.get(FORMAT) if isinstance(made_with, dict) else None, where or str(run))
+    try:
+        return RunRecord(recipe, kept, Provenance.from_table(made_with))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file}: [{MADE_WITH}] cannot be read ({error}): restore the file") from None

@@ -1,0 +1,108 @@
+"""Sample images of a run: grids of a generator, or strips of input, result and target for a few fixed samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from PIL import Image
+
+from paceline.contracts.recipe import Batch, Recipe
+from paceline.core.errors import UserError
+from paceline.data.crop import Window
+from paceline.data.draws import Drawer
+from paceline.data.source import Source, sizes_of
+from paceline.data.transforms import to_eight_bits, transform
+from paceline.images.grids import captioned, grid, one_above_the_other, side_by_side, to_image
+from paceline.parallel.precision import Precision
+from paceline.training.compile import eager
+
+NUM_SAMPLES = 64  # images on a grid
+IMAGES_AT_ONCE = 64
+NUM_STRIPS = 4
+LARGEST_SIDE_PX = 256
+MULTIPLE_PX = 8  # of a window's side, so that every scale divides it
+
+
+class Previews:
+    """The images that a run keeps while it trains, always from the same noise or the same samples."""
+
+    def __init__(self, recipe: Recipe, drawer: Drawer, source: Source, precision: Precision) -> None:
+        self._recipe, self._precision = recipe, precision
+        self._draws = fixed_draws(recipe, drawer, NUM_SAMPLES) if recipe.generates else {}
+        strips = not recipe.generates and has_strips(recipe)
+        self._samples = strip_samples(source, drawer.generator.device, precision) if strips else []
+
+    def __bool__(self) -> bool:
+        """Return whether the recipe has anything to show."""
+        return bool(self._draws or self._samples)
+
+    def render(self) -> np.ndarray:
+        """Return the recipe's images as they are now, as one uint8 image [h, w, c]."""
+        if self._recipe.generates:
+            return grid(make_images(self._recipe, self._draws, self._precision))
+        return np.asarray(make_strips(self._recipe, self._samples, self._precision))
+
+
+@torch.no_grad()
+def make_images(recipe: Recipe, draws: Batch, precision: Precision) -> np.ndarray:
+    """Return the recipe's image for each row of draws, as uint8 [n, h, w, c]."""
+    learns = recipe.training
+    recipe.eval()
+    images = []
+    for start in range(0, len(next(iter(draws.values()))), IMAGES_AT_ONCE):
+        with eager(), precision.autocast():
+            rows = {name: values[start : start + IMAGES_AT_ONCE] for name, values in draws.items()}
+            images.append(to_eight_bits(recipe.predict(rows)["image"]))
+    recipe.train(learns)
+    return torch.cat(images).permute(0, 2, 3, 1).cpu().numpy()
+
+
+def fixed_draws(recipe: Recipe, drawer: Drawer, count: int) -> Batch:
+    """Return the draws of a run's first samples, which stay the same during training and after it."""
+    if not recipe.generates:
+        raise UserError(f"{type(recipe).__name__} has no generator: it does not make images from noise alone")
+    return drawer.rows("samples", 0, count)
+
+
+def has_strips(recipe: Recipe) -> bool:
+    """Return whether the recipe has images to show for samples."""
+    return type(recipe).preview is not Recipe.preview
+
+
+def strip_samples(source: Source, device: torch.device, precision: Precision) -> list[Batch]:
+    """Return the centres of a source's first samples, one per batch, as the recipe sees them."""
+    return list(_centres(source, device, precision))
+
+
+def _centres(source: Source, device: torch.device, precision: Precision) -> Iterator[Batch]:
+    for index, (height, width) in enumerate(sizes_of(source)[:NUM_STRIPS].tolist()):
+        rows, columns = (_side(side) for side in (height, width))
+        top, left = (
+            (side - inner) // 2 // MULTIPLE_PX * MULTIPLE_PX for side, inner in ((height, rows), (width, columns))
+        )
+        sample = source.read_window(index, Window(top, left, rows, columns))
+        raw = {name: torch.from_numpy(np.ascontiguousarray(field))[None].to(device) for name, field in sample.items()}
+        images = {name: field.permute(0, 3, 1, 2) if field.ndim == 4 else field for name, field in raw.items()}
+        images["uniforms"] = torch.empty(1, 0)  # nothing is augmented
+        yield transform(images, None, precision.weights)
+
+
+def _side(side: int) -> int:
+    inner = min(side, LARGEST_SIDE_PX)
+    return inner - inner % MULTIPLE_PX if inner > MULTIPLE_PX else inner
+
+
+@torch.no_grad()
+def make_strips(recipe: Recipe, samples: list[Batch], precision: Precision) -> Image.Image:
+    """Return one strip of captioned images per sample, stacked."""
+    recipe.eval()
+    strips = []
+    for sample in samples:
+        with eager(), precision.autocast():
+            shown = recipe.preview(sample)
+        images = {name: to_eight_bits(made)[0].permute(1, 2, 0).cpu().numpy() for name, made in shown.items()}
+        strips.append(side_by_side([captioned(to_image(one), name, room=True) for name, one in images.items()]))
+    recipe.train()
+    return one_above_the_other(strips)

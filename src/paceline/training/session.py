@@ -1,0 +1,194 @@
+"""One stage of a run in this process: its folder is opened, the run resumes, trains, is evaluated and closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from paceline.core.errors import NO_ROOM, UserError
+from paceline.data.crop import cropped
+from paceline.data.fingerprint import describe_samples
+from paceline.parallel.strategy import strategy_name
+from paceline.runs.console import keep_output
+from paceline.runs.data_spec_file import write_data_spec
+from paceline.runs.display import Display
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricsWriter, read_metrics
+from paceline.runs.mirror.session import Mirroring
+from paceline.runs.provenance import versions_and_hardware
+from paceline.runs.record import Provenance
+from paceline.runs.segments import Choices
+from paceline.runs.snapshot import Snapshot
+from paceline.runs.weights import load_weights
+from paceline.training.agreement import checkpoint_at, claim_folder, newest_snapshot
+from paceline.training.build import Parts
+from paceline.training.evaluate import SplitEvaluator, final_evaluator, training_evaluator
+from paceline.training.initial_weights import start_from
+from paceline.training.loop import Loop, Outputs, describe
+from paceline.training.stop import StopRequest
+
+SECONDS_FOR_MIRROR_AFTER_ERROR = 10.0
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run whose folder this process has opened."""
+
+    parts: Parts
+    folder: RunFolder
+    mirroring: Mirroring
+    output: ExitStack  # keeps what is printed in logs/ until it is closed
+    evaluator: SplitEvaluator | None  # on the split that is evaluated while training
+    final_evaluator: SplitEvaluator | None  # on the test split, at the end
+    describe_data: Callable[[], str]  # which samples the run is trained on
+
+    def resume(self) -> Snapshot | None:
+        """Print what was chosen; return the newest snapshot that any rank has, or start from `--init-from`."""
+        parts = self.parts
+        for note in parts.notes:
+            print(note)
+        snapshot = newest_snapshot(self.folder, parts.world, print)
+        if parts.config.run.init_from and not snapshot:
+            print(start_from(parts, parts.config.run.init_from))
+        if snapshot and parts.world.is_first:
+            seen, wanted = snapshot.images, parts.total_images
+            if seen > wanted:
+                print(f"at {seen:,} images, past the requested {wanted:,}: nothing is trained or changed")
+            else:
+                print(f"{'finished, at' if seen == wanted else 'resuming from'} {seen:,} images")
+        return snapshot
+
+    def is_settled(self, snapshot: Snapshot | None) -> bool:
+        """Return whether the run is finished on every host, or past its end: then its record stays as it is."""
+        if snapshot is None or snapshot.images != self.parts.total_images:
+            return snapshot is not None and snapshot.images > self.parts.total_images
+        unfinished = self.folder.is_mine and not self.folder.has_finished
+        return not any(self.parts.world.collect("unfinished" if unfinished else ""))
+
+    def train(self, snapshot: Snapshot | None, stop: StopRequest) -> tuple[Loop, MetricsWriter | None]:
+        """Train to the end, or until a stop is requested; a settled run is only loaded."""
+        parts, folder, images = self.parts, self.folder, snapshot.images if snapshot else 0
+        settled = self.is_settled(snapshot)
+        record = Record(self, snapshot)
+        if folder.is_mine and not settled:
+            if not 0 < images < parts.total_images:  # a resumed run is recorded with its first checkpoint
+                record.keep()
+            folder.begin(parts.total_images)
+        if folder.is_mine:
+            self.mirroring.begin()
+        writer = (
+            MetricsWriter(folder.path, images, parts.config.run.loggers) if folder.is_mine and not settled else None
+        )
+        title = f"{Path(parts.config.recipe_name).stem} → {folder.path}"
+        with Display(parts.total_images, images, title, enabled=parts.world.is_first) as display:
+            outputs = Outputs(folder, writer, display, record.on_saved)
+            loop = Loop(parts, outputs, snapshot=snapshot, evaluator=self.evaluator, stop=stop)
+            if not settled:
+                loop.run()
+        return loop, writer
+
+    def evaluate(self, loop: Loop, writer: MetricsWriter | None) -> None:
+        """Measure the best checkpoint, or the last one, on the test split."""
+        if not self.final_evaluator:
+            if loop.best:
+                print(f"best: {loop.best.name} {loop.best.value:.4g} at {loop.best.images:,} images")
+            return
+        world, images = self.parts.world, loop.best.images if loop.best else loop.images
+        snapshot = checkpoint_at(self.folder, world, images)
+        if snapshot is None:  # it was on a host that is lost
+            images = loop.images
+            snapshot = checkpoint_at(self.folder, world, images)
+        assert snapshot is not None
+        load_weights(self.parts.recipe, snapshot.weights, ema=True)
+        metrics = {f"test/{name}": value for name, value in self.final_evaluator.measure().items()}
+        if writer:
+            lines = read_metrics(self.folder.path)
+            if not any(line["images"] == loop.images and line.get("test/of_images") == images for line in lines):
+                writer.write(loop.images, metrics | {"test/of_images": float(images)})
+        if world.is_first:
+            print(f"test, of the checkpoint at {images:,} images: {describe(metrics)}")
+
+    def close(self, loop: Loop, writer: MetricsWriter | None) -> None:
+        """Record how the run ended, wait for its mirror and for the other ranks."""
+        if writer:
+            writer.close()
+        self.folder.end("stopped" if loop.stopped else "finished")
+        if loop.saver.num_saves and self.parts.world.is_first:
+            print(loop.cost_of_saving())
+        if loop.stopped:
+            print(f"stopped at {loop.images:,} images and saved; the same command resumes from here")
+        else:
+            print(f"run: {self.folder.path}")
+        self.mirroring.finish()
+        self.output.close()  # not after an error: the log is for its traceback too
+        self.parts.world.wait_for_all()  # a launcher ends the other ranks when one has ended with an exit code
+
+
+@dataclass
+class Record:
+    """The settings, versions and hardware of a run, kept once: at its start, or with its next checkpoint."""
+
+    session: Session
+    snapshot: Snapshot | None
+    is_kept: bool = False
+
+    def keep(self) -> None:
+        """Write the record, unless this was done before."""
+        if self.is_kept:
+            return
+        self.is_kept = True
+        parts, folder = self.session.parts, self.session.folder
+        images = self.snapshot.images if self.snapshot else 0
+        if images >= parts.total_images and folder.config_file.exists():
+            folder.keep_length(parts.config)
+        else:
+            provenance = Provenance(self.session.describe_data(), _choices(parts), versions_and_hardware())
+            folder.keep_settings(parts.config, provenance, images)
+        write_data_spec(folder.path, cropped(parts.loaders["train"].source.spec, parts.config.run.crop))
+
+    def on_saved(self) -> None:
+        """Keep the record with a new checkpoint, and let the mirror know of it."""
+        self.keep()
+        self.session.mirroring.notice()
+
+
+@contextmanager
+def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
+    """Open a run's folder for this process; at the end, release it and report a full disk in one line."""
+    mirroring = Mirroring(parts.config, folder, parts.world.is_first)
+    interrupted = False
+    try:
+        evaluator, final = training_evaluator(parts), final_evaluator(parts)
+        parts.notes.extend(evaluator.notes if evaluator else ())
+        data = cache(lambda: describe_samples(parts.loaders["train"].source))
+        claim_folder(folder, parts.world, lambda: mirroring.prepare(data()))
+        output = keep_output(folder.path, parts.world.rank)
+        yield Session(parts, folder, mirroring, output, evaluator, final, data)
+    except KeyboardInterrupt:
+        interrupted = True
+        folder.end("stopped", "at once, by a second Ctrl-C")
+        raise
+    except OSError as error:
+        folder.end("failed", str(error))
+        if error.errno in NO_ROOM:
+            left = folder.checkpoints.what_is_left()
+            raise UserError(f"--out {folder.path}: {error.strerror}; {left}") from error
+        raise
+    except BaseException as error:
+        folder.end("failed", str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        mirroring.finish(at_most=0.0 if interrupted else SECONDS_FOR_MIRROR_AFTER_ERROR)
+        folder.release()
+        for loader in parts.loaders.values():
+            loader.close()
+
+
+def _choices(parts: Parts) -> Choices:
+    """Return what "auto" came to."""
+    run, accelerator = parts.config.run, parts.world.device.type
+    loader = type(parts.loaders["train"]).__module__.rpartition(".")[2]
+    return Choices(*strategy_name(run.strategy, run.devices, accelerator), accelerator, loader)

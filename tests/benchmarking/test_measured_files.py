@@ -1,0 +1,41 @@
+"""What processes measure together reaches the command through a JSON file, whose keys others read too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.benchmarking.graph_check import ReplayCheck
+from paceline.benchmarking.self_test import AllReduce, DeviceTest, measure_devices
+from paceline.benchmarking.step_ladder import Rung, StepLadder
+from paceline.commands.configure import configure
+from paceline.core.files import read_json, write_json
+from paceline.launch.tasks import Task, run_in_processes
+
+TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
+RUNG = {"name": "one", "images_per_second": 100.0, "low": 90.0, "high": 110.0, "n": 7}
+
+
+def test_a_ladder_has_the_keys_that_reports_read(tmp_path: Path) -> None:
+    ladder = StepLadder(devices=2, batch=64, rungs=(Rung("one", 100.0, 90.0, 110.0, 7),), gradient_bytes={"g": 8})
+    write_json(tmp_path / "ladder.json", ladder.to_json())
+    found = read_json(tmp_path / "ladder.json")
+    assert found == {"devices": 2, "batch": 64, "rungs": [RUNG], "gradient_bytes": {"g": 8}}
+    assert StepLadder.from_json(found) == ladder
+
+
+def test_a_device_test_survives_its_json_file(tmp_path: Path) -> None:
+    all_reduce = AllReduce(1.5, 1.0, 2.0, 10, "nccl", 2)
+    for graph in (None, ReplayCheck(True, "a captured step", 0.0, 2, "nccl")):
+        tested = DeviceTest(all_reduce, graph)
+        write_json(tmp_path / "tested.json", tested.to_json())
+        assert DeviceTest.from_json(read_json(tmp_path / "tested.json")) == tested
+
+
+def test_processes_on_a_cpu_time_their_all_reduce_and_capture_nothing(tmp_path: Path) -> None:
+    config = configure(TINY, {"devices": "2", "strategy": "ddp", "accelerator": "cpu"})
+    path = tmp_path / "tested.json"
+    assert run_in_processes(Task.of(measure_devices, str(path)), config) == 0
+    tested = DeviceTest.from_json(read_json(path))
+    assert tested.graph is None
+    assert tested.all_reduce.backend == "gloo" and tested.all_reduce.processes == 2
+    assert 0 < tested.all_reduce.low <= tested.all_reduce.milliseconds <= tested.all_reduce.high

@@ -1,0 +1,113 @@
+"""A folder that was named for evaluation is measured as a whole, unless it has a part for testing."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_data import writers
+from PIL import Image
+
+from paceline.commands.configure import configure
+from paceline.commands.evaluate import _measured_whole
+from paceline.config.settings import RunSettings
+from paceline.config.source_flags import SeparateTestFolder
+from paceline.core import registry
+from paceline.core.errors import UserError
+from paceline.data.open_sources import open_sources
+from paceline.data.source import Source
+from paceline.data.source_settings import RegisteredSources
+
+COUNT, SIDE = 10, 12
+FOLDERS = {"photos": ("",), "degraded": ("",), "pairs": ("input", "target"), "panels": ("",)}
+
+
+def source_class(name: str) -> type[Source]:
+    return registry.load_class("source", name, Source)
+
+
+def settings_of(name: str, root: Path, **changes: str) -> RunSettings:
+    return RegisteredSources().of(name)(data=name, data_root=str(root), workers=0, **changes)  # type: ignore[arg-type]
+
+
+def write(root: Path, name: str, count: int) -> None:
+    """Samples as the source expects them in the folder of one split."""
+    for folder in FOLDERS[name]:
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = np.full((SIDE, 2 * SIDE, 3), number, np.uint8)
+            Image.fromarray(pixels).save(root / folder / f"{number}.png")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_without_a_test_split_is_measured_whole(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name, COUNT)
+    settings = settings_of(name, tmp_path)
+    assert len(source_class(name)("test", settings)) == COUNT // 5
+    whole = source_class(name)("test", source_class(name).measure_whole(settings))
+    names = [Path(whole.name_of(index)).name for index in range(len(whole))]
+    assert names == [f"{number}.png" for number in range(COUNT)]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_one_sample_is_enough_to_measure(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name, 1)
+    settings = settings_of(name, tmp_path)
+    with pytest.raises(UserError, match="too few for a train and a test split; see --test-root"):
+        source_class(name)("test", settings)
+    assert len(source_class(name)("test", source_class(name).measure_whole(settings))) == 1
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_test_split_is_measured_where_there_is_one(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "train", name, 3)
+    write(tmp_path / "test", name, 2)
+    settings = settings_of(name, tmp_path)
+    assert source_class(name).measure_whole(settings) == settings
+    assert len(source_class(name)("test", settings)) == 2
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_separate_test_folder_leaves_all_of_the_root_for_training(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "own", name, 5)
+    write(tmp_path / "other", name, 4)
+    settings = settings_of(name, tmp_path / "own", test_root=str(tmp_path / "other"))
+    assert [len(source_class(name)(split, settings)) for split in ("train", "test")] == [5, 4]
+    assert source_class(name).measure_whole(settings) == settings
+    missing = settings_of(name, tmp_path / "own", test_root=str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"--test-root .*nowhere: no such folder"):
+        source_class(name)("test", missing)
+
+
+def test_panels_of_two_folders_have_their_own_test_split(tmp_path: Path) -> None:
+    for folder, count in (("trainA", 3), ("trainB", 3), ("testA", 2), ("testB", 2)):
+        write(tmp_path / folder, "panels", count)
+    settings = settings_of("panels", tmp_path)
+    assert source_class("panels").measure_whole(settings) == settings
+    assert len(source_class("panels")("test", settings)) == 2
+
+
+@pytest.mark.parametrize("name", sorted({*writers} - {*FOLDERS}))
+def test_other_sources_measure_their_test_split(name: str, tmp_path: Path) -> None:
+    settings = settings_of(name, tmp_path)
+    assert source_class(name).measure_whole(settings) is settings
+
+
+def test_low_resolution_files_follow_their_images(tmp_path: Path) -> None:
+    write(tmp_path / "high", "photos", 2)
+    settings = settings_of("photos", tmp_path / "high", low_root=str(tmp_path / "low"))
+    whole = source_class("photos").measure_whole(settings)
+    assert whole == dataclasses.replace(
+        settings, test_root=settings.data_root, test_low_root=str(tmp_path / "low"), validation=0.0
+    )  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("recipe", "name"), [("restoration", "pairs"), ("translation", "panels")])
+def test_evaluation_asks_the_source_of_the_run(recipe: str, name: str, tmp_path: Path) -> None:
+    write(tmp_path, name, COUNT)
+    config = configure(recipe, {"data": name, "data_root": str(tmp_path), "workers": "0"})
+    whole = _measured_whole(config)
+    assert isinstance(whole.run, SeparateTestFolder) and whole.run.test_root == str(tmp_path)
+    assert {split: len(source) for split, source in open_sources(whole, "test").items()} == {"test": COUNT}

@@ -1,0 +1,47 @@
+"""What every evaluator owes those who use it: it is complete when constructed, and declares what it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import DataSpec, Recipe
+from paceline.core.registry import load_class, names
+from paceline.data.source import ArraySource
+from paceline.evaluation.contract import Case, Evaluator, OpenedRun, is_classifier
+
+SPEC = DataSpec(channels=3, height=16, width=16, num_classes=4, panels=("stain", "segmentation"))
+COUNT = 200  # images; more than the features of 8×8 pixels
+
+
+def no_run(folder: str) -> OpenedRun:
+    raise AssertionError(f"{folder} is not needed")
+
+
+@pytest.mark.parametrize("name", names("evaluator"))
+def test_an_evaluator_is_complete_when_constructed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = ArraySource({"image": np.zeros((COUNT, 16, 16, 3), np.uint8)}, SPEC)
+    case = Case(source, "test", COUNT, no_run)
+    evaluator = load_class("evaluator", name, Evaluator)(case, SPEC, torch.device("cpu"), RunSettings())
+    assert all(isinstance(value, str | int | float) for value in evaluator.protocol().values())
+    assert all(isinstance(note, str) for note in evaluator.notes) and isinstance(evaluator.label, str)
+    assert not evaluator.needs_samples or evaluator.sample_sums().ndim == 1
+    sums = evaluator.sums()
+    assert sums.dtype == torch.float64 and sums.ndim == 1 and not sums.any(), "nothing was measured yet"
+
+
+def test_a_classifier_is_known_by_what_its_evaluator_declares(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from paceline.evaluation.contract import Evaluator\n\n\nclass Own(Evaluator):\n    classifies = True\n"
+    )
+
+    def recipe(name: str) -> type[Recipe]:
+        return type("Named", (Recipe,), {"evaluator": name})
+
+    assert is_classifier(recipe("accuracy")) and is_classifier(recipe(str(tmp_path / "own.py")))
+    assert not is_classifier(recipe("generation")) and not is_classifier(recipe(""))

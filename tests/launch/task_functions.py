@@ -1,0 +1,39 @@
+"""Functions that tests run as tasks, in worker processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from paceline.config.resolve import Config
+from paceline.core.errors import UserError
+from paceline.parallel.world import join
+
+
+def note_sum(config: Config, folder: str, numbers: list[int], *, word: str) -> None:
+    """Write what came and the sum over all ranks, from each process."""
+    world = join(config.run, distributed=True)
+    words = world.collect(str(world.rank))
+    (Path(folder) / f"rank-{world.rank}").write_text(f"{word} {sum(numbers)} of {','.join(words)} {config.run.seed}")
+    world.leave()
+
+
+def end_with(config: Config, code: int) -> int:
+    """End in every process with an exit code."""
+    return code
+
+
+def raise_user_error(config: Config, rank: int) -> None:
+    """Meet a user error in one process; the others wait for it and lose it."""
+    world = join(config.run, distributed=True)
+    if world.rank == rank:
+        raise UserError(f"--data {os.getpid()}: is of no use; give another")
+    world.wait_for_all()
+
+
+def outer() -> object:
+    """Return a function that no other process can import."""
+
+    def inner(config: Config) -> None: ...
+
+    return inner

@@ -1,0 +1,72 @@
+"""A function and its arguments run in one process per device, and how they end is how the command ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import task_functions
+from task_functions import end_with, note_sum, outer, raise_user_error
+
+from paceline.commands.configure import configure
+from paceline.config.resolve import Config
+from paceline.core.errors import UserError
+from paceline.launch.tasks import Task, run_in_processes
+
+TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Two processes on a CPU, which can import the functions of these tests."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    flags = {"devices": "2", "strategy": "ddp", "accelerator": "cpu", "seed": "7"}
+    return configure(TINY, flags)
+
+
+def test_a_task_runs_in_every_process_with_its_arguments_and_settings(config: Config, tmp_path: Path) -> None:
+    task = Task.of(note_sum, str(tmp_path), [1, 2, 3], word="it's $HOME")
+    assert run_in_processes(task, config) == 0
+    notes = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert notes == {f"rank-{rank}": "it's $HOME 6 of 0,1 7" for rank in (0, 1)}
+
+
+def test_the_exit_code_of_a_task_is_that_of_the_run(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_in_processes(Task.of(end_with, 3), config) == 3
+    assert "ended with exit code 3" in capfd.readouterr().err
+
+
+def test_a_user_error_of_one_process_is_one_line_for_all(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"^--data \d+: is of no use; give another$"):
+        run_in_processes(Task.of(raise_user_error, 1), config)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_unknown_function_is_an_error(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
+    unknown = Task(task_functions.__name__, "nothing", "[[], {}]")
+    with pytest.raises(LookupError, match=r"task_functions\.nothing: no such function"):
+        unknown.run(config)
+    assert run_in_processes(unknown, config) == 1
+    assert "LookupError: task_functions.nothing: no such function" in capfd.readouterr().err
+
+
+def test_a_function_that_other_processes_cannot_import_is_no_task() -> None:
+    function: Any = outer()
+    with pytest.raises(ValueError, match=r"outer\.<locals>\.inner: a task must be a function that other processes can"):
+        Task.of(function)
+
+
+def test_a_user_error_without_a_launcher_is_printed_with_exit_code_2(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from paceline.config.files import to_toml
+    from paceline.launch import worker
+
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config.with_run(devices=1).values(), {}))
+    task = Task.of(raise_user_error, 0)
+    monkeypatch.setattr("sys.argv", ["worker", *task, TINY, str(file)])
+    assert worker.main() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("--data ") and line.endswith("give another")

@@ -1,0 +1,234 @@
+"""The rules of the layout, for a package on disk: each gives a line per violation, with file and line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.core.registry import KINDS
+
+LAYERS = (  # from the top; a package imports from the layers below its own
+    {"paceline", "__main__"},
+    {"cli"},
+    {"commands"},
+    {"compare"},
+    {"report", "benchmarking", "inference"},
+    {"launch"},
+    {"training", "board"},
+    {"runs"},
+    {"evaluation"},
+    {"data", "parallel", "recipes"},
+    {"models"},
+    {"images"},
+    {"config"},
+    {"contracts"},
+    {"core"},
+)
+DEPTH = {unit: depth for depth, layer in enumerate(LAYERS) for unit in layer}
+SINGLE_DEVICE = {"models", "recipes"}  # these know nothing of processes
+PLUGIN_FOLDERS = tuple(kind.package for kind in KINDS.values())
+MAX_LINES = 300
+MAX_SHARE = 0.15  # of all lines, in one package
+MODULE = re.compile(r"paceline(\.\w+)+")
+COMMAND = re.compile(r"-m (paceline(?:\.\w+)+)")
+
+
+class Import(NamedTuple):
+    """One imported module or name, and where."""
+
+    file: str
+    line: int
+    unit: str  # the importing unit: the first name under `paceline`
+    parents: tuple[str, ...]  # the package that the file is in
+    target: str  # what is imported, with dots
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.unit} → {self.target}"
+
+    @property
+    def target_unit(self) -> str | None:
+        """The unit that the import points to; None outside of the package and for the version."""
+        first, _, rest = self.target.partition(".")
+        if first != "paceline" or rest == "__version__":
+            return None
+        unit = rest.split(".")[0]
+        return unit if unit in DEPTH else "paceline"
+
+
+def modules(package: Path) -> Iterator[tuple[Path, ast.Module]]:
+    """Every file of a package by its path in it, parsed."""
+    for file in sorted(package.rglob("*.py")):
+        yield file.relative_to(package), ast.parse(file.read_text(), str(file))
+
+
+def imports(package: Path) -> list[Import]:
+    """Every import in a package: those inside functions, dynamic ones and texts that name a module, too."""
+    found = []
+    for path, tree in modules(package):
+        unit = "paceline" if path.parts == ("__init__.py",) else path.with_suffix("").parts[0]
+        parents = ("paceline", *path.parts[:-1])  # what `from .` means in this file
+        skipped = _docstrings(tree) | _parts_of_texts(tree)
+        for node in ast.walk(tree):
+            if node not in skipped:
+                name = f"{package.name}/{path.as_posix()}"
+                found += [Import(name, node.lineno, unit, parents, target) for target in _targets(node, parents)]
+    return found
+
+
+def _targets(node: ast.AST, parents: tuple[str, ...]) -> list[str]:
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom():
+            base = parents[: len(parents) - node.level + 1] if node.level else ()
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            return [f"{origin}.{alias.name}" for alias in node.names]
+        case ast.JoinedStr(values=[ast.Constant(value=str(start)), *_]) if start.startswith("paceline."):
+            return [start.rpartition(".")[0]]
+        case ast.Constant(value=str(text)):
+            named = [text] if MODULE.fullmatch(text) else COMMAND.findall(text)
+            return [name for name in named if name.split(".")[1] in DEPTH]  # others are keys and groups
+    return []
+
+
+def _docstrings(tree: ast.Module) -> set[ast.AST]:
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+
+
+def _parts_of_texts(tree: ast.Module) -> set[ast.AST]:
+    return {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+
+
+def upward(package: Path, allowed: Collection[str] = ()) -> list[str]:
+    """The arrows that the layout forbids, less those of files that may name any package."""
+    faults = []
+    for one in imports(package):
+        here, there = one.unit, one.target_unit
+        if here not in DEPTH:
+            faults.append(f"{one.file}: {here!r} is in no layer; add it to LAYERS in layout_rules.py and to the layout")
+        elif there is None or there == here or one.file in allowed:
+            continue
+        elif DEPTH[there] < DEPTH[here]:
+            faults.append(f"{one} points up")
+        elif DEPTH[there] == DEPTH[here]:
+            faults.append(f"{one} points sideways: {here} and {there} do not import each other")
+    return list(dict.fromkeys(faults))
+
+
+def distributed(package: Path) -> list[str]:
+    """The imports of torch.distributed where a model or a recipe is defined."""
+    return [
+        str(one)
+        for one in imports(package)
+        if one.unit in SINGLE_DEVICE and f"{one.target}.".startswith("torch.distributed.")
+    ]
+
+
+def private(package: Path) -> list[str]:
+    """The imports of what begins with an underscore from outside of its package."""
+    faults = []
+    for one in imports(package):
+        parts = tuple(one.target.split("."))
+        hidden = next((i for i, part in enumerate(parts) if re.match("_(?!_)", part)), 0)
+        if parts[0] != "paceline" or not hidden:
+            continue
+        owner = parts[:hidden]
+        if (package.joinpath(*owner[1:])).with_suffix(".py").is_file():
+            owner = owner[:-1]
+        if one.parents[: len(owner)] != owner:
+            faults.append(f"{one} is private to {'.'.join(owner)}")
+    return faults
+
+
+def plugin_imports(package: Path) -> list[str]:
+    """The imports of plugins from outside of their folder."""
+    faults = []
+    for one in imports(package):
+        for folder in PLUGIN_FOLDERS:
+            name = one.target.removeprefix(f"{folder}.").split(".")[0]
+            is_inside = ".".join(one.parents) == folder
+            if one.target.startswith(f"{folder}.") and name in _plugins(package, folder) and not is_inside:
+                faults.append(f"{one.file}:{one.line}: imports the plugin {folder}.{name}")
+    return list(dict.fromkeys(faults))
+
+
+def plugin_comparisons(package: Path) -> list[str]:
+    """The comparisons with the name of a plugin outside of the folders of plugins."""
+    names = {name for folder in PLUGIN_FOLDERS for name in _plugins(package, folder)}
+    faults = []
+    for path, tree in modules(package):
+        if ".".join(("paceline", *path.parts[:-1])) in PLUGIN_FOLDERS and path.name != "__init__.py":
+            continue
+        constants = _constants(tree)
+        for line, text in sorted({found for node in ast.walk(tree) for found in _compared(node, constants)}):
+            if text in names:
+                faults.append(f"{package.name}/{path.as_posix()}:{line}: compares with the plugin {text!r}")
+    return faults
+
+
+def _compared(node: ast.AST, constants: Mapping[str, set[str]]) -> Iterator[tuple[int, str]]:
+    """The texts that a node compares something with, each with its line."""
+    match node:
+        case ast.Compare() if any(isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for op in node.ops):
+            for side in (node.left, *node.comparators):
+                yield from ((node.lineno, text) for text in _texts(side, constants))
+        case ast.MatchValue(value=ast.Constant(value=str(text))):
+            yield node.lineno, text
+
+
+def _texts(node: ast.AST, constants: Mapping[str, set[str]]) -> set[str]:
+    """The texts that an expression is or lists; a name stands for what the module assigns to it."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return {text}
+        case ast.Tuple() | ast.List() | ast.Set():
+            return {text for element in node.elts for text in _texts(element, constants)}
+        case ast.Name():
+            return constants.get(node.id, set())
+    return set()
+
+
+def _constants(tree: ast.Module) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                found[name] = _texts(value, found)
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                pairs = zip(targets, values, strict=False)
+                found |= {one.id: _texts(value, found) for one, value in pairs if isinstance(one, ast.Name)}
+    return found
+
+
+def _plugins(package: Path, folder: str) -> set[str]:
+    files = package.joinpath(*folder.split(".")[1:]).glob("*.py")
+    return {file.stem for file in files if not file.stem.startswith("_")}
+
+
+def long_files(package: Path) -> list[str]:
+    """The files with more lines than can be read in one sitting."""
+    return [
+        f"{path}: {count} lines; split it by what a reader looks for"
+        for path, count in _line_counts(package).items()
+        if count > MAX_LINES
+    ]
+
+
+def large_packages(package: Path) -> list[str]:
+    """The packages that hold too large a part of all lines."""
+    counts = _line_counts(package)
+    total, by_unit = sum(counts.values()), dict.fromkeys((path.parts[0] for path in counts), 0)
+    for path, count in counts.items():
+        by_unit[path.parts[0]] += count
+    return [
+        f"{unit}: {count / total:.1%} of {total} lines; split it by what it is for"
+        for unit, count in by_unit.items()
+        if count > MAX_SHARE * total
+    ]
+
+
+def _line_counts(package: Path) -> dict[Path, int]:
+    return {file.relative_to(package): len(file.read_text().splitlines()) for file in sorted(package.rglob("*.py"))}

@@ -1,0 +1,234 @@
+"""What Paceline uses of torch's private interfaces is there in the shape that it needs, and nowhere but in one file."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+from torch.nn.modules import batchnorm, dropout
+from torch.utils import _python_dispatch
+
+from paceline.launch.rendezvous import Rendezvous
+from paceline.parallel import torch_internals
+from paceline.parallel.torch_internals import (
+    copy_all,
+    is_view,
+    lerp_all,
+    local_address,
+    local_collectives,
+    norms_of,
+    stop_heartbeats,
+    undo_compile,
+)
+
+SOURCE = Path(torch_internals.__file__).parents[1]
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def agent() -> LocalElasticAgent:
+    handler = Rendezvous().open()
+    try:
+        spec = WorkerSpec(role="x", local_world_size=1, rdzv_handler=handler, entrypoint="true", max_restarts=3)
+        return LocalElasticAgent(spec, DefaultLogsSpecs())
+    finally:
+        handler.shutdown()
+
+
+def rendezvous_address() -> object:
+    handler = Rendezvous().open()
+    try:
+        return handler._this_node.addr
+    finally:
+        handler.shutdown()
+
+
+RESTARTS = "restarts after a worker dies (--max-restarts)"
+LEAVING = "a host that stops while the others continue"
+CAPTURE = "training continues eagerly where a step cannot be captured (--graph auto)"
+EMA = "EMA updates and the check that weights are finite"
+TILES = "receptive fields, which `paceline apply` cuts images into tiles by"
+
+INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
+    "LocalElasticAgent._monitor_workers(worker_group)": (
+        lambda: parameters(LocalElasticAgent._monitor_workers) == ["self", "worker_group"],
+        RESTARTS,
+    ),
+    "LocalElasticAgent._initialize_workers(worker_group)": (
+        lambda: parameters(LocalElasticAgent._initialize_workers) == ["self", "worker_group"],
+        f"{RESTARTS}: each round must start with an empty mailbox",
+    ),
+    "LocalElasticAgent._remaining_restarts": (lambda: agent()._remaining_restarts == 3, RESTARTS),
+    "LocalElasticAgent._worker_group.spec.rdzv_handler": (
+        lambda: agent()._worker_group.spec.rdzv_handler.num_nodes_waiting() == 0,
+        "hosts that join a run later (--nnodes MIN:MAX)",
+    ),
+    "DynamicRendezvousHandler._this_node.addr": (
+        lambda: isinstance(rendezvous_address(), str),
+        "every run in several processes: workers get their address from it",
+    ),
+    "DynamicRendezvousHandler._stop_heartbeats()": (
+        lambda: parameters(DynamicRendezvousHandler._stop_heartbeats) == ["self"],
+        LEAVING,
+    ),
+    "torch.distributed.all_reduce(tensor, …)": (
+        lambda: parameters(dist.all_reduce)[0] == "tensor",
+        "`paceline plan`, which times steps without exchange",
+    ),
+    "torch.distributed.all_gather_into_tensor(output_tensor, input_tensor, …)": (
+        lambda: parameters(dist.all_gather_into_tensor)[:2] == ["output_tensor", "input_tensor"],
+        "`paceline plan`, which times steps without exchange",
+    ),
+    "torch.distributed.TCPStore": (
+        lambda: torch_internals.TCPStore is dist.TCPStore,
+        "every run in several processes: they meet at this store",
+    ),
+    "Module._compiled_call_impl": (
+        lambda: nn.Linear(1, 1)._compiled_call_impl is None,
+        "training continues eagerly where --compile fails",
+    ),
+    "torch._C._cuda_endAllocateToPool": (
+        lambda: not torch.cuda.is_available() or callable(torch._C._cuda_endAllocateToPool),
+        CAPTURE,
+    ),
+    "Generator.graphsafe_get_state, graphsafe_set_state": (
+        lambda: hasattr(torch.Generator, "graphsafe_get_state") and hasattr(torch.Generator, "graphsafe_set_state"),
+        CAPTURE,
+    ),
+    "torch.nn.modules.dropout._DropoutNd": (
+        lambda: issubclass(nn.Dropout2d, dropout._DropoutNd) and hasattr(nn.Dropout(0.5), "p"),
+        "`paceline verify`, which sets dropout to 0",
+    ),
+    "torch.nn.modules.batchnorm._BatchNorm": (
+        lambda: (
+            issubclass(nn.BatchNorm2d, batchnorm._BatchNorm)
+            and parameters(batchnorm._BatchNorm)[:5]
+            == ["num_features", "eps", "momentum", "affine", "track_running_stats"]
+        ),
+        "BatchNorm over all processes on CPUs and under gradient penalties",
+    ),
+    "torch._foreach_copy_": (lambda: callable(torch._foreach_copy_), "replays of a captured step (--graph)"),
+    "torch._foreach_lerp_": (lambda: callable(torch._foreach_lerp_), EMA),
+    "torch._foreach_norm": (lambda: callable(torch._foreach_norm), EMA),
+    "Tensor._is_view": (lambda: callable(torch.Tensor._is_view), TILES),
+    "FakeTensorMode(allow_non_fake_inputs)": (
+        lambda: "allow_non_fake_inputs" in parameters(fake_tensor.FakeTensorMode),
+        TILES,
+    ),
+    "TorchDispatchMode.__torch_dispatch__": (
+        lambda: (
+            parameters(_python_dispatch.TorchDispatchMode.__torch_dispatch__)[1:] == ["func", "types", "args", "kwargs"]
+        ),
+        TILES,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INTERNALS)
+def test_torch_has_the_internals_that_paceline_uses(name: str) -> None:
+    is_there, what = INTERNALS[name]
+    try:
+        found = is_there()
+    except (AttributeError, TypeError) as error:
+        found = False
+        name += f" ({error})"
+    assert found, (
+        f"torch {torch.__version__} changed {name}, so this stops working: {what}; see {torch_internals.__file__}"
+    )
+
+
+def test_no_other_file_uses_private_names_of_torch() -> None:
+    faults = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        if file == Path(torch_internals.__file__):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if any(part.startswith("_") and not part.startswith("__") for part in _torch_names(node)):
+                faults.append(f"{file.relative_to(SOURCE)}:{node.lineno}: {'.'.join(_torch_names(node))}")
+    assert not faults, "\n".join(["move these to parallel/torch_internals.py:", *faults])
+
+
+def _torch_names(node: ast.AST) -> list[str]:
+    """The dotted names under `torch` that an import or an attribute has; none for other nodes."""
+    match node:
+        case ast.Import(names=names):
+            return [part for one in names if one.name.split(".")[0] == "torch" for part in one.name.split(".")]
+        case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] == "torch":
+            return [*module.split("."), *(one.name for one in names)]
+        case ast.Attribute():
+            parts: list[str] = []
+            inner: ast.AST = node
+            while isinstance(inner, ast.Attribute):
+                parts.insert(0, inner.attr)
+                inner = inner.value
+            return parts if isinstance(inner, ast.Name) and inner.id in ("torch", "dist", "nn") else []
+    return []
+
+
+@pytest.mark.parametrize(
+    "text", ["import torch._C", "from torch.nn.modules.batchnorm import _BatchNorm", "torch._foreach_copy_(a, b)"]
+)
+def test_a_private_name_is_found(text: str) -> None:
+    assert any(part[0] == "_" for node in ast.walk(ast.parse(text)) for part in _torch_names(node))
+
+
+def test_a_rendezvous_can_be_left_without_closing_it() -> None:
+    handler = Rendezvous().open()
+    assert local_address(handler)
+    stop_heartbeats(handler)
+    assert not handler.is_closed()
+    handler.shutdown()
+    assert handler.is_closed()
+
+
+def test_local_collectives_need_no_group_and_count_bytes() -> None:
+    own, parts = torch.arange(3.0), torch.ones(6)
+    before = dist.all_reduce, dist.all_gather_into_tensor
+    with local_collectives() as sizes:
+        dist.all_reduce(own)
+        dist.all_gather_into_tensor(parts, own)
+    assert sizes == [12, 12]
+    assert own.tolist() == [0, 1, 2] and parts.tolist() == [0, 1, 2, 0, 0, 0]
+    assert (dist.all_reduce, dist.all_gather_into_tensor) == before
+
+
+def test_compilation_can_be_undone() -> None:
+    calls = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        calls.append(graph)
+        return graph.forward
+
+    network = nn.Linear(2, 2)
+    network.compile(backend=backend)
+    undo_compile(network)
+    network(torch.ones(1, 2))
+    assert not calls
+
+
+def test_operations_on_many_tensors_are_those_on_each() -> None:
+    ours, theirs = [torch.zeros(2), torch.ones(3)], [torch.full((2,), 4.0), torch.full((3,), -3.0)]
+    lerp_all(ours, theirs, 0.25)
+    assert [one.tolist() for one in ours] == [[1.0] * 2, [0.0] * 3]
+    assert [one.item() for one in norms_of(theirs, float("inf"))] == [4.0, 3.0]
+    copy_all(ours, theirs)
+    assert all(map(torch.equal, ours, theirs))
+
+
+def test_a_view_is_told_from_a_copy() -> None:
+    tensor = torch.zeros(4)
+    assert is_view(tensor[:2]) and not is_view(tensor.clone())

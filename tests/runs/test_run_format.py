@@ -1,0 +1,140 @@
+"""What a run leaves has a version; a run, a mirror or a weights file of another version is reported in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from running import run_fork
+
+from paceline.cli.app import run
+from paceline.config.files import read_file
+from paceline.config.run_format import RUN_FORMAT
+from paceline.core.checksums import checksum_of_content
+from paceline.core.errors import UserError
+from paceline.runs.finished_run import config_of
+from paceline.runs.folder import RunFolder
+from paceline.runs.mirror.destination import open_destination
+from paceline.runs.mirror.mirror import Mirror
+from paceline.runs.mirror.published import list_manifests, restore
+from paceline.runs.weights_file import FORMAT, read_weights
+
+REMEDY = f"this version reads {RUN_FORMAT}: train it again, or use the version that made it"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    tiny = str(Path(__file__).resolve().parent.parent / "tiny.py")
+    done = run_fork(folder, "train", tiny, "--out", "run", "--images", "16", "--mirror", f"file://{folder}/away")
+    assert done.wait() == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(made / "run", tmp_path / "run")
+    shutil.copytree(made / "away", tmp_path / "away")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def set_format(found: int | None) -> None:
+    config = Path("run/config.toml")
+    line = f"format = {RUN_FORMAT}\n"
+    assert config.read_text().count(line) == 1
+    config.write_text(config.read_text().replace(line, "" if found is None else f"format = {found}\n"))
+
+
+def test_a_run_keeps_its_format(place: Path) -> None:
+    assert tomllib.loads(Path("run/config.toml").read_text())["made_with"]["format"] == RUN_FORMAT
+    assert config_of("run").recipe_name and RunFolder(Path("run")).read_record() is not None
+
+
+@pytest.mark.parametrize(("found", "shown"), [(None, 1), (1, 1), (3, 3)])
+@pytest.mark.parametrize(
+    ("command", "where"),
+    [
+        ("evaluate run", "run"),
+        ("compare run --out report", "run"),
+        ("predict run images --out table.csv", "run"),
+        ("train TINY --out run --images 32", "--out run"),
+        ("train TINY --out other --config run/config.toml", "--config run/config.toml"),
+        ("train TINY --out other --init-from run", "--init-from run: run"),
+    ],
+)
+def test_a_run_of_another_format_is_reported_in_one_line(
+    place: Path, tiny: str, command: str, where: str, found: int | None, shown: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_format(found)
+    before = Path("run/config.toml").read_text()
+    assert run([tiny if word == "TINY" else word for word in command.split()]) == 2
+    error = capsys.readouterr().err
+    assert error == f"paceline: {where}: run format {shown}, {REMEDY}\n"
+    assert Path("run/config.toml").read_text() == before
+
+
+def test_checkpoints_without_a_config_are_not_resumed(place: Path, tiny: str) -> None:
+    Path("run/config.toml").unlink()
+    rejected = run_fork(place, "train", tiny, "--out", "run", "--images", "32")
+    assert rejected.wait() == 2 and "--out run: has checkpoints and no config.toml: restore the file" in rejected.stderr
+
+
+def test_a_record_that_lacks_something_is_reported_by_name(place: Path) -> None:
+    config = Path("run/config.toml")
+    config.write_text("".join(line for line in config.open() if not line.startswith("accelerator = ")))
+    with pytest.raises(UserError, match=r"run/config.toml: \[made_with\] cannot be read \('accelerator'\)"):
+        config_of("run")
+
+
+@pytest.mark.parametrize("damage", ["gone", "not json", '{"channels": 3}'])
+def test_a_run_without_its_data_spec_is_reported_by_name(
+    place: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = Path("run/data_spec.json")
+    if damage == "gone":
+        spec.unlink()
+    else:
+        spec.write_text(damage)
+    assert run(["predict", "run", "images", "--out", "table.csv"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("paceline: run/data_spec.json: ") and error.endswith("or train the run again\n")
+
+
+def test_a_mirror_of_another_format_is_reported_and_left_alone(place: Path) -> None:
+    destination = open_destination(f"file://{place}/away", "--mirror")
+    for name in list_manifests(destination):
+        content = json.loads((place / "away" / name).read_text())
+        content = {key: value for key, value in content.items() if key != "seal"} | {"format": 1}
+        (place / "away" / name).write_text(json.dumps(content | {"seal": checksum_of_content(content)}))
+    before = {file: file.read_bytes() for file in (place / "away").rglob("*") if file.is_file()}
+    (place / "back").mkdir()
+    message = f"its snapshots: run format 1, {REMEDY}"
+    with pytest.raises(UserError, match=message):
+        restore(destination, place / "back", 0, pytest.fail, lambda: None)
+    mirror = Mirror(place / "run", destination, "away", "one", every=0.05)
+    with pytest.raises(UserError, match=f"--mirror away: {message}"):
+        mirror.check()
+    assert {file: file.read_bytes() for file in (place / "away").rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("found", [None, "1", "3"])
+def test_a_weights_file_of_another_format_is_reported_in_one_line(tmp_path: Path, found: str | None) -> None:
+    metadata = {"paceline.recipe": "classification"} | ({FORMAT: found} if found else {})
+    safetensors.torch.save_file({"weight": torch.zeros(3)}, tmp_path / "w.safetensors", metadata)
+    with pytest.raises(UserError) as caught:
+        read_weights(tmp_path / "w.safetensors")
+    assert str(caught.value) == (
+        f"{tmp_path / 'w.safetensors'}: run format {found or 1}, this version reads {RUN_FORMAT}: "
+        "import it again, or use the version that made it"
+    )
+
+
+def test_the_settings_of_a_run_are_inherited_without_its_places(place: Path) -> None:
+    inherited = read_file("run/config.toml")
+    assert inherited["images"] == 16 and not {"out", "mirror", "resume_from", "made_with"} & inherited.keys()

@@ -1,0 +1,327 @@
+"""Plugins from installed packages and from the user's own files work like built-in ones; a broken one harms nobody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import Running, run_fork, start_command, weights_of
+
+from paceline.cli.app import run
+from paceline.contracts.recipe import Recipe
+from paceline.core import registry
+from paceline.core.announce import ANNOUNCED
+from paceline.core.errors import UserError
+from paceline.data.source import Source
+from paceline.data.source_settings import RegisteredSources
+from paceline.parallel.strategy import Strategy
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "paceline-example"
+SHORT = ("--images", "48", "--set", "width=2", "--accelerator", "cpu")
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the example package is installed in."""
+    copy = shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("source") / "example")  # pip builds inside of it
+    target = tmp_path_factory.mktemp("installed")
+    install = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+    install += ["--no-build-isolation", "--no-index", "--target", str(target), str(copy)]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture
+def from_example(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example package is on this process's path."""
+    monkeypatch.syspath_prepend(example)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "paceline_example"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a package none of whose plugins works."""
+    folder = tmp_path_factory.mktemp("broken")
+    make_package(
+        folder,
+        "paceline-broken",
+        {
+            "recipes": {"rotnet": "broken_rotnet", "gone": "not_there", "nameless": "broken_fine:Absent"},
+            "sources": {"halves": "broken_halves", "unset": "broken_unset"},
+            "loaders": {"stuck": "broken_rotnet"},
+            "strategies": {"leaving": "broken_leaving", "wrong": "broken_fine:Fine"},
+            "evaluators": {"guess": "broken_rotnet"},
+            "loggers": {"smoke": "broken_rotnet"},
+            "importers": {"theirs": "broken_rotnet"},
+        },
+        broken_rotnet="'''Learns from rotations.'''\nimport a_module_that_is_not_there\n",
+        broken_halves="class Halves(:\n",
+        broken_unset="from paceline.data.source import Source\nclass Unset(Source):\n    Settings = 3\n",
+        broken_leaving="import sys\nsys.exit(5)\n",
+        broken_fine="class Fine:\n    pass\n",
+    )
+    return folder
+
+
+def make_package(folder: Path, name: str, plugins: dict[str, dict[str, str]], **modules: str) -> None:
+    """Lay out a package as pip would leave it: its modules, and plugins by group and name."""
+    for module, text in modules.items():
+        (folder / f"{module}.py").write_text(text)
+    metadata = folder / f"{name.replace('-', '_')}-0.1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    lines = [
+        line
+        for group, entries in plugins.items()
+        for line in (f"[paceline.{group}]", *(f"{entry} = {value}" for entry, value in entries.items()))
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def start_with(packages: tuple[Path, ...], folder: Path, *words: str) -> Running:
+    """Start a command as a user does who has some packages installed."""
+    path = os.pathsep.join(filter(None, [*map(str, packages), os.environ.get("PYTHONPATH", "")]))
+    return start_command(folder, *words, before=("env", f"PYTHONPATH={path}"))
+
+
+def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
+    (line,) = str(error.value).splitlines()
+    return line
+
+
+# Installed packages
+
+
+@pytest.mark.usefixtures("from_example")
+def test_installed_plugins_are_listed_and_described_without_being_imported() -> None:
+    assert {"rotation", "classification"} <= set(registry.names("recipe"))
+    assert {"shapes", "digits"} <= set(registry.names("source"))
+    assert registry.about("recipe", "rotation").startswith("Rotation: a network learns by which multiple of 90°")
+    assert registry.about("source", "shapes").startswith("Upright arrows, houses and letters T")
+    assert "paceline_example" not in sys.modules
+
+
+@pytest.mark.usefixtures("from_example")
+def test_an_entry_point_names_a_module_or_a_class() -> None:
+    assert registry.load_class("recipe", "rotation", Recipe).__name__ == "Rotation"
+    assert registry.load_class("source", "shapes", Source).__name__ == "Shapes"
+    assert "'shapes'" in RegisteredSources().owners()["noise"]
+    assert not registry.faults()
+
+
+@pytest.mark.parametrize("kind", registry.KINDS.values(), ids=lambda kind: kind.name)
+def test_every_kind_has_a_group_of_entry_points(
+    kind: registry.Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_package(
+        tmp_path,
+        "paceline-more",
+        {kind.group.removeprefix("paceline."): {"extra": "more_extra:Extra"}},
+        more_extra="'''More.'''\n\nclass Extra:\n    '''One more.'''\n",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "more_extra", raising=False)
+    assert "extra" in registry.names(kind.name) and registry.about(kind.name, "extra") == "One more."
+    assert registry.load_class(kind.name, "extra", object).__name__ == "Extra"
+    others = set(registry.KINDS) - {kind.name}
+    assert not [other for other in others if "extra" in registry.names(other)]
+
+
+def test_a_kind_whose_folder_does_not_exist_has_no_names() -> None:
+    assert registry.Kind("logger", "paceline.runs.not_made_yet", "paceline.not_made_yet").built_in() == set()
+
+
+def test_an_installed_recipe_and_source_are_listed_train_and_verify(example: Path, tmp_path: Path) -> None:
+    listed = start_with((example,), tmp_path, "settings", "rotation", "--data", "shapes")
+    trained = start_with((example,), tmp_path, "train", "rotation", "--data", "shapes", *SHORT, "--out", "run")
+    assert listed.wait() == 0, listed.stderr
+    assert "source shapes" in listed.stdout and "standard deviation of the noise" in listed.stdout
+    assert trained.wait() == 0, trained.stderr
+    assert "validation/top1" in trained.stdout and weights_of(tmp_path / "run")
+    # The processes of ddp find them, too.
+    words = ("verify", "rotation", "--data", "shapes", "--accelerator", "cpu", "--strategies", "single,ddp")
+    verified = start_with((example,), tmp_path, *words, "--steps", "3")
+    assert verified.wait() == 0, verified.stdout + verified.stderr
+    assert "rotation on shapes" in verified.stdout and "gradients" in verified.stdout
+
+
+def test_where_the_package_is_missing_its_names_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["settings", "rotation"]) == 2
+    assert "unknown recipe 'rotation'" in capsys.readouterr().err
+
+
+# Broken packages
+
+MODULE = "cannot be imported: ModuleNotFoundError: No module named"
+FAULTS = {
+    "rotnet": f"{MODULE} 'a_module_that_is_not_there'; uninstall or repair it",
+    "gone": f"{MODULE} 'not_there'; uninstall or repair it",
+    "nameless": "cannot be imported: AttributeError: module 'broken_fine' has no attribute 'Absent'; uninstall or",
+    **dict.fromkeys(("stuck", "guess", "smoke", "theirs"), f"{MODULE} 'a_module_that_is_not_there'; uninstall or"),
+    "halves": "cannot be imported: SyntaxError: invalid syntax (broken_halves.py, line 1); uninstall or repair it",
+    "leaving": "cannot be imported: SystemExit: 5; uninstall or repair it",
+}
+
+
+def test_settings_lists_what_is_broken_with_its_package_and_the_rest_as_ever(
+    broken: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(broken)
+    assert run(["settings"]) == 0
+    printed = capsys.readouterr().out
+    assert "1,797 handwritten digits" in printed and "Learns from rotations." in printed
+    for name, fault in FAULTS.items():
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"plugin {name!r}")]
+        assert line.startswith(f"plugin {name!r} of package paceline-broken 0.1: {fault}")
+
+
+@pytest.mark.parametrize(("kind", "name"), [("recipe", "rotnet"), ("recipe", "gone"), ("recipe", "nameless")])
+def test_a_broken_plugin_is_reported_with_its_package_where_it_is_used(
+    kind: registry.PluginKind, name: str, broken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(broken)
+    with pytest.raises(UserError) as error:
+        registry.load_class(kind, name, Recipe)
+    assert one_line(error).startswith(f"plugin {name!r} of package paceline-broken 0.1: {FAULTS[name]}")
+
+
+def test_an_entry_point_that_names_another_class_is_reported(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(broken)
+    with pytest.raises(UserError, match=r"'wrong' of package paceline-broken 0.1: defines no subclass of Strategy"):
+        registry.load_class("strategy", "wrong", Strategy)
+
+
+def test_a_broken_package_harms_no_command_that_uses_others(broken: Path, tiny: str, tmp_path: Path) -> None:
+    trained = start_with((broken,), tmp_path, "train", tiny, *SHORT, "--out", "run")
+    mistaken = start_with((broken,), tmp_path, "train", tiny, "--set", "low_root=x")  # asks all sources
+    doctor = start_with((broken,), tmp_path, "doctor")
+    used = start_with((broken,), tmp_path, "train", tiny, "--strategy", "leaving")
+    assert trained.wait() == 0 and not trained.stderr, trained.stderr
+    assert mistaken.wait() == 2 and "low_root belongs to source" in mistaken.stderr
+    assert doctor.wait() == 0, doctor.stderr
+    assert used.wait() == 2
+    assert used.stderr == f"paceline: plugin 'leaving' of package paceline-broken 0.1: {FAULTS['leaving']}\n"
+
+
+def test_all_working_classes_of_a_kind_can_be_loaded(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(broken)
+    found = registry.load_classes("strategy", Strategy)
+    assert {"single", "ddp"} <= found.keys() and not {"leaving", "wrong"} & found.keys()
+
+
+@pytest.mark.parametrize("text", ["[paceline.recipes]\nno value\n", "[paceline.recipes]\nx = !\n"])
+def test_damaged_entry_points_are_reported_with_their_package_and_harm_nothing(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_package(tmp_path, "paceline-damaged", {})
+    (tmp_path / "paceline_damaged-0.1.dist-info" / "entry_points.txt").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "classification" in registry.names("recipe")
+    (line,) = registry.faults()
+    assert line.startswith("package paceline-damaged 0.1: its entry points cannot be read: ")
+
+
+# Equal names
+
+
+def test_a_built_in_plugin_wins_over_an_installed_one_and_the_clash_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_package(tmp_path, "paceline-dcgan", {"recipes": {"dcgan": "their_dcgan"}}, their_dcgan="raise SystemError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(ANNOUNCED, "")
+    for _ in range(2):
+        assert registry.load_class("recipe", "dcgan", Recipe).__module__ == "paceline.recipes.dcgan"
+    line = "plugin 'dcgan' of package paceline-dcgan 0.1: hidden by the built-in recipe 'dcgan'; rename or uninstall it"
+    assert capsys.readouterr().err == f"{line}\n"
+    assert registry.faults() == [line] and registry.names("recipe").count("dcgan") == 1
+
+
+def test_two_packages_with_one_name_are_both_named_and_neither_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("paceline-one", "paceline-two"):
+        make_package(tmp_path, name, {"recipes": {"mine": "some_recipe"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError) as error:
+        registry.load_class("recipe", "mine", Recipe)
+    assert "paceline-one 0.1" in one_line(error) and "paceline-two 0.1" in one_line(error)
+    assert len(registry.faults()) == 1 and "uninstall all but one" in registry.faults()[0]
+
+
+def test_a_package_that_is_found_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("first", "second"):
+        make_package(tmp_path / place, "paceline-twice", {"recipes": {"mine": f"recipe_of_{place}"}})
+        monkeypatch.syspath_prepend(tmp_path / place)
+    (plugin,) = registry.KINDS["recipe"].installed()["mine"]
+    assert plugin.module == "recipe_of_second"  # prepended last, so it is the first on the path
+
+
+# The user's own files
+
+OWN_STRATEGY = """
+from paceline.parallel.strategies.ddp import DistributedDataParallel
+
+class Mine(DistributedDataParallel):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.notes.append(f"my strategy has {self.world.size} devices")
+"""
+OWN_LOADER = """
+import torch
+from paceline.data.loader import Loader
+from paceline.data.transfer import channels_first, upload
+
+class Mine(Loader):
+    def fetch(self, requests):
+        print("my loader reads", flush=True)
+        for tickets in requests:
+            arrays = {**self.source.read_many(tickets.index), "index": tickets.index, "uniforms": tickets.uniforms}
+            yield channels_first(upload({name: torch.from_numpy(a) for name, a in arrays.items()}, self.device))
+"""
+
+
+def test_a_loader_of_ones_own_gives_the_run_that_built_in_ones_give(tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "my_loader.py").write_text(OWN_LOADER)
+    ours = run_fork(tmp_path, "train", tiny, *SHORT, "--loader", "workers", "--out", "ours")
+    own = run_fork(tmp_path, "train", tiny, *SHORT, "--loader", "./my_loader.py", "--out", "own")
+    assert ours.wait() == own.wait() == 0, own.stderr
+    assert "runs the code in my_loader.py" in own.stdout and "my loader reads" in own.stdout
+    (ours_state, own_state) = (weights_of(tmp_path / name) for name in ("ours", "own"))
+    assert own_state["state.safetensors"] == ours_state["state.safetensors"]
+
+
+def test_a_strategy_of_ones_own_trains_in_its_processes_and_is_verified(tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "my_strategy.py").write_text(OWN_STRATEGY)
+    own = ("--strategy", "./my_strategy.py", "--devices", "2")
+    trained = start_command(tmp_path, "train", tiny, *SHORT, *own, "--out", "run")
+    assert trained.wait() == 0, trained.stderr
+    assert trained.stdout.count("runs the code in my_strategy.py") == 1
+    assert "my strategy has 2 devices" in trained.stdout
+    words = ("verify", tiny, "--accelerator", "cpu", "--strategies", "single,./my_strategy.py", "--steps", "3")
+    verified = start_command(tmp_path, *words)
+    assert verified.wait() == 0, verified.stdout + verified.stderr
+
+
+def test_a_source_of_ones_own_is_used_by_a_recipe_of_ones_own(tiny: str, tmp_path: Path) -> None:
+    assert run_fork(tmp_path, "new", "source", "my_source").wait() == 0
+    trained = run_fork(tmp_path, "train", tiny, *SHORT, "--data", "./my_source.py", "--out", "run")
+    assert trained.wait() == 0, trained.stderr
+    assert "data ./my_source.py: 900 train" in trained.stdout
+
+
+@pytest.mark.parametrize(("kind", "flag"), [("strategy", "--strategy"), ("loader", "--loader"), ("source", "--data")])
+def test_an_own_file_without_the_class_is_reported_before_a_run_is_made(
+    kind: str, flag: str, tiny: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.py").write_text("answer = 42\n")
+    refused = run_fork(tmp_path, "train", tiny, flag, "./empty.py", "--out", "run")
+    assert refused.wait() == 2
+    assert refused.stderr == f"paceline: {kind} './empty.py': defines no subclass of {kind.capitalize()}; add one\n"
+    assert not (tmp_path / "run").exists()
