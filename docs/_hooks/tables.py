@@ -15,9 +15,9 @@ from typer.core import TyperGroup, TyperOption
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from paceline.cli.app import app
-from paceline.config.photos_settings import PhotosSettings
 from paceline.config.resolve import own_fields
 from paceline.config.settings import LearnerSettings, RunSettings
+from paceline.config.source_flags import SourceFlags
 from paceline.contracts.recipe import Recipe
 from paceline.core.registry import load_class, names
 from paceline.data.source import Source
@@ -60,7 +60,7 @@ def _commands() -> Iterator[str]:
 
 
 def _walk(prefix: str, group: TyperGroup) -> Iterator[str]:
-    settings = {f.name for one in (PhotosSettings, LearnerSettings) for f in fields(one) if f.metadata["flag"]}
+    settings = {f.name for one in (SourceFlags, LearnerSettings) for f in fields(one) if f.metadata["flag"]}
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
             yield from _walk(f"{prefix} {name}", command)

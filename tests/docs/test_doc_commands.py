@@ -90,6 +90,10 @@ def smaller(text: str) -> str:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("documented")
     (folder / "docs").symlink_to(ROOT / "docs")
+    for block in blocks():  # examples that name their file
+        named = re.fullmatch(r"# (\w+\.py)", block.lines[0]) if block.language == "python" else None
+        if named:
+            (folder / named[1]).write_text("\n".join(block.lines))
     yield Place(folder)
 
 
