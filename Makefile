@@ -6,10 +6,11 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
+DOCS := $(VENV)/.docs
 S3_SERVER := $(BIN)/weed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-extras test-cluster test-all lint format bench clean
+.PHONY: help install demo test test-extras test-cluster test-all lint format docs bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +42,9 @@ format: $(INSTALLED)  ## format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
+docs: $(DOCS)  ## build the documentation into site/; fails on a broken link
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # Tiny sizes show that every script runs. docs/performance.md has the full commands.
 bench: export OMP_NUM_THREADS := 1
 bench: $(INSTALLED)  ## run the benchmarks in tiny sizes on the CPU (some minutes)
@@ -52,7 +56,7 @@ bench: $(INSTALLED)  ## run the benchmarks in tiny sizes on the CPU (some minute
 	@$(BIN)/python benchmarks/cpu_scaling.py --width 16 --batch 32 --steps 20
 
 clean:  ## remove caches and build files; keeps runs, data and the environment
-	@rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache
+	@rm -rf build dist site src/*.egg-info .pytest_cache .ruff_cache .mypy_cache
 	@find src tests benchmarks docs examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -69,6 +73,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(EXTRAS): constraints.txt | $(INSTALLED)
 	-@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt nvidia-dali-cuda130 \
 		nvidia-nvimgcodec-cu13 optree gast astunparse six packaging makefun && touch $@
+
+$(DOCS): pyproject.toml constraints.txt | $(INSTALLED)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
 
 # Without it, the tests that need an S3 server are skipped.
 $(S3_SERVER): | $(INSTALLED)

@@ -106,8 +106,8 @@ def test_a_new_gan_is_trained_and_judged_and_draws(tmp_path: Path) -> None:
 
 
 def test_the_guide_shows_what_the_new_gan_says(tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    section = guide.partition("### Several networks")[2].partition("\n### ")[0]
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "networks.md").read_text()
+    section = guide.partition("## Several networks")[2].partition("\n## ")[0]
     shown = [line for line in section.partition("```python\n")[2].partition("```")[0].splitlines() if line]
     assert len(shown) >= 10
     assert not set(shown) - set(new("gan", "my_gan", tmp_path).read_text().splitlines())
