@@ -22,25 +22,33 @@ if TYPE_CHECKING:
 
     from paceline.commands.train import TrainResult
     from paceline.commands.verify import Difference
-    from paceline.config.settings import setting
-    from paceline.contracts.recipe import DataSpec, Draw, Loss, Phase, Recipe
+    from paceline.config.settings import RunSettings, setting
+    from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe
     from paceline.core.errors import UserError
     from paceline.core.types import SettingValue
+    from paceline.data.loader import Loader
     from paceline.data.source import ArraySource, Source
-    from paceline.evaluation.contract import Evaluator
+    from paceline.evaluation.contract import Case, Evaluator
     from paceline.inference.model import Model
     from paceline.parallel.strategy import Strategy
+    from paceline.runs.logger import Logger
 
 __version__ = "0.2.0"
 __all__ = [
     "ArraySource",
+    "Batch",
+    "Best",
+    "Case",
     "DataSpec",
     "Draw",
     "Evaluator",
+    "Loader",
+    "Logger",
     "Loss",
     "Model",
     "Phase",
     "Recipe",
+    "RunSettings",
     "Source",
     "Strategy",
     "TrainResult",
@@ -52,13 +60,19 @@ __all__ = [
 ]
 _MODULES = {  # imported when a name is first used
     "ArraySource": "paceline.data.source",
+    "Batch": "paceline.contracts.recipe",
+    "Best": "paceline.contracts.recipe",
+    "Case": "paceline.evaluation.contract",
     "DataSpec": "paceline.contracts.recipe",
     "Draw": "paceline.contracts.recipe",
     "Evaluator": "paceline.evaluation.contract",
+    "Loader": "paceline.data.loader",
+    "Logger": "paceline.runs.logger",
     "Loss": "paceline.contracts.recipe",
     "Model": "paceline.inference.model",
     "Phase": "paceline.contracts.recipe",
     "Recipe": "paceline.contracts.recipe",
+    "RunSettings": "paceline.config.settings",
     "Source": "paceline.data.source",
     "Strategy": "paceline.parallel.strategy",
     "TrainResult": "paceline.commands.train",

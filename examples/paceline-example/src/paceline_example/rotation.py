@@ -13,9 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Recipe
-from paceline.core.errors import UserError
+from paceline import Batch, DataSpec, Draw, Loss, Phase, Recipe, UserError, setting
 
 NUM_ROTATIONS = 4
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.config.settings import RunSettings, setting
-from paceline.contracts.recipe import DataSpec
-from paceline.data.source import ArraySource
+from paceline import ArraySource, DataSpec, RunSettings, setting
 
 SIZE_PX = 16
 NUM_SAMPLES = {"train": 2000, "test": 400}

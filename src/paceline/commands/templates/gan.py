@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe
+from paceline import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe, setting
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
-from paceline.core.errors import UserError
+from paceline import Batch, Best, DataSpec, Loss, Phase, Recipe, UserError, setting
 
 
 @dataclass(frozen=True)
