@@ -30,6 +30,7 @@ LAYERS = (  # from the top; a package imports from the layers below its own
 DEPTH = {unit: depth for depth, layer in enumerate(LAYERS) for unit in layer}
 SINGLE_DEVICE = {"models", "recipes"}  # these know nothing of processes
 PLUGIN_FOLDERS = tuple(kind.package for kind in KINDS.values())
+TEMPLATES = "commands/templates"  # files for users, who import the public names
 MAX_LINES = 300
 MAX_SHARE = 0.15  # of all lines, in one package
 MODULE = re.compile(r"paceline(\.\w+)+")
@@ -68,6 +69,8 @@ def imports(package: Path) -> list[Import]:
     """Every import in a package: those inside functions, dynamic ones and texts that name a module, too."""
     found = []
     for path, tree in modules(package):
+        if path.is_relative_to(TEMPLATES):
+            continue
         unit = "paceline" if path.parts == ("__init__.py",) else path.with_suffix("").parts[0]
         parents = ("paceline", *path.parts[:-1])  # what `from .` means in this file
         skipped = _docstrings(tree) | _parts_of_texts(tree)
