@@ -230,6 +230,16 @@ def test_damaged_entry_points_are_reported_with_their_package_and_harm_nothing(
 # Equal names
 
 
+def test_an_unrelated_package_with_damaged_metadata_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = tmp_path / "unrelated-1.0.dist-info"
+    damaged.mkdir()
+    (damaged / "entry_points.txt").write_bytes(b"[console_scripts]\nx = \xff\xfe:main\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "classification" in registry.names("recipe")
+
+
 def test_a_built_in_plugin_wins_over_an_installed_one_and_the_clash_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,7 +125,7 @@ def test_an_animation_keeps_colours_that_few_pixels_have(tmp_path):
         picture[10:13, left : left + 3] = BRIGHT
         pictures.append(picture)
     for suffix, largest in ((".gif", 64), (".webp", 0)):
-        save_animation([Image.fromarray(picture) for picture in pictures], tmp_path / f"moving{suffix}")
+        save_animation([Image.fromarray(picture) for picture in pictures], tmp_path / f"moving{suffix}", suffix)
         with Image.open(tmp_path / f"moving{suffix}") as moving:
             frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(moving)]
         assert len(frames) == 3

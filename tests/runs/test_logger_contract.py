@@ -84,6 +84,7 @@ def log_something(logger: Logger, images: int) -> None:
 def test_a_logger_takes_all_that_a_run_logs_and_resumes(tmp_path: Path, name: str) -> None:
     logger_class = load_class("logger", name, Logger)
     for start in (0, 100):
+        (tmp_path / "run").mkdir(exist_ok=True)
         logger = logger_class(tmp_path / "run", start)
         for images in (start, start + 50, start + 150):
             log_something(logger, images)

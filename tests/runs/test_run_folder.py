@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -31,6 +32,35 @@ def test_a_folder_in_use_is_refused_and_its_run_unharmed(tmp_path: Path, tiny: s
     assert metrics_without_times(tmp_path / "run") == metrics_without_times(tmp_path / "alone")
 
 
+def test_a_run_trains_into_a_folder_that_is_a_link(tmp_path: Path, tiny: str) -> None:
+    (tmp_path / "large-disk").mkdir()
+    (tmp_path / "run").symlink_to("large-disk")
+    trained = run_fork(tmp_path, "train", tiny, "--images", "64", "--out", "run")
+    assert trained.wait() == 0, trained.stderr
+    assert any((tmp_path / "large-disk" / "checkpoints").iterdir())
+
+
+def test_more_workers_are_a_new_segment_only_for_a_loader_that_uses_them(tmp_path: Path, tiny: str) -> None:
+    for loader, expected in (("resident", 0), ("workers", 1)):
+        command = ("train", tiny, "--batch-size", "16", "--loader", loader, "--out", loader)
+        assert run_fork(tmp_path, *command, "--images", "32", "--workers", "1").wait() == 0
+        assert run_fork(tmp_path, *command, "--images", "64", "--workers", "2").wait() == 0
+        config = (tmp_path / loader / "config.toml").read_text()
+        assert config.count("[[made_with.earlier]]") == expected, config
+
+
+def test_weights_of_another_network_change_nothing_of_a_run(tmp_path: Path, tiny: str) -> None:
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(Path(tiny).read_text())
+    command = ("train", str(recipe), "--batch-size", "16", "--images", "32", "--out", "run")
+    assert run_fork(tmp_path, *command).wait() == 0
+    kept = {name: (tmp_path / "run" / name).read_bytes() for name in ("status.json", "metrics.jsonl", "config.toml")}
+    recipe.write_text(Path(tiny).read_text().replace("nn.Linear(", "nn.Linear(1 + ", 1))
+    changed = run_fork(tmp_path, *command, "--images", "64")
+    assert changed.wait() != 0
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in kept} == kept
+
+
 def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Path, tiny: str) -> None:
     full = tmp_path / "full"
     full.mkdir()
@@ -53,11 +83,13 @@ def test_a_run_that_ended_before_it_kept_its_settings_can_begin_again(tmp_path: 
 
 def test_a_claim_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / ".0123456789abcdef.writing").write_text("half a config")
+    os.utime(tmp_path / ".0123456789abcdef.writing", (0, 0))
+    (tmp_path / ".fedcba9876543210.writing").write_text("another command is writing this")
     (tmp_path / ".gitkeep").touch()
     folder = RunFolder(tmp_path)
     folder.claim()
     folder.release()
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".gitkeep", ".lock"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".fedcba9876543210.writing", ".gitkeep", ".lock"]
 
 
 def test_a_lock_or_a_log_that_is_a_link_is_not_followed(tmp_path: Path, tiny: str) -> None:

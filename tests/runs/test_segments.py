@@ -7,11 +7,11 @@ from dataclasses import replace
 from paceline.runs.segments import Choices, Segment, changes, earlier_segments, segment_of
 
 MACHINE = {"cpu": "a CPU", "cores": "8", "torch": "2.15"}
-SETTINGS = {"strategy": "auto", "devices": 1, "gpus": "", "workers": 2, "graph": "auto", "deterministic": False}
+SETTINGS = {"strategy": "auto", "devices": 1, "gpus": "", "graph": "auto", "deterministic": False}
 
 
 def segment(devices: int = 1, accelerator: str = "cpu", machine: dict[str, str] = MACHINE) -> Segment:
-    choices = Choices("ddp" if devices > 1 else "single", devices, accelerator, "resident")
+    choices = Choices("ddp" if devices > 1 else "single", devices, accelerator, "resident", workers=0)
     return segment_of(SETTINGS, choices, machine)
 
 
@@ -51,7 +51,7 @@ def test_another_machine_is_another_segment() -> None:
 def test_what_does_not_apply_to_both_segments_is_no_change() -> None:
     on_gpu = segment(accelerator="cuda", machine=MACHINE | {"gpus": "1 × a GPU"})
     assert changes(segment(), on_gpu) == ["accelerator cpu → cuda"]
-    assert changes(on_gpu, replace(on_gpu, graph="off", workers=4)) == ["workers 2 → 4", "graph auto → off"]
+    assert changes(on_gpu, replace(on_gpu, graph="off")) == ["graph auto → off"]
 
 
 def test_a_segment_comes_back_from_its_table() -> None:

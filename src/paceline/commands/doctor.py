@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from paceline.config.files import parse_assignments
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError, install_extra
 from paceline.core.files import read_json, write_json
+from paceline.core.installed import is_installed
 from paceline.core.registry import load_class, load_classes
 from paceline.core.screen import open_screen
 from paceline.core.types import SettingValue
@@ -109,7 +109,7 @@ def _findings() -> Iterator[Finding]:
 
 def _strategy(name: str, gpus: int) -> Finding:
     strategy = load_class("strategy", name, Strategy)
-    if not _is_installed(strategy.package):
+    if not is_installed(strategy.package):
         return Finding("strategy", name, False, f"package {strategy.package} is not installed")
     if strategy.cpu_obstacle and not gpus:
         return Finding("strategy", name, False, strategy.cpu_obstacle)
@@ -120,17 +120,9 @@ def _strategy(name: str, gpus: int) -> Finding:
 
 def _loader(name: str) -> Finding:
     loader = load_class("loader", name, Loader)
-    if not _is_installed(loader.package):
-        return Finding("loader", name, False, install_extra(name))
+    if not is_installed(loader.package):
+        return Finding("loader", name, False, _install(loader))
     return Finding("loader", name, True, loader.description)
-
-
-def _is_installed(package: str) -> bool:
-    """Return whether a package can be imported; an empty name means none is needed."""
-    try:
-        return not package or find_spec(package) is not None
-    except ModuleNotFoundError:  # of the package that it is inside of
-        return False
 
 
 def _num_gpus() -> int:
@@ -179,7 +171,7 @@ def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:
     comparable = [
         name
         for name, one in classes.items()
-        if one.needs_processes and not one.parity_obstacle and _is_installed(one.package)
+        if one.needs_processes and not one.parity_obstacle and is_installed(one.package)
     ]
     return [AUTO["one device"], *comparable]
 
@@ -199,3 +191,7 @@ def _outcome(graph: ReplayCheck | None) -> str:
     if graph is None:
         return "was not tried: it needs two GPUs"
     return f"passed ({graph.what})" if graph.passed else f"FAILED ({graph.what})"
+
+
+def _install(loader: type[Loader]) -> str:
+    return install_extra(loader.extra) if loader.extra else f"package {loader.package} is not installed"

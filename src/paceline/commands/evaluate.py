@@ -91,9 +91,9 @@ def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
 
 def _check_class_names(config: Config, run: str, split: str, spec: DataSpec) -> None:
     """Raise UserError for other class names: each class would be counted as the one with its index."""
-    trained = read_data_spec(Path(run))
-    if trained is None or not is_classifier(config.recipe_class):
+    if not is_classifier(config.recipe_class):
         return
+    trained = read_data_spec(Path(run))
     if not trained.class_names or len(trained.class_names) != len(spec.class_names):
         return
     for number, (expected, name) in enumerate(zip(trained.class_names, spec.class_names, strict=True)):
@@ -105,8 +105,6 @@ def _check_class_names(config: Config, run: str, split: str, spec: DataSpec) -> 
 def _difference(run: str, spec: DataSpec) -> str:
     """Return why data does not fit a run's networks; empty where that is not known."""
     trained = read_data_spec(Path(run))
-    if trained is None:
-        return ""
     if trained.channels != spec.channels:
         what = f"its images have {spec.channels} channel{'s' * (spec.channels > 1)}, {run} is for {trained.channels}"
         return f"{what}; use --set channels={trained.channels}"

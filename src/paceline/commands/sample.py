@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.commands.configure import checked
 from paceline.core.errors import UserError
+from paceline.core.files import new_file
 from paceline.core.types import SettingValue
 from paceline.images.grids import MOVING, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
@@ -70,7 +71,8 @@ def _files(run: Path, out: str, options: Options) -> list[Path]:
 def _animate(runs: list[str], files: list[Path]) -> int:
     frames = animation_frames(runs)
     for file in files:
-        save_animation(frames, file)
+        with new_file(file) as beside:
+            save_animation(frames, beside, file.suffix)
     print(f"{len(frames)} frames → {', '.join(map(str, files))}")
     return 0
 
@@ -85,7 +87,8 @@ def _show(runs: list[str], file: Path, options: Options) -> int:
         show_run(run, checked(config_of(run, [("flag", flags)])), options.checkpoint, grid_options) for run in runs
     ]
     whole = shown[0][0] if len(shown) == 1 else side_by_side([captioned(*one) for one in shown])
-    whole.save(file)
+    with new_file(file) as beside:
+        whole.save(beside, format="PNG")
     print(f"{'; '.join(caption for _, caption in shown)} → {file}")
     return 0
 

@@ -14,7 +14,8 @@ from paceline.compare.options import Flags, Options
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError, unknown
-from paceline.core.registry import load_class, names
+from paceline.core.installed import is_installed
+from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import uses_cuda
@@ -67,8 +68,7 @@ class Grid:
             raise unknown("--scaling", scaling, SCALINGS)
         chosen = _words("--strategies", strategies)
         for name in chosen:
-            if name not in names("strategy"):
-                raise unknown("strategy", name, names("strategy"))
+            load_class("strategy", name, Strategy)  # raises for an unknown one
         for batch in _words("--batch-size", batches):
             split_batch(batch, 1, 1)  # raises for what is no batch
         return cls(
@@ -105,7 +105,7 @@ class Grid:
         if config.run.gpus:
             flags["gpus"] = ",".join(gpus)
         stem = Path(recipe).stem
-        name = f"{stem}-{strategy}-{devices}-batch{batch.replace('/', '-per-')}-seed{seed}"
+        name = f"{stem}-{Path(strategy).stem}-{devices}-batch{batch.replace('/', '-per-')}-seed{seed}"
         if len(set(gpus)) < len(gpus):
             name += "-on-one-gpu"
         reason = why_not_here(config, strategy, devices, gpus)
@@ -115,8 +115,11 @@ class Grid:
 
 def why_not_here(config: Config, strategy: str, devices: int, gpus: Sequence[str]) -> str:
     """Return why this machine cannot do a cell; empty where it can."""
+    strategy_class = load_class("strategy", strategy, Strategy)
+    if not is_installed(strategy_class.package):
+        return f"package {strategy_class.package} is not installed"
     if not uses_cuda(config.run):
-        return load_class("strategy", strategy, Strategy).cpu_obstacle
+        return strategy_class.cpu_obstacle
     here = torch.cuda.device_count()
     if gpus and len(gpus) < devices:
         return f"--gpus lists {len(gpus)} for {devices} devices"

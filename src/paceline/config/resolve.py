@@ -153,6 +153,10 @@ class _Namespace:
         hidden = next((f.name for f in own_fields(run) if self.owner[f.name] is not run), "")
         if hidden:
             raise UserError(f"source {source!r}: its setting {hidden!r} is one of the recipe or of learners; rename it")
+        taken = {f.name for group in (RunSettings, LearnerSettings) for f in fields(group)}
+        clash = next((f.name for f in fields(recipe) if f.name in taken), "")
+        if clash:
+            raise UserError(f"recipe {recipe_name!r}: its setting {clash!r} is one of every run; rename it")
 
     def has(self, name: str, origin: str, shown: str, *, inherited: bool) -> bool:
         """Return whether a setting exists, False for one to ignore; raise UserError for any other name."""

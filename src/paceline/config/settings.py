@@ -49,7 +49,7 @@ class RunSettings:
     preset: str = setting("", "a named set of the recipe's settings", flag=True, mutable_on_resume=True)
     strategy: str = setting(
         "auto",
-        "single, dp, ddp or lightning; auto is ddp on several devices, else single",
+        "single, dp, ddp, lightning or the path of your own .py file; auto is ddp on several devices, else single",
         flag=True,
         mutable_on_resume=True,
     )

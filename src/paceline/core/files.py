@@ -10,14 +10,16 @@ import errno
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
 
 WRITING = ".writing"  # ends the name of a temporary file
+LEFTOVER_SECONDS = 3600.0  # after which nobody is still writing one
 
 
 @contextmanager
@@ -60,8 +62,11 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 
 def sync(path: Path) -> None:
-    """Return when a file's content, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    """Return when a file's content, or the names in a folder, are on the disk.
+
+    A folder may be a link, since the user named it; a file may not.
+    """
+    descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECTORY if path.is_dir() else os.O_NOFOLLOW))
     try:
         os.fsync(descriptor)
     finally:
@@ -79,9 +84,11 @@ def open_append(path: Path) -> int:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that a killed process left in a folder of its own."""
+    """Remove the temporary files that a killed process left; a young one may belong to another command."""
     for leftover in folder.glob(f".*{WRITING}"):
-        leftover.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if time.time() - leftover.lstat().st_mtime > LEFTOVER_SECONDS:
+                leftover.unlink()
 
 
 def check_new_file(out: str, suffixes: tuple[str, ...], *, overwrite: bool) -> Path:

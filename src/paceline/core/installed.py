@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,6 +67,14 @@ class InstalledPlugin:
         return UserError(f"{self}: cannot be imported: {type(error).__name__}: {error}; uninstall or repair it")
 
 
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported; an empty name means none is needed."""
+    try:
+        return not module or importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is inside of
+        return False
+
+
 @dataclass
 class _Found:
     plugins: dict[str, dict[str, list[InstalledPlugin]]]  # by group and name
@@ -87,11 +96,15 @@ def _scan(path: tuple[str, ...]) -> _Found:
     """Find all our plugins; of a package that is on the path twice the first counts, as for imports."""
     found, packages = _Found({}, []), set()
     for distribution in distributions(path=list(path)):
-        text = distribution.read_text("entry_points.txt") or ""
-        if f"[{GROUPS}" not in text or (package := distribution.metadata["Name"]) in packages:
+        try:
+            text = distribution.read_text("entry_points.txt") or ""
+            package, version = distribution.metadata["Name"], distribution.version
+        except Exception:  # an unrelated package with damaged metadata is not ours to report
+            continue
+        if f"[{GROUPS}" not in text or package in packages:
             continue
         packages.add(package)
-        labelled = f"{package} {distribution.version}"
+        labelled = f"{package} {version}"
         try:
             plugins = [
                 (entry.group, InstalledPlugin(entry.name, labelled, entry.module, entry.attr or ""))

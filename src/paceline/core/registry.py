@@ -76,7 +76,10 @@ def about(kind: PluginKind, name: str) -> str:
     """Return the first line of a plugin's docstring without importing it."""
     if name not in KINDS[kind].built_in():
         return _installed(kind, name).about()
-    docstring = ast.get_docstring(ast.parse((KINDS[kind].folder / f"{name}.py").read_text(encoding="utf-8")))
+    try:
+        docstring = ast.get_docstring(ast.parse((KINDS[kind].folder / f"{name}.py").read_text(encoding="utf-8")))
+    except SyntaxError as error:
+        return f"cannot be imported: {_in_words(error)}"
     return (docstring or "").partition("\n")[0]
 
 
@@ -91,7 +94,13 @@ def load(kind: PluginKind, name: str) -> ModuleType:
         return _installed(kind, name).load()
     if clash := KINDS[kind].clash(name):
         announce(f"{kind} {name}", clash, sys.stderr)
-    return importlib.import_module(f"{KINDS[kind].package}.{name}")
+    try:
+        return importlib.import_module(f"{KINDS[kind].package}.{name}")
+    except ImportError:  # a package that is missing; whoever needs it names the extra
+        raise
+    except Exception as error:
+        place = KINDS[kind].folder / f"{name}.py"
+        raise UserError(f"{kind} {name!r}: cannot be imported: {_in_words(error)}; repair or remove {place}") from error
 
 
 def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
@@ -113,15 +122,18 @@ def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
 
 
 def load_classes(kind: PluginKind, base: type[Base]) -> dict[str, type[Base]]:
-    """Return the classes of all plugins of a kind by name, less installed ones that are broken; see `faults`."""
+    """Return the classes of all plugins of a kind by name, less those that are broken; see `faults`."""
     found = {}
     for name in names(kind):
         try:
             found[name] = load_class(kind, name, base)
         except UserError:
-            if name in KINDS[kind].built_in():
-                raise
+            continue
     return found
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def faults() -> list[str]:

@@ -33,6 +33,7 @@ class Loader:
     # What others need to know of a loader. Nobody compares with its name.
     description: ClassVar[str] = ""  # how it loads, in a few words
     package: ClassVar[str] = ""  # the module that must be installed besides torch
+    uses_workers: ClassVar[bool] = False  # `--workers` counts its processes or threads
     extra: ClassVar[str] = ""  # of paceline, which installs that module
     auto_order: ClassVar[int | None] = None  # its position among those that `--loader auto` tries; None: not tried
 

@@ -74,11 +74,18 @@ def one_above_the_other(images: Sequence[Image.Image]) -> Image.Image:
     return whole
 
 
-def save_animation(frames: Sequence[Image.Image], path: Path) -> None:
+def save_animation(frames: Sequence[Image.Image], path: Path, kind: str) -> None:
     """Write RGB frames as an endless animation, the last one longer: .gif or, without loss, .webp."""
-    suffix = path.suffix.lower()
-    assert suffix in MOVING, path
-    if suffix == ".gif":  # each frame has 256 colours of its own; a median cut would lose rare ones
+    assert kind.lower() in MOVING, kind
+    if kind.lower() == ".gif":  # each frame has 256 colours of its own; a median cut would lose rare ones
         frames = [frame.quantize(method=Image.Quantize.FASTOCTREE, kmeans=1) for frame in frames]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
-    frames[0].save(path, save_all=True, append_images=list(frames[1:]), duration=times, loop=0, lossless=True)
+    frames[0].save(
+        path,
+        save_all=True,
+        append_images=list(frames[1:]),
+        duration=times,
+        loop=0,
+        lossless=True,
+        format=kind[1:].upper(),
+    )

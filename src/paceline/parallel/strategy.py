@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
+from paceline.core.errors import UserError
 from paceline.core.registry import load_class
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.precision import Precision
@@ -56,8 +57,13 @@ class Strategy:
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Put the recipe's networks where they will be trained; everything is ready for the first step."""
+        if self.max_devices is not None and settings.devices > self.max_devices:
+            name, most = settings.strategy, self.max_devices
+            raise UserError(
+                f"--strategy {name}: uses {most} of {settings.devices} devices; use ddp, or --devices {most}"
+            )
         self.settings, self.world, self.precision, self.recipe = settings, world, precision, recipe
-        self.notes: list[str] = []  # what was chosen and why, for the user
+        self.notes: list[str] = []  # what was chosen and why; printed before the first step
         recipe.to(device=world.device, dtype=precision.weights)
         if world.device.type == "cuda":
             recipe.to(memory_format=torch.channels_last)

@@ -40,7 +40,9 @@ class Provenance:
         """Return what [made_with] holds; raise KeyError, TypeError or ValueError where something is missing."""
         names = [f.name for f in fields(Choices)]
         texts = {name: str(table[name]) for name in (DATA, *names)}
-        choices = Choices(texts["strategy"], int(texts["devices"]), texts["accelerator"], texts["loader"])
+        choices = Choices(
+            texts["strategy"], int(texts["devices"]), texts["accelerator"], texts["loader"], int(texts["workers"])
+        )
         others = {name: value for name, value in table.items() if name not in (FORMAT, DATA, EARLIER, *names)}
         earlier = table.get(EARLIER, [])
         if not isinstance(earlier, list):

@@ -20,6 +20,7 @@ class Choices:
     devices: int
     accelerator: str
     loader: str
+    workers: int = 0  # processes or threads that the loader uses
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def segment_of(settings: SettingValues, choices: Choices, hardware: Mapping[str,
         accelerator=choices.accelerator,
         loader=choices.loader,
         gpu_ids=str(settings.get("gpus", "")),
-        workers=int(str(settings.get("workers", 0))),
+        workers=choices.workers,
         graph=str(settings.get("graph", "")) if on_gpus else None,
         deterministic=bool(settings.get("deterministic", False)) if on_gpus else None,
         cpu=hardware.get("cpu"),

@@ -17,6 +17,7 @@ from paceline.core.errors import UserError
 from paceline.core.files import write_file
 from paceline.parallel.world import World
 from paceline.runs.checkpoint import Damaged, load
+from paceline.runs.data_spec_file import DATA_SPEC
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS
 from paceline.runs.snapshot import Snapshot
@@ -92,7 +93,7 @@ def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) 
     """Gives the hosts that were away the checkpoint, the best one before it, and metrics and record that led to it."""
     best_images = snapshot.best_images
     best = checkpoint_at(folder, world, best_images) if best_images < snapshot.images else None
-    files = (folder.path / METRICS, folder.config_file)
+    files = (folder.path / METRICS, folder.config_file, folder.path / DATA_SPEC, folder.protocols_file)
     held = [file.read_bytes() if file.exists() else b"" for file in files] if world.rank == holder else []
     history = world.share(held, holder)
     if folder.is_mine and world.rank != holder:  # the record first: no checkpoint is without its settings

@@ -70,8 +70,8 @@ def read_given(path: str) -> Given:
 def _of_run(folder: RunFolder, name: str) -> Given:
     if not folder.checkpoints.all():
         raise UserError(f"has no checkpoint yet{name_stages(folder.path)}")
+    record = folder.read_record()  # of another format, the checkpoints are not damaged but cannot be read
     snapshot = choose_checkpoint(folder.checkpoints, "best")
-    record = folder.read_record()
     settings = record.settings if record else {}
     origin = f"{name} at {snapshot.images:,} images"
     return Given(evaluated_values(snapshot.weights), settings, origin, folder.checkpoints.all()[-1])

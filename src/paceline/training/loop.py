@@ -22,7 +22,7 @@ from paceline.training.evaluate import SplitEvaluator, evaluated_weights
 from paceline.training.loss_log import Ledger
 from paceline.training.previews import Previews
 from paceline.training.replicas import check_replicas
-from paceline.training.snapshot import restore_snapshot, take_snapshot
+from paceline.training.snapshot import take_snapshot
 from paceline.training.stop import StopRequest, StopVote
 from paceline.training.stopwatch import Stopwatch
 
@@ -38,7 +38,7 @@ class Outputs:
 
 
 class Loop:
-    """Cadence around the step: log, evaluate, save, stop. Starts at a snapshot, or at the beginning without one."""
+    """Cadence around the step: log, evaluate, save, stop. Starts at a snapshot that the step holds, or at zero."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Loop:
         self.stopped = False
         self.images = 0
         self.best: Best | None = None
+        self._missed_best = False  # whether the metric that chooses the best checkpoint was reported missing
         self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
         if snapshot:
-            restore_snapshot(snapshot, self.step)
             self.images = self._saved_at = self._logged_at = snapshot.images
             self.best = snapshot.numbers.best
             self._evaluated_at = snapshot.numbers.evaluated_at
@@ -192,6 +192,11 @@ class Loop:
         self.outputs.display.line(f"{self.images:>12,} images  " + describe(values))
         wanted, mode = self.recipe.best
         name = next((name for name in values if name.partition("[")[0] == wanted), "")
+        if wanted and not name and not self._missed_best:
+            self._missed_best = True
+            self.outputs.display.line(
+                f"best: no metric {wanted!r}; the last checkpoint counts. There are: {', '.join(values)}"
+            )
         if name and self._is_best(name, values[name], mode):
             self.best = Best(name, values[name], self.images)
             self._save()

@@ -28,6 +28,7 @@ from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, final_evaluator, training_evaluator
 from paceline.training.initial_weights import start_from
 from paceline.training.loop import Loop, Outputs, describe
+from paceline.training.snapshot import restore_snapshot
 from paceline.training.stop import StopRequest
 
 SECONDS_FOR_MIRROR_AFTER_ERROR = 10.0
@@ -53,6 +54,8 @@ class Session:
         snapshot = newest_snapshot(self.folder, parts.world, print)
         if parts.config.run.init_from and not snapshot:
             print(start_from(parts, parts.config.run.init_from))
+        if snapshot:
+            restore_snapshot(snapshot, parts.step)  # weights of another network change nothing of the run
         if snapshot and parts.world.is_first:
             seen, wanted = snapshot.images, parts.total_images
             if seen > wanted:
@@ -139,7 +142,6 @@ class Record:
         """Write the record, unless this was done before."""
         if self.is_kept:
             return
-        self.is_kept = True
         parts, folder = self.session.parts, self.session.folder
         images = self.snapshot.images if self.snapshot else 0
         if images >= parts.total_images and folder.config_file.exists():
@@ -148,6 +150,7 @@ class Record:
             provenance = Provenance(self.session.describe_data(), _choices(parts), versions_and_hardware())
             folder.keep_settings(parts.config, provenance, images)
         write_data_spec(folder.path, cropped(parts.loaders["train"].source.spec, parts.config.run.crop))
+        self.is_kept = True
 
     def on_saved(self) -> None:
         """Keep the record with a new checkpoint, and let the mirror know of it."""
@@ -191,4 +194,5 @@ def _choices(parts: Parts) -> Choices:
     """Return what "auto" came to."""
     run, accelerator = parts.config.run, parts.world.device.type
     loader = type(parts.loaders["train"]).__module__.rpartition(".")[2]
-    return Choices(*strategy_name(run.strategy, run.devices, accelerator), accelerator, loader)
+    workers = run.workers if parts.loaders["train"].uses_workers else 0
+    return Choices(*strategy_name(run.strategy, run.devices, accelerator), accelerator, loader, workers)

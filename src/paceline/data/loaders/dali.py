@@ -41,6 +41,7 @@ class Dali(ReusingLoader[SizedPipeline]):
 
     description = "threads of DALI's own"
     package = "nvidia.dali"
+    uses_workers = True
     extra = "dali"
 
     def __init__(

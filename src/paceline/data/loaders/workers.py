@@ -17,6 +17,7 @@ class Workers(ReusingLoader[WorkerPool]):
     """Reads ahead in `workers` processes; with 0 of them it reads in this one."""
 
     description = "processes that decode"
+    uses_workers = True
     auto_order = 100  # after every loader that saves the reading
 
     @property

@@ -1,0 +1,31 @@
+"""Every strategy keeps the contract: declarations with reasons, and on one device the weights of a single process."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.commands.configure import configure
+from paceline.commands.verify import differences
+from paceline.core.installed import is_installed
+from paceline.core.registry import load_class, names
+from paceline.parallel.strategy import Strategy
+
+NAMES = names("strategy")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_strategy_declares_what_others_need_to_know(name: str) -> None:
+    strategy = load_class("strategy", name, Strategy)
+    assert strategy.max_devices is None or strategy.max_devices >= 1
+    reasons = [strategy.cannot_capture, strategy.cannot_compile, strategy.parity_obstacle, strategy.cpu_obstacle]
+    assert all(isinstance(reason, str) and not reason.endswith(".") for reason in reasons)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "single"])
+def test_a_strategy_on_one_device_gives_the_weights_of_a_single_process(name: str, tiny: str) -> None:
+    strategy = load_class("strategy", name, Strategy)
+    if strategy.cpu_obstacle or not is_installed(strategy.package):
+        pytest.skip(strategy.cpu_obstacle or f"needs {strategy.package}")
+    config = configure(tiny, {"accelerator": "cpu", "batch_size": "16"}, small=True)
+    found = differences(config, ["single", name], steps=3, tolerance=1e-12)
+    assert found and all(one.is_equal for one in found)

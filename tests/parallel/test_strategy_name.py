@@ -1,0 +1,21 @@
+"""What `--strategy` comes to on a machine."""
+
+import pytest
+
+from paceline.parallel.strategy import strategy_name
+
+
+@pytest.mark.parametrize(
+    ("asked", "accelerator", "found"),
+    [
+        (("auto", 1), "cpu", ("single", 1)),
+        (("auto", 2), "cpu", ("ddp", 2)),
+        (("dp", 2), "cpu", ("single", 1)),
+        (("dp", 2), "cuda", ("dp", 2)),
+        (("lightning", 2), "cpu", ("lightning", 2)),
+    ],
+)
+def test_auto_and_strategies_without_use_on_a_cpu_are_resolved(
+    asked: tuple[str, int], accelerator: str, found: tuple[str, int]
+) -> None:
+    assert strategy_name(*asked, accelerator) == found
