@@ -25,7 +25,7 @@ class TinySettings:
     unused: bool = setting(False, "a layer that no loss uses")
     record: str = setting("", "folder where every loss notes the samples that it saw")
     pause: float = setting(0.0, "seconds that every loss takes longer")
-    hold: str = setting("", "file; while it is there, every loss waits")
+    wait_while: str = setting("", "file; while it is there, every loss waits")
     slow_sync: float = setting(0.0, "seconds that every fsync takes longer")
     not_finite_at: int = setting(-1, "the call whose loss is not a number")
     bad_gradient_at: int = setting(-1, "the call whose loss is a number and its gradient is not")
@@ -78,7 +78,7 @@ class Tiny(Recipe):
         self.calls += 1
         if self.settings.pause:
             time.sleep(self.settings.pause)
-        while self.settings.hold and Path(self.settings.hold).exists():
+        while self.settings.wait_while and Path(self.settings.wait_while).exists():
             time.sleep(0.02)
         if self.settings.record:
             _note(Path(self.settings.record), batch["index"].tolist())
