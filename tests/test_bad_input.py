@@ -165,13 +165,13 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", MISTAKES)
-def test_a_mistake_is_named_in_one_line(mistakes: Path, command: str) -> None:
+def test_a_user_error_is_reported_in_one_line(mistakes: Path, command: str) -> None:
     assert_one_line(run_fork(mistakes, *command.split()), MISTAKES[command])
     assert not (mistakes / "runs").exists(), "a refused run left a folder"
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 17, 999])
-def test_the_share_for_validation_that_is_named_works(count: int, tmp_path: Path) -> None:
+def test_the_suggested_validation_fraction_works(count: int, tmp_path: Path) -> None:
     arrays = {"x_train": np.zeros((count, 4, 4), np.uint8), "y_train": np.arange(count) % 2}
     np.savez(tmp_path / "few.npz", **arrays, x_test=arrays["x_train"], y_test=arrays["y_train"])
     flags = {"data": "npz", "data_root": str(tmp_path / "few.npz")}
@@ -184,12 +184,12 @@ def test_the_share_for_validation_that_is_named_works(count: int, tmp_path: Path
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there are GPUs here")
-def test_gpus_where_there_are_none_are_refused(tmp_path: Path) -> None:
+def test_gpus_are_rejected_where_there_are_none(tmp_path: Path) -> None:
     for flags in (("--gpus", "0"), ("--accelerator", "cuda")):
         assert_one_line(run_fork(tmp_path, "train", "classification", *flags), flags[0], "no CUDA device is visible")
 
 
-def test_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_gpus_than_available_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     check_devices(RunSettings(devices=2))
@@ -215,7 +215,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_an_unreadable_image_is_named_or_left_out(tmp_path: Path, photos: Path) -> None:
+def test_an_unreadable_image_is_reported_or_skipped(tmp_path: Path, photos: Path) -> None:
     command = (
         "train",
         TINY,
@@ -236,7 +236,7 @@ def test_an_unreadable_image_is_named_or_left_out(tmp_path: Path, photos: Path) 
     assert "left out 1 unreadable of 16 images" in skipping.stdout and "cat/3.png" in skipping.stdout
 
 
-def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+def test_a_non_finite_loss_reports_its_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     command = ("train", TINY, "--out", "run", "--set", "not_finite_at=8", "--set", "save_every=2 steps")
     refused = run_fork(tmp_path, *command)
     assert_one_line(refused, "loss 'cross_entropy' of phase 'classifier' is not finite at step 8 (128 images seen)")
@@ -245,7 +245,7 @@ def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_good_checkp
     assert all(torch.isfinite(tensor).all() for tensor in tensors_in(checkpoint["weights.safetensors"]))
 
 
-def test_weights_that_are_not_finite_are_not_saved_though_the_loss_was(tmp_path: Path) -> None:
+def test_non_finite_weights_are_not_saved_even_if_the_loss_was_finite(tmp_path: Path) -> None:
     command = ("train", TINY, "--out", "run", "--set", "bad_gradient_at=3", "--set", "save_every=1 steps")
     refused = run_fork(tmp_path, *command)
     assert_one_line(
@@ -262,17 +262,17 @@ def tensors_in(content: bytes) -> list[torch.Tensor]:
     return [tensor for tensor in safetensors.torch.load(content).values() if tensor.is_floating_point()]
 
 
-def test_an_exploding_learning_rate_ends_before_it_is_saved(tmp_path: Path) -> None:
+def test_a_diverging_run_ends_before_it_is_saved(tmp_path: Path) -> None:
     refused = run_fork(tmp_path, "train", TINY, "--lr", "1e30", "--out", "run")
     assert_one_line(refused, "not finite", "phase 'classifier'")
 
 
-def test_a_parameter_without_a_gradient_is_named(tmp_path: Path) -> None:
+def test_a_parameter_without_a_gradient_is_reported(tmp_path: Path) -> None:
     refused = run_fork(tmp_path, "train", TINY, "--set", "unused=true", "--out", "run")
     assert_one_line(refused, "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)")
 
 
-def test_two_processes_say_a_mistake_once(tmp_path: Path, photos: Path) -> None:
+def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> None:
     command = ("train", TINY, "--devices", "2", "--set", "save_every=2 steps")
     pictures = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
     of_all = start_command(tmp_path, *command, "--set", "not_finite_at=4", "--out", "loss")
@@ -285,7 +285,7 @@ def test_two_processes_say_a_mistake_once(tmp_path: Path, photos: Path) -> None:
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")
 
 
-def test_processes_that_someone_else_started_say_their_mistakes(tmp_path: Path) -> None:
+def test_externally_launched_processes_print_their_user_errors(tmp_path: Path) -> None:
     for flags, said in (
         (("--strategy", "single"), "--strategy single: one process, but 2 were started; use ddp or lightning"),
         (("--devices", "2", "--batch-size", "1"), "--batch-size 1: smaller than its 2 parts (2 devices × 1"),

@@ -50,7 +50,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             running.kill()
 
 
-def test_the_curve_of_a_run_grows_without_a_reload_and_the_slider_shows_the_right_picture(
+def test_a_curve_grows_without_a_reload_and_the_slider_shows_the_right_image(
     training: Running, browser: Browser
 ) -> None:
     run = training.folder / "runs" / "tiny"
@@ -80,7 +80,7 @@ def test_the_curve_of_a_run_grows_without_a_reload_and_the_slider_shows_the_righ
     assert not browser.errors
 
 
-def test_nothing_that_a_run_is_called_becomes_markup(board: Served, browser: Browser) -> None:
+def test_run_names_never_become_markup(board: Served, browser: Browser) -> None:
     browser.open(board.url)
     browser.wait_for("document.querySelectorAll('#list .run').length > 5")
     names = browser.evaluate("[...document.querySelectorAll('#list .name')].map((name) => name.textContent)")
@@ -94,7 +94,7 @@ def test_nothing_that_a_run_is_called_becomes_markup(board: Served, browser: Bro
     assert not browser.errors
 
 
-def test_what_runs_is_on_top_and_what_changed_last_comes_next(tmp_path: Path, browser: Browser) -> None:
+def test_running_runs_come_first_then_the_most_recently_changed(tmp_path: Path, browser: Browser) -> None:
     now, host = time.time(), os.uname().nodename
     for name, age, state in (
         ("a", 900, "finished"),
@@ -120,7 +120,7 @@ def test_what_runs_is_on_top_and_what_changed_last_comes_next(tmp_path: Path, br
     assert counts == [0, "1\xa0running · 1\xa0failed · 1\xa0stopped · 1\xa0finished"]  # none of it is cut
 
 
-def test_log_scale_and_seconds_and_smoothing_redraw_and_are_remembered(board: Served, browser: Browser) -> None:
+def test_log_scale_seconds_and_smoothing_redraw_and_are_remembered(board: Served, browser: Browser) -> None:
     browser.open(board.url)
     browser.wait_for("document.querySelectorAll('.card').length > 0")
     for choice in ("input[value=log]", "input[value=seconds]"):
@@ -132,7 +132,7 @@ def test_log_scale_and_seconds_and_smoothing_redraw_and_are_remembered(board: Se
     assert not browser.errors
 
 
-def test_a_board_that_ended_is_said_on_the_page(root: Path, browser: Browser) -> None:
+def test_the_page_reports_that_the_board_has_stopped(root: Path, browser: Browser) -> None:
     with serve(root) as board:
         browser.open(board.url)
         browser.wait_for("document.querySelectorAll('#list .run').length > 5")

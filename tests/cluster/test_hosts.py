@@ -83,7 +83,7 @@ def is_whole(pair: Pair) -> bool:
 
 
 @pytest.mark.parametrize("lost", [1, 0], ids=["a-guest", "the-host-where-all-meet"])
-def test_a_host_that_was_lost_comes_back_and_the_run_finishes(pair: Pair, lost: int) -> None:
+def test_a_lost_host_comes_back_and_the_run_finishes(pair: Pair, lost: int) -> None:
     wait_until(lambda: pair.count(2) > 20, pair.running[1 - lost])
     pair.lose(lost)
     if lost:  # the other one goes on alone
@@ -102,7 +102,7 @@ def test_a_host_that_was_lost_comes_back_and_the_run_finishes(pair: Pair, lost: 
 
 
 @pytest.mark.parametrize("cuts", [True, False], ids=["link-cut", "rank-stopped"])
-def test_hosts_that_cannot_go_on_leave_nothing_behind(hosts: tuple[Host, Host], tmp_path: Path, cuts: bool) -> None:
+def test_hosts_that_cannot_continue_leave_nothing_behind(hosts: tuple[Host, Host], tmp_path: Path, cuts: bool) -> None:
     pair = Pair(hosts, tmp_path, "--nnodes", "2", "--timeout", "8")
     wait_until(lambda: pair.count(2) > 10, pair.running[0])
     if cuts:
@@ -115,7 +115,7 @@ def test_hosts_that_cannot_go_on_leave_nothing_behind(hosts: tuple[Host, Host], 
     wait_until(lambda: not processes_naming(str(tmp_path)), seconds=5)
 
 
-def test_no_socket_of_hosts_listens_elsewhere_than_towards_the_others(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+def test_hosts_listen_only_on_the_network_between_them(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     pair = Pair(hosts, tmp_path, "--nnodes", "2")
     wait_until(lambda: pair.count(2) > 3, pair.running[0])
     for number, host in enumerate(hosts):

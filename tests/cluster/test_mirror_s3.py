@@ -93,7 +93,7 @@ def mirrored(run: Path) -> int:
     return state.images if state else 0
 
 
-def test_a_run_goes_on_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, server: S3Server) -> None:
+def test_a_run_resumes_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, server: S3Server) -> None:
     command, url = ("train", TINY, *QUICK, "--set", "dropout=0.2"), f"s3://{BUCKET}/moved"
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
     both = (*command, "--mirror", url, "--resume-from", url)
@@ -110,7 +110,7 @@ def test_a_run_goes_on_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, se
 
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
-def test_with_a_wrong_key_training_goes_on_and_the_log_and_the_folder_say_it(
+def test_with_a_wrong_key_training_continues_and_log_and_folder_report_it(
     tmp_path: Path, server: S3Server, name: str
 ) -> None:
     wrong = server.environment | {name: "wrong"}

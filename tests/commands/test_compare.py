@@ -64,7 +64,7 @@ def test_a_killed_comparison_repeats_no_finished_run_and_ends_with_the_same_tabl
         }
 
 
-def test_ctrl_c_ends_the_running_cell_in_order(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_running_cell_cleanly(tmp_path: Path) -> None:
     running = start_fork(tmp_path, *TINY, "--epochs", "400")
     wait_until(lambda: has_begun(tmp_path, 0), running)
     running.interrupt_group()
@@ -75,7 +75,7 @@ def test_ctrl_c_ends_the_running_cell_in_order(tmp_path: Path) -> None:
     assert not seen(tmp_path, 1).exists()
 
 
-def test_a_failing_cell_is_shown_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failing_cell_is_shown_with_its_reason_and_the_others_run(tmp_path: Path) -> None:
     words = [
         *TINY,
         "--set",
@@ -113,7 +113,7 @@ def test_a_failing_cell_is_shown_with_its_reason_and_the_others_go_on(tmp_path: 
         (["--preset", "quik"], "did you mean 'quick'?"),
     ],
 )
-def test_a_mistake_ends_in_one_line_before_anything_runs(
+def test_a_user_error_ends_in_one_line_before_anything_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -139,7 +139,7 @@ def config() -> Config:
     return configure("classification", {"accelerator": "cpu"})
 
 
-def test_single_has_one_device_and_weak_scaling_a_batch_per_device(config: Config) -> None:
+def test_single_uses_one_device_and_weak_scaling_a_batch_per_device(config: Config) -> None:
     grid = Grid.parse(["classification"], "single,ddp", "2,4", "64", "0", "weak")
     cells = [one.cell for one in grid.cells({"classification": config})]
     assert [(cell.strategy, cell.devices, cell.batch) for cell in cells] == [
@@ -150,7 +150,7 @@ def test_single_has_one_device_and_weak_scaling_a_batch_per_device(config: Confi
     assert len({cell.name for cell in cells}) == 3
 
 
-def test_a_device_count_that_is_not_there_is_a_reason_and_no_error(
+def test_an_unavailable_device_count_is_a_reason_and_not_an_error(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

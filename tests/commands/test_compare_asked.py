@@ -62,7 +62,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
         ("0.2", [], "lr: 0.1 → 0.2"),
     ],
 )
-def test_runs_that_were_made_otherwise_are_refused_before_anything_is_touched(
+def test_runs_made_with_other_settings_are_rejected_before_anything_is_changed(
     place: Path, capsys: pytest.CaptureFixture[str], rate: str, words: list[str], told: str
 ) -> None:
     (place / "rate.toml").write_text(f"lr = {rate}\n")
@@ -73,7 +73,7 @@ def test_runs_that_were_made_otherwise_are_refused_before_anything_is_touched(
     assert contents(place / "table") == before
 
 
-def test_a_recipe_of_ones_own_that_has_changed_is_another(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_user_recipe_is_another_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "./mine.py", *SHORT[2:], "--strategies", "single", "--out", "own"]
     assert run(words) == 0
     assert "(done before)" in capsys.readouterr().out
@@ -83,7 +83,7 @@ def test_a_recipe_of_ones_own_that_has_changed_is_another(place: Path, capsys: p
     assert "differs (code in mine.py: " in capsys.readouterr().err
 
 
-def test_data_that_has_changed_is_refused_before_a_new_run_is_made(
+def test_changed_data_is_rejected_before_a_new_run_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,9 +109,7 @@ def test_data_that_has_changed_is_refused_before_a_new_run_is_made(
     assert capsys.readouterr().out.count("(done before)") == 2
 
 
-def test_without_its_record_a_run_is_taken_as_it_is_or_not_at_all(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_its_record_is_used_as_it_is_or_rejected(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = (place / "table/report.json").read_bytes()
     record = place / "table" / CELL / "cell.json"
     record.unlink()
@@ -126,7 +124,7 @@ def test_without_its_record_a_run_is_taken_as_it_is_or_not_at_all(
     assert read_json(record)["ended"] is True
 
 
-def test_a_run_that_was_trained_on_since_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_trained_further_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = json.loads((place / "table" / CELL / "status.json").read_text())
     (place / "table" / CELL / "status.json").write_text(json.dumps(status | {"state": "stopped"}))
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 1
@@ -140,7 +138,7 @@ def test_a_run_that_cannot_be_read_is_a_failed_cell(place: Path, capsys: pytest.
     assert f"failed: table/{CELL}/config.toml: names no recipe" in capsys.readouterr().out
 
 
-def test_a_comparison_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
+def test_a_comparison_in_progress_is_left_alone(tmp_path: Path) -> None:
     words = [*TINY, "--images", "640000", "--out", "table"]
     first = start_fork(tmp_path, *words)
     wait_until(lambda: (tmp_path / "table" / CELL / "metrics.jsonl").is_file(), first)
@@ -152,7 +150,7 @@ def test_a_comparison_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
     assert read_json(tmp_path / "table" / CELL / "cell.json")["ended"] is False
 
 
-def test_of_a_recipe_with_stages_the_last_one_is_the_cells_run(
+def test_the_last_stage_of_a_recipe_is_the_run_of_its_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -175,7 +173,7 @@ def test_of_a_recipe_with_stages_the_last_one_is_the_cells_run(
     assert group["seeds"] == [0, 1]
 
 
-def test_parity_is_that_of_the_settings_that_were_compared(tmp_path: Path) -> None:
+def test_parity_is_measured_with_the_compared_settings(tmp_path: Path) -> None:
     flags = {"accelerator": "cpu", "preset": "quick", "sync_batchnorm": "off"}
     configs = {"classification": configure("classification", flags, assignments=["width=2"])}
     grid = Grid.parse(["classification"], "ddp", "2", "64", "0", "strong")
@@ -185,7 +183,7 @@ def test_parity_is_that_of_the_settings_that_were_compared(tmp_path: Path) -> No
     assert any(one.value > one.tolerance for one in differences)
 
 
-def test_a_run_counts_once_under_all_its_names(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_counts_once_under_several_names(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(place / "table" / CELL, place / "run")
     good = (place / "table/report.json").read_bytes()
     assert run(["compare", "run", "./run", "run/", str(place / "run")]) == 0
@@ -200,14 +198,14 @@ def test_a_run_counts_once_under_all_its_names(place: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     "words", [["--epochs", "9"], ["--seeds", "7"], ["--verify"], ["--set", "lr=1"], ["--scaling", "weak"]]
 )
-def test_what_is_said_of_runs_to_be_made_is_refused_for_finished_ones(
+def test_options_for_new_runs_are_rejected_for_finished_ones(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert run(["compare", f"table/{CELL}", *words]) == 2
     assert f"{words[0]}: applies to new runs, but table/{CELL} is a finished run" in capsys.readouterr().err
 
 
-def test_a_folder_of_a_recipes_name_is_meant_only_where_it_holds_a_run(
+def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "classification").mkdir()
@@ -241,7 +239,7 @@ def test_a_folder_of_a_recipes_name_is_meant_only_where_it_holds_a_run(
         (["classification", "--out", "mine.py"], "--out mine.py: File exists"),
     ],
 )
-def test_a_word_that_would_be_passed_over_ends_in_one_line(
+def test_an_argument_that_would_be_ignored_ends_in_one_line(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
     for folder in ("a", "b"):

@@ -74,7 +74,7 @@ def import_file(*words: str) -> int:
 @pytest.mark.parametrize(
     "wrapped", ["plain", "under 'generator'", "with module.", "without biases", "not shared", "by Lightning"]
 )
-def test_a_generator_from_elsewhere_gives_the_same_images_here(wrapped, capsys):
+def test_a_generator_of_another_project_gives_the_same_images(wrapped, capsys):
     theirs = TheirGenerator(shared=wrapped != "not shared", bias=wrapped != "without biases").eval()
     state: dict = theirs.state_dict()
     if wrapped in ("with module.", "under 'generator'"):
@@ -104,7 +104,7 @@ def test_a_generator_from_elsewhere_gives_the_same_images_here(wrapped, capsys):
         assert made_file.size == (120, 80)
 
 
-def test_imported_weights_start_a_run():
+def test_imported_weights_can_start_a_run():
     torch.save(TheirGenerator(1, shared=False).state_dict(), "theirs.pth")
     assert import_file("theirs.pth") == 0
     Path("photos").mkdir()
@@ -169,7 +169,7 @@ class Surprise:
         (broken_at("residual.0.bn1.running_var", float("inf")), [], "theirs.pth: residual.0.bn1.running_var holds NaN"),
     ],
 )
-def test_what_does_not_fit_is_named(content, words, line, capsys):
+def test_weights_that_do_not_fit_are_reported(content, words, line, capsys):
     if isinstance(content, bytes):
         Path("theirs.pth").write_bytes(content)
     elif content is not None:
@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_named(content, words, line, capsys):
     assert not Path("ours.safetensors").exists()
 
 
-def test_code_in_a_file_does_not_run(capsys):
+def test_code_in_a_weights_file_does_not_run(capsys):
     Path("theirs.pth").write_bytes(pickle.dumps({"generator": Surprise()}))
     assert import_file("theirs.pth") == 2
     said = capsys.readouterr()
@@ -204,7 +204,7 @@ def write_deepliif(folder: Path, skip: str = "") -> Translation:
     return recipe.eval()
 
 
-def test_networks_of_deepliif_are_imported_together(capsys):
+def test_the_networks_of_deepliif_are_imported_together(capsys):
     theirs = write_deepliif(Path("nets"))
     assert run(["import", "nets", "--recipe", "translation", "--out", "ours.safetensors", *NETS]) == 0
     assert "generators.G1, generators.GS0, generators.GS1" in capsys.readouterr().out
@@ -226,14 +226,14 @@ def test_networks_of_deepliif_are_imported_together(capsys):
         ("", [*NETS, "--set", "norm=instance"], "choose its architecture with --set"),
     ],
 )
-def test_networks_of_deepliif_that_do_not_fit_are_named(skip, words, line, capsys):
+def test_networks_of_deepliif_that_do_not_fit_are_reported(skip, words, line, capsys):
     write_deepliif(Path("nets"), skip)
     assert run(["import", "nets", "--recipe", "translation", "--out", "ours.safetensors", *words]) == 2
     told = capsys.readouterr().err
     assert line in told and len(told.splitlines()) == 1
 
 
-def test_recipes_without_importer_and_other_suffixes_are_rejected(capsys):
+def test_recipes_without_an_importer_and_other_suffixes_are_rejected(capsys):
     assert run(["import", "a.pth", "--recipe", "dcgan", "--out", "ours.safetensors"]) == 2
     line = "--recipe dcgan: has no importer; recipes that have one: super_resolution, translation"
     assert line in capsys.readouterr().err
@@ -286,7 +286,7 @@ class Own(Recipe):
 """
 
 
-def test_an_importer_of_ones_own_is_one_file_that_the_recipe_names(capsys):
+def test_a_user_importer_is_one_file_that_the_recipe_names(capsys):
     Path("own_importer.py").write_text(OWN_IMPORTER)
     Path("own_recipe.py").write_text(OWN_RECIPE)
     theirs = nn.ModuleDict({"first": nn.Conv2d(3, 3, 3, padding=1)})
@@ -320,7 +320,7 @@ def can_export(test):
         ),
     ],
 )
-def test_an_exported_network_gives_the_same_at_other_sizes(recipe, settings, capsys):
+def test_an_exported_network_gives_the_same_result_at_other_sizes(recipe, settings, capsys):
     import onnxruntime
 
     write_random_weights(Path("w.safetensors"), recipe, settings)
@@ -344,7 +344,7 @@ def test_an_exported_network_gives_the_same_at_other_sizes(recipe, settings, cap
     assert [path.name for path in Path.cwd().glob("model*")] == ["model.onnx"]
 
 
-def test_export_says_what_is_missing_or_wrong(capsys, monkeypatch):
+def test_export_reports_what_is_missing_or_wrong(capsys, monkeypatch):
     assert run(["export", "nowhere", "--out", "model.pt"]) == 2
     assert "--out model.pt: expected a name that ends in .onnx" in capsys.readouterr().err
     monkeypatch.setattr("paceline.commands.export.PACKAGES", ("onnx", "no_such_package"))
@@ -352,7 +352,7 @@ def test_export_says_what_is_missing_or_wrong(capsys, monkeypatch):
     assert "export needs " in (said := capsys.readouterr().err) and "pip install 'paceline[export]'" in said
 
 
-def test_our_own_network_is_what_a_generator_from_elsewhere_becomes():
+def test_an_imported_generator_has_the_shapes_of_our_network():
     """The shapes that the reader expects are those of the network that it is read into."""
     theirs, ours = TheirGenerator(3, shared=True), SRResNet(8, 3, WIDTH, 4, shared=True)
     count = sum(parameter.numel() for parameter in theirs.parameters())

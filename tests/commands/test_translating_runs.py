@@ -48,7 +48,7 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def test_training_evaluates_every_panel_and_keeps_strips():
+def test_training_evaluates_every_panel_and_saves_strips():
     rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     evaluated = [row for row in rows if "validation/psnr" in row]
     assert [row["images"] for row in evaluated] == [2, 4]
@@ -65,7 +65,7 @@ def test_a_run_is_evaluated_on_whole_rows(capsys):
     assert "stain_psnr" in said and "dice" in said
 
 
-def test_a_folder_of_rows_that_was_named_is_measured_whole(capsys):
+def test_a_given_folder_of_rows_is_evaluated_as_a_whole(capsys):
     for number in range(5):
         write_row(Path("others", f"{number}.png"), number)
     assert run(["evaluate", "run", "--accelerator", "cpu", "--data-root", "others"]) == 0

@@ -67,7 +67,7 @@ def predict(*words: str) -> int:
     return run(["predict", *words, "--accelerator", "cpu"])
 
 
-def test_classes_of_other_names_are_refused_rather_than_counted_as_those_of_their_numbers(tmp_path, capsys):
+def test_classes_with_other_names_are_rejected_instead_of_matched_by_index(tmp_path, capsys):
     shutil.copytree("digits", tmp_path / "digits")
     words = ["evaluate", "classifier", "--accelerator", "cpu", "--data-root", str(tmp_path / "digits")]
     assert run(words) == 0
@@ -80,7 +80,7 @@ def test_classes_of_other_names_are_refused_rather_than_counted_as_those_of_thei
     assert told in error and error.count("\n") == 1
 
 
-def test_the_classes_of_files_have_the_accuracy_that_evaluate_measures(capsys):
+def test_predictions_for_files_have_the_accuracy_that_evaluate_measures(capsys):
     assert run(["evaluate", "classifier", "--accelerator", "cpu"]) == 0
     measured = re.search(r"top1 +([\d.]+)\n.*\n +count +(\d+)", capsys.readouterr().out)
     assert measured and 30 < float(measured[1]) < 100, "neither by chance nor all, so that it can differ"
@@ -91,7 +91,7 @@ def test_the_classes_of_files_have_the_accuracy_that_evaluate_measures(capsys):
     assert 100 * sum(right) / len(right) == pytest.approx(float(measured[1]), abs=1e-5)
 
 
-def test_a_loaded_classifier_takes_images_and_tensors_and_leaves_the_program_as_it_was():
+def test_a_loaded_classifier_takes_images_and_tensors_and_changes_no_global_state():
     torch.set_float32_matmul_precision("medium")
     model = paceline.load(Path("classifier"), device="cpu")
     assert model.classes == CLASSES and (model.spec.channels, model.spec.height) == (1, 12)
@@ -111,7 +111,7 @@ def test_a_loaded_classifier_takes_images_and_tensors_and_leaves_the_program_as_
     torch.set_float32_matmul_precision("highest")
 
 
-def test_a_loaded_classifier_has_the_ema_that_was_evaluated():
+def test_a_loaded_classifier_uses_the_evaluated_ema():
     weights = paceline.load("classifier", checkpoint=1024).networks["classifier"].state_dict()
     path = next(Path("classifier/checkpoints").glob("*1024/weights.safetensors"))
     kept = importlib.import_module("safetensors.torch").load_file(path)
@@ -135,13 +135,13 @@ def test_a_loaded_classifier_has_the_ema_that_was_evaluated():
         (7, "not int"),
     ],
 )
-def test_images_that_a_classifier_cannot_take_are_named(pictures, line):
+def test_images_that_a_classifier_cannot_take_are_reported(pictures, line):
     with pytest.raises(UserError) as raised:
         paceline.load("classifier", device="cpu").predict(pictures)
     assert line in str(raised.value)
 
 
-def test_a_file_that_cannot_be_used_is_named_and_the_others_are_told(tmp_path, capsys):
+def test_an_unusable_file_is_reported_and_the_others_are_predicted(tmp_path, capsys):
     good = next(Path("digits/test/one").iterdir())
     Image.open(good).save(tmp_path / "good.png")
     (tmp_path / "broken.png").write_bytes(b"no picture")
@@ -162,7 +162,7 @@ def test_a_file_that_cannot_be_used_is_named_and_the_others_are_told(tmp_path, c
     assert sorted(path.name for path in table.parent.iterdir()) == ["table.csv"]
 
 
-def test_results_that_are_there_are_replaced_only_if_asked(capsys):
+def test_existing_results_are_replaced_only_if_asked(capsys):
     Path("there.csv").write_text("mine")
     assert predict("classifier", "digits/test/one", "--out", "there.csv") == 2
     assert "--out there.csv: the file exists; --overwrite replaces it" in capsys.readouterr().err
@@ -183,7 +183,7 @@ def test_results_that_are_there_are_replaced_only_if_asked(capsys):
         (["--checkpoint", "7"], "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )
-def test_wrong_options_of_predict_are_named(words, line, capsys):
+def test_wrong_options_of_predict_are_reported(words, line, capsys):
     assert predict("classifier", "digits/test", *words) == 2
     told = capsys.readouterr().err
     assert line in told and len(told.splitlines()) == 1
@@ -198,7 +198,7 @@ def test_wrong_options_of_predict_are_named(words, line, capsys):
         ("apply", "classifier", "predict"),
     ],
 )
-def test_a_command_that_is_not_for_a_recipe_names_the_one_that_is(command, of, other, tmp_path, capsys):
+def test_a_command_that_does_not_support_a_recipe_names_the_one_that_does(command, of, other, tmp_path, capsys):
     assert run([command, of, "digits/test", "--out", str(tmp_path / "x.csv")]) == 2
     told = capsys.readouterr().err
     assert f"which `{command}` does not do: use `{other}`" in told and len(told.splitlines()) == 1
@@ -206,7 +206,7 @@ def test_a_command_that_is_not_for_a_recipe_names_the_one_that_is(command, of, o
         getattr(paceline.load(of, device="cpu"), command)(None)
 
 
-def test_a_loaded_generator_draws_what_sample_shows():
+def test_a_loaded_generator_generates_what_sample_shows():
     assert run(["sample", "generator", "--accelerator", "cpu", "--grid", "3x5", "--out", "grid.png"]) == 0
     model = paceline.load("generator", device="cpu")
     made = model.sample(15)
@@ -217,7 +217,7 @@ def test_a_loaded_generator_draws_what_sample_shows():
     assert list(model.networks) == ["generator", "discriminator"] and not model.networks["generator"].training
 
 
-def test_a_loaded_restorer_makes_what_apply_writes(tmp_path):
+def test_a_loaded_restorer_returns_what_apply_writes(tmp_path):
     photo = data.astronaut()[100:141, 180:233]
     for name, one in (("colour", photo), ("grey", photo[..., 0])):
         Image.fromarray(one).save(tmp_path / f"{name}.png")
@@ -231,12 +231,12 @@ def test_a_loaded_restorer_makes_what_apply_writes(tmp_path):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_loaded_restorer_names_what_is_no_image():
+def test_a_loaded_restorer_rejects_what_is_not_an_image():
     with pytest.raises(UserError, match=r"expected a Pillow image, not str; Image.open\(FILE\) opens a file"):
         paceline.load("restorer.safetensors", device="cpu").apply("one.png")
 
 
-def test_a_device_that_is_not_there_is_named():
+def test_an_unavailable_device_is_reported():
     with pytest.raises(UserError, match="device='gpu': expected 'cpu', 'cuda' or one of several GPUs"):
         paceline.load("classifier", device="gpu")
     wrong = "cuda:99" if torch.cuda.is_available() else "cuda"
@@ -244,7 +244,7 @@ def test_a_device_that_is_not_there_is_named():
         paceline.load("classifier", device=wrong)
 
 
-def test_a_recipe_that_nothing_can_use_is_refused_by_name(tmp_path, capsys):
+def test_a_recipe_that_no_command_supports_is_rejected_by_name(tmp_path, capsys):
     (tmp_path / "mute.py").write_text(
         "from torch import nn\nfrom paceline.contracts.recipe import Loss, Phase, Recipe\n\n\nclass Mute(Recipe):\n"
         "    defaults = {'data': 'digits', 'size': 8}\n    phases = (Phase('net', 'net'),)\n\n"
@@ -267,7 +267,7 @@ def can_export(test):
 
 
 @can_export
-def test_an_exported_classifier_takes_images_as_they_are_and_knows_its_classes(tmp_path, capsys):
+def test_an_exported_classifier_takes_raw_images_and_knows_its_classes(tmp_path, capsys):
     import onnxruntime
 
     file = str(tmp_path / "model.onnx")
@@ -282,7 +282,7 @@ def test_an_exported_classifier_takes_images_as_they_are_and_knows_its_classes(t
 
 
 @can_export
-def test_an_exported_generator_takes_the_noise_that_images_are_made_of_alone(tmp_path, capsys):
+def test_an_exported_generator_takes_noise_as_its_only_input(tmp_path, capsys):
     import onnxruntime
 
     file = str(tmp_path / "model.onnx")
@@ -309,7 +309,7 @@ def write_weights_of(recipe: str, spec: DataSpec, *settings: str, spoilt: bool =
 
 @can_export
 @pytest.mark.parametrize("size", [0, 20])
-def test_a_classifier_that_learned_from_windows_is_exported_for_the_images_that_are_evaluated(size, tmp_path, capsys):
+def test_a_classifier_trained_on_crops_is_exported_for_evaluation_images(size, tmp_path, capsys):
     import onnxruntime
 
     trained = str(tmp_path / "run")
@@ -363,7 +363,7 @@ class Dice(Recipe):
 
 
 @can_export
-def test_a_classifier_that_reads_draws_is_not_exported_and_the_draw_is_named(tmp_path, capsys):
+def test_a_classifier_that_reads_draws_is_not_exported_and_the_draw_is_reported(tmp_path, capsys):
     (tmp_path / "dice.py").write_text(DICE)
     weights = write_weights_of(str(tmp_path / "dice.py"), DataSpec(1, 8, 8, num_classes=3), "data=digits", "size=8")
     assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
@@ -372,7 +372,7 @@ def test_a_classifier_that_reads_draws_is_not_exported_and_the_draw_is_named(tmp
 
 
 @can_export
-def test_a_classifier_of_one_size_that_learned_from_windows_is_refused_with_what_to_do(tmp_path, capsys):
+def test_a_fixed_size_classifier_trained_on_crops_is_rejected_with_a_fix(tmp_path, capsys):
     (tmp_path / "flat.py").write_text(DICE.replace(' + batch["dice"]', ""))
     pictures, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 3
     np.savez(tmp_path / "few.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
@@ -396,7 +396,7 @@ def test_a_classifier_of_one_size_that_learned_from_windows_is_refused_with_what
         ('dict(batch.items())["noise"]', ["noise", "coin"]),
     ],
 )
-def test_however_a_generator_reads_its_noise_it_is_an_input(reading, names, tmp_path, capsys):
+def test_noise_is_an_input_however_the_generator_reads_it(reading, names, tmp_path, capsys):
     import onnxruntime
 
     text = Path(TINY_GAN).read_text()

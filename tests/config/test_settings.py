@@ -44,13 +44,13 @@ def resolved(**settings: Any) -> Any:
         ({"lr": -0.1, "generator.lr": 0.1}, "--lr -0.1: must be at least 0"),
     ],
 )
-def test_a_value_out_of_bounds_is_named_with_them(given: dict[str, Any], line: str) -> None:
+def test_a_value_out_of_bounds_is_reported_with_the_bounds(given: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError) as caught:
         resolved(**given)
     assert str(caught.value) == line
 
 
-def test_the_bounds_themselves_are_taken() -> None:
+def test_the_bounds_themselves_are_accepted() -> None:
     config = resolved(share=1, plain=-5, seed=2**63 - 1, clip=0, generator={"momentum": 0})
     assert (config.recipe.share, config.recipe.plain, config.run.seed) == (1, -5, 2**63 - 1)
 
@@ -62,7 +62,7 @@ def test_all_defaults_and_presets_are_within_bounds(recipe: str) -> None:
         resolve_config(recipe, [("recipe", recipe_class.defaults), ("preset", layer)])
 
 
-def test_every_number_has_bounds_or_is_checked_by_whoever_uses_it() -> None:
+def test_every_number_has_bounds_or_is_checked_where_it_is_used() -> None:
     unbounded = {
         f.name
         for group in (RunSettings, LearnerSettings)
@@ -76,11 +76,11 @@ def test_every_number_has_bounds_or_is_checked_by_whoever_uses_it() -> None:
 @pytest.mark.parametrize(
     ("text", "number"), [("9007199254740993", 2**53 + 1), ("5e4", 50_000), ("3.0", 3), (True, 1), (7.0, 7), (-0.0, 0)]
 )
-def test_whole_numbers_keep_every_digit(text: Any, number: int) -> None:
+def test_integers_keep_every_digit(text: Any, number: int) -> None:
     assert resolved(plain=text).recipe.plain == number
 
 
 @pytest.mark.parametrize("text", ["3.5", "many", "", "inf", "nan", 2.5, None])
-def test_other_numbers_are_not_taken_for_whole_ones(text: Any) -> None:
+def test_other_numbers_are_not_accepted_as_integers(text: Any) -> None:
     with pytest.raises(UserError, match="is not a whole number"):
         resolved(plain=text)

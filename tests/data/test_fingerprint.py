@@ -23,7 +23,7 @@ class OnlyRead(Source):
         return self.source.read(index)
 
 
-def test_samples_are_told_apart_by_their_labels_too() -> None:
+def test_the_fingerprint_depends_on_labels_too() -> None:
     image, labels = random_images(40, 6, 6, 3), np.arange(40)
     plain = describe_samples(ArraySource({"image": image}, DataSpec(3, 6, 6)))
     assert plain == f"40 samples, {fingerprint(ArraySource({'image': image}, DataSpec(3, 6, 6)), SAMPLES_TO_RECOGNISE)}"

@@ -31,9 +31,7 @@ def names(source: Photos | Pairs) -> list[str]:
     return [source.name_of(index) for index in range(len(source))]
 
 
-def test_without_a_root_the_photographs_inside_scikit_image_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_root_the_photos_of_scikit_image_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     training, testing = (Photos(split, Photos.Settings(crop=96)) for split in ("train", "test"))
     assert len(training) > len(testing) > 0 and not set(names(training)) & set(names(testing))
@@ -60,7 +58,7 @@ def test_folders_for_training_and_testing_are_used_as_they_are(train: str, test:
     assert len(Photos("train", settings(tmp_path))) == 3 and len(Photos("test", settings(tmp_path))) == 1
 
 
-def test_of_a_plain_folder_a_fixed_fifth_is_for_testing(tmp_path: Path) -> None:
+def test_a_fixed_fifth_of_a_plain_folder_is_for_testing(tmp_path: Path) -> None:
     for number in range(10):
         save(tmp_path / f"{number}.png", 8 + number, 9)
     training, testing = (names(Photos(split, settings(tmp_path))) for split in ("train", "test"))
@@ -88,7 +86,7 @@ def test_other_images_can_be_tested_on(tmp_path: Path) -> None:
         Photos("test", settings(tmp_path / "own", test_root=str(tmp_path / "nowhere")))
 
 
-def test_files_in_low_resolution_are_found_by_name_and_the_rest_of_the_large_one_is_cut_off(tmp_path: Path) -> None:
+def test_low_resolution_files_are_found_by_name_and_the_large_image_is_cropped_to_fit(tmp_path: Path) -> None:
     save(tmp_path / "high" / "train" / "0001.png", 18, 23)
     save(tmp_path / "high" / "test" / "0002.png", 16, 16)
     save(tmp_path / "low" / "X4" / "0001x4.png", 4, 5)
@@ -99,7 +97,7 @@ def test_files_in_low_resolution_are_found_by_name_and_the_rest_of_the_large_one
     assert sample["image"].shape == (16, 20, 3) and sample["low"].shape == (4, 5, 3)
 
 
-def test_files_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_files_of_the_same_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     for folder, size in (("a", 16), ("b", 20)):
         for split in ("train", "test"):
             save(tmp_path / "high" / split / folder / "1.png", size, size)
@@ -112,7 +110,7 @@ def test_files_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) 
         Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low,{tmp_path}/low"))
 
 
-def test_a_file_in_low_resolution_is_never_guessed(tmp_path: Path) -> None:
+def test_a_low_resolution_file_is_never_guessed(tmp_path: Path) -> None:
     for split in ("train", "test"):
         save(tmp_path / "high" / split / "1.png", 16, 16)
         save(tmp_path / "low" / split / "1.png", 4, 4)
@@ -131,7 +129,7 @@ def test_a_name_that_ends_like_a_scale_is_still_a_name(tmp_path: Path) -> None:
     assert [files["low"].name for files in source.files] == ["matrix1.png", "matrix2.png"]
 
 
-def test_a_file_in_low_resolution_of_another_size_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_low_resolution_file_of_another_size_is_rejected_by_name(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", 4, 4 if number else 5)
@@ -144,7 +142,7 @@ def test_a_file_in_low_resolution_of_another_size_is_refused_by_name(tmp_path: P
     assert len(kept) == 2 and "left out 1 of 3" in kept.notes[0]
 
 
-def test_files_of_other_images_are_not_said_to_have_a_scale(tmp_path: Path) -> None:
+def test_files_of_other_images_are_not_reported_as_a_scale(tmp_path: Path) -> None:
     for number, (height, width) in enumerate(((5, 9), (8, 8), (7, 3), (4, 4))):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", height, width)
@@ -159,7 +157,7 @@ def test_files_of_other_images_are_not_said_to_have_a_scale(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_unusable_files_are_refused_by_name_or_left_out(tmp_path: Path) -> None:
+def test_unusable_files_are_rejected_by_name_or_skipped(tmp_path: Path) -> None:
     good, root = tmp_path / "train" / "good.png", tmp_path
     save(good, 30, 30)
     content = good.read_bytes()
@@ -191,7 +189,7 @@ def bomb(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def test_a_folder_without_usable_images_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_usable_images_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     with pytest.raises(UserError, match="has no images"):
         Photos("train", settings(tmp_path))
@@ -202,7 +200,7 @@ def test_a_folder_without_usable_images_is_refused(tmp_path: Path) -> None:
         Photos("train", settings(tmp_path / "nowhere"))
 
 
-def test_a_image_that_was_taken_sideways_is_upright_in_its_size_too(tmp_path: Path) -> None:
+def test_an_image_taken_sideways_is_upright_and_its_size_too(tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
     for suffix in ("png", "jpg", "tif"):
@@ -212,7 +210,7 @@ def test_a_image_that_was_taken_sideways_is_upright_in_its_size_too(tmp_path: Pa
     assert [source.read(index)["image"].shape for index in range(3)] == [(16, 10, 3)] * 3
 
 
-def test_a_image_that_is_said_to_lie_sideways_after_its_pixels_is_refused_by_name_or_decoded_first(
+def test_exif_after_the_pixels_is_rejected_by_name_or_decoded_first(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "train" / "late.png"
@@ -229,7 +227,7 @@ def test_a_image_that_is_said_to_lie_sideways_after_its_pixels_is_refused_by_nam
     assert source.read(0)["image"].shape == (16, 10, 3)
 
 
-def test_all_kinds_of_pixels_become_eight_bit_colour(tmp_path: Path) -> None:
+def test_all_pixel_formats_become_eight_bit_colour(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     rows = np.linspace(0, 65535, 100).reshape(10, 10)
     Image.fromarray(rows.astype(np.uint16)).save(tmp_path / "train" / "a16.png")
@@ -243,7 +241,7 @@ def test_all_kinds_of_pixels_become_eight_bit_colour(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("image", "target"), [("input", "target"), ("img", "gt"), ("blurry", "sharp")])
-def test_pairs_belong_together_by_their_paths(image: str, target: str, tmp_path: Path) -> None:
+def test_pairs_are_matched_by_their_paths(image: str, target: str, tmp_path: Path) -> None:
     for number, (height, width) in enumerate([(10, 12), (9, 20), (16, 8)]):
         save(tmp_path / "train" / image / f"scene{number}" / "1.png", height, width, seed=1)
         save(tmp_path / "train" / target / f"scene{number}" / "1.jpg", height, width, seed=2)
@@ -275,7 +273,7 @@ def test_pairs_that_do_not_match_are_listed(tmp_path: Path) -> None:
         Pairs("train", settings(tmp_path))
 
 
-def test_what_degrades_a_image_follows_from_the_seed_and_its_number(tmp_path: Path) -> None:
+def test_the_degradation_of_an_image_depends_on_the_seed_and_its_index_only(tmp_path: Path) -> None:
     for number in range(10):
         save(tmp_path / f"{number}.png", 20, 30)
     options = {"degrade_blur": 1.0, "degrade_noise": 10.0, "degrade_jpeg": 80}
@@ -290,7 +288,7 @@ def test_what_degrades_a_image_follows_from_the_seed_and_its_number(tmp_path: Pa
 
 
 @pytest.mark.parametrize("option", [{"degrade_noise": 20.0}, {"degrade_blur": 2.0}, {"degrade_jpeg": 10}])
-def test_each_degradation_alone_makes_a_image_worse(option: dict[str, float], tmp_path: Path) -> None:
+def test_each_degradation_alone_makes_an_image_worse(option: dict[str, float], tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     ramp = np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8)
     Image.fromarray(np.where(np.arange(64) % 8 < 4, ramp, 255 - ramp).astype(np.uint8)).save(
@@ -306,7 +304,7 @@ def test_each_degradation_alone_makes_a_image_worse(option: dict[str, float], tm
         assert abs(differences[inside].std() - 20) < 2
 
 
-def test_degradations_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+def test_invalid_degradations_are_rejected(tmp_path: Path) -> None:
     save(tmp_path / "train" / "a.png", 10, 10)
     with pytest.raises(UserError, match="degrade_blur, degrade_noise or degrade_jpeg"):
         Degraded("train", settings(tmp_path, degrade_noise=0.0))

@@ -62,7 +62,7 @@ def test_a_missing_set_is_downloaded_once_while_others_wait(tmp_path: Path, serv
     assert downloads_alone <= 8  # torchvision asks for each file twice: once to follow redirects
 
 
-def test_a_download_that_was_changed_on_the_way_is_refused(tmp_path: Path, server: list[str]) -> None:
+def test_a_download_with_a_wrong_checksum_is_rejected(tmp_path: Path, server: list[str]) -> None:
     changed = next((tmp_path / "served").glob("train-images*"))
     changed.write_bytes(changed.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match=r"--data-root .*mnist is not complete there.*corrupted"):
@@ -70,7 +70,7 @@ def test_a_download_that_was_changed_on_the_way_is_refused(tmp_path: Path, serve
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_offline_and_missing_says_which_files_to_put_where(
+def test_missing_data_offline_reports_which_files_to_put_where(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **named: object) -> None:
@@ -83,7 +83,7 @@ def test_offline_and_missing_says_which_files_to_put_where(
     assert source.expected in str(raised.value) and "\n" not in str(raised.value)  # type: ignore[attr-defined]
 
 
-def test_a_damaged_file_is_refused(make_data) -> None:
+def test_a_damaged_file_is_rejected(make_data) -> None:
     settings = make_data("mnist")
     file = Path(settings.data_root, "MNIST/raw/train-images-idx3-ubyte")
     file.write_bytes(file.read_bytes()[:-100])
@@ -98,7 +98,7 @@ def test_a_read_only_folder_is_read_without_a_lock(make_data) -> None:
     assert len(Mnist("train", settings)) == 12
 
 
-def test_a_folder_that_cannot_be_locked_is_read_all_the_same(make_data) -> None:
+def test_a_folder_that_cannot_be_locked_is_still_read(make_data) -> None:
     settings = make_data("mnist")
     Path(settings.data_root, ".lock-mnist").mkdir()
     assert len(Mnist("train", settings)) == 12
@@ -118,13 +118,13 @@ def test_cifar100_has_its_hundred_fine_classes(make_data) -> None:
     assert source.spec.num_classes == 100 and source.arrays["label"].tolist() == [0, 1, 2, 99]
 
 
-def test_svhn_calls_the_digit_zero_zero(make_data) -> None:
+def test_svhn_labels_the_digit_zero_as_zero(make_data) -> None:
     source = Svhn("test", make_data("svhn"))
     assert source.arrays["label"].tolist() == [2, 3, 4, 5, 6, 7]
     assert np.array_equal(source.arrays["image"][1], random_images(32, 32, 3, 6)[..., 1])
 
 
-def test_stl10_stands_upright_and_counts_classes_from_zero(make_data) -> None:
+def test_stl10_is_upright_and_counts_classes_from_zero(make_data) -> None:
     source = Stl10("test", make_data("stl10"))
     assert np.array_equal(source.arrays["image"], random_images(2, 3, 96, 96).transpose(0, 3, 2, 1))
     assert source.arrays["label"].tolist() == [0, 1]

@@ -119,7 +119,7 @@ def execute(code: str) -> None:
     exec(code, {"__name__": "documented_example"})
 
 
-def test_a_reason_that_names_a_test_names_one_that_exists() -> None:
+def test_a_reason_refers_to_an_existing_test() -> None:
     named = {path for command in commands() for path in re.findall(r"tests/[\w/.]+", command.reason)}
     assert named and not [path for path in named if not (ROOT / path).exists()]
 

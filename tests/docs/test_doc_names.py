@@ -133,7 +133,7 @@ def test_inline_commands_and_flags_exist() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_tables_of_settings_name_settings() -> None:
+def test_tables_of_settings_list_existing_settings() -> None:
     wrong = []
     for path in sorted((ROOT / "docs").rglob("*.md")):
         inside = False
@@ -150,7 +150,7 @@ def test_every_block_has_a_language() -> None:
     assert not [f"{block.page}:{block.line}" for block in blocks() if not block.language]
 
 
-def test_a_setting_that_does_not_exist_is_found() -> None:
+def test_a_setting_that_does_not_exist_is_reported() -> None:
     assert not is_known("averege") and is_known("ema_half_life") and is_known("generator.lr")
     with pytest.raises(UserError):
         configure("classification", {"preset": "quick"}, assignments=["widht=3"], elsewhere=True)

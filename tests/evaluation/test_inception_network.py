@@ -59,7 +59,7 @@ def some_images() -> Tensor:
 
 @pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=[pytest.mark.gpu, no_gpu])], ids=str)
 @torch.no_grad()
-def test_our_network_sees_what_the_file_sees_in_every_arithmetic(tmp_path, monkeypatch, device):
+def test_our_network_gives_the_features_of_the_file_in_every_precision(tmp_path, monkeypatch, device):
     ours, file = opened(tmp_path, monkeypatch, device)
     assert isinstance(ours, FoldedInception), folded_beside(ours, tmp_path, device)
     wanted = file(inception.enlarged(some_images()))
@@ -79,7 +79,7 @@ def test_our_network_sees_what_the_file_sees_in_every_arithmetic(tmp_path, monke
     ],
 )
 @torch.no_grad()
-def test_fp16_is_refused_where_it_does_not_work(tmp_path, monkeypatch, broken, refused):
+def test_fp16_is_rejected_where_it_does_not_work(tmp_path, monkeypatch, broken, refused):
     pytest.importorskip("triton")
     ours, _ = opened(tmp_path, monkeypatch)
     monkeypatch.setattr("paceline.evaluation.features.inception_half.Half", broken)
@@ -87,7 +87,7 @@ def test_fp16_is_refused_where_it_does_not_work(tmp_path, monkeypatch, broken, r
         ours(some_images(), "fp16")
 
 
-def test_a_file_of_the_same_names_that_computes_otherwise_is_run_as_it_is(tmp_path, monkeypatch):
+def test_a_file_with_the_same_names_but_other_results_is_run_unchanged(tmp_path, monkeypatch):
     network, file = opened(tmp_path, monkeypatch, padding_counts=True)
     assert isinstance(network, ScriptedInception)
     wanted = file(inception.enlarged(some_images()))
@@ -96,14 +96,14 @@ def test_a_file_of_the_same_names_that_computes_otherwise_is_run_as_it_is(tmp_pa
         network.require("fp16", GPU)
 
 
-def test_fp16_is_for_gpus():
+def test_fp16_needs_a_gpu():
     network = FoldedInception(nn.Identity(), "")
     network.require("fp16", GPU)
     with pytest.raises(UserError, match=r"feature_precision=fp16 is for GPUs.* use feature_precision=fp32"):
         network.require("fp16", CPU)
 
 
-def test_enlarging_by_two_matrices_is_enlarging_pixel_by_pixel():
+def test_upscaling_by_two_matrices_equals_upscaling_pixel_by_pixel():
     images = torch.rand(2, 3, 5, 7) * 255
     enlarged = inception.resize_like_tensorflow(images, 12)
     for row, column in ((0, 0), (1, 11), (6, 5), (11, 3), (11, 11)):

@@ -13,7 +13,7 @@ pytestmark = [
 ]
 
 
-def test_copies_hold_what_the_gpu_had_then_and_are_packed_to_the_same_bytes() -> None:
+def test_copies_hold_the_gpu_state_of_that_moment_and_serialize_to_the_same_bytes() -> None:
     weight = torch.randn(64, 32, 3, 3, device="cuda").to(memory_format=torch.channels_last)
     tensors = {"a": weight, "b": weight, "step": torch.tensor(3.0, device="cuda"), "on_cpu": torch.ones(2)}
     bytes_before = pack(tensors)

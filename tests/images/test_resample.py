@@ -26,7 +26,7 @@ def as_levels(images: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("factor", [1 / 8, 1 / 4, 1 / 2, 2, 4])
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_image_is_the_one_that_pillow_saves(name, factor):
+def test_a_resampled_image_equals_the_one_of_pillow(name, factor):
     image = PICTURES[name]
     height, width = (round(side * factor) for side in image.shape[:2])
     pillows = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
@@ -37,7 +37,7 @@ def test_a_image_is_the_one_that_pillow_saves(name, factor):
     assert (difference > 0.5).mean() < 0.02  # where a sum lies on a half, to the last bits
 
 
-def test_the_plain_filter_keeps_what_eight_bits_would_lose():
+def test_the_plain_filter_keeps_what_eight_bit_rounding_would_lose():
     steps = torch.linspace(-0.9, 0.9, 64).expand(1, 3, 64, 64)
     small = bicubic(steps, 16, 16)
     assert small.dtype == torch.float32
@@ -46,20 +46,20 @@ def test_the_plain_filter_keeps_what_eight_bits_would_lose():
     assert bicubic(steps.double(), 8, 8).dtype == torch.float64
 
 
-def test_half_precision_around_it_changes_nothing():
+def test_autocast_to_half_precision_changes_nothing():
     images = as_tensor(PICTURES["a photograph"])
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(bicubic_as_saved(images, 40, 38), bicubic_as_saved(images.clone(), 40, 38))
         assert bicubic(images.bfloat16(), 40, 38).dtype == torch.float32
 
 
-def test_a_batch_gives_what_each_image_gives():
+def test_a_batch_gives_the_same_as_each_image_alone():
     images = torch.rand(3, 3, 32, 40, generator=torch.Generator().manual_seed(0)) * 2 - 1
     together = bicubic_as_saved(images, 8, 10)
     assert torch.equal(together, torch.cat([bicubic_as_saved(one[None], 8, 10) for one in images]))
 
 
-def test_what_a_multiple_leaves_over_is_cut_at_the_end():
+def test_the_remainder_of_a_multiple_is_cropped_at_the_end():
     image = torch.arange(7 * 9.0).view(1, 1, 7, 9)
     assert torch.equal(cut_to_multiple(image, 4), image[..., :4, :8])
     assert cut_to_multiple(image, 1) is not None and cut_to_multiple(image, 1).shape == image.shape
@@ -67,7 +67,7 @@ def test_what_a_multiple_leaves_over_is_cut_at_the_end():
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (9, 14)])
-def test_what_is_exported_enlarges_in_the_same_way_to_the_border(factor, size, monkeypatch):
+def test_the_exported_upscaling_is_the_same_up_to_the_border(factor, size, monkeypatch):
     images = torch.rand(2, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
     enlarged = bicubic(images, size[0] * factor, size[1] * factor)
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)

@@ -36,7 +36,7 @@ def words(pod: dict[str, Any]) -> list[str]:
     return [word.replace("$$", "$") for word in pod["containers"][0]["command"]]
 
 
-def test_a_plain_job_is_valid_and_its_pods_meet_through_the_service(tmp_path: Path) -> None:
+def test_a_plain_job_is_valid_and_its_pods_rendezvous_through_the_service(tmp_path: Path) -> None:
     service, job = written(tmp_path, "--plain", "--out", "my run", "--env", "NCCL_DEBUG=INFO", "--secret", "s3-keys")
     for one in (service, job):
         check_core(one)
@@ -67,7 +67,7 @@ def test_a_train_job_and_its_runtime_are_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [("spec", "trainer", "numNode"), ("spec", "runtimeref"), ("specs",)])
-def test_the_schema_finds_a_key_that_is_not_one(tmp_path: Path, path: tuple[str, ...]) -> None:
+def test_the_schema_rejects_an_unknown_key(tmp_path: Path, path: tuple[str, ...]) -> None:
     _, job = written(tmp_path)
     place = job
     for name in path[:-1]:
@@ -77,7 +77,7 @@ def test_the_schema_finds_a_key_that_is_not_one(tmp_path: Path, path: tuple[str,
         jsonschema.validate(job, TRAIN_JOB)
 
 
-def test_words_of_a_person_arrive_as_they_are(tmp_path: Path) -> None:
+def test_user_arguments_arrive_unchanged(tmp_path: Path) -> None:
     service, job = written(tmp_path, "--plain", "--out", ODD, "--env", f"WORDS={ODD}", "--set", f"inception={ODD}")
     check_core(job)
     pod = job["spec"]["template"]["spec"]
@@ -101,7 +101,7 @@ def test_words_of_a_person_arrive_as_they_are(tmp_path: Path) -> None:
         ({"secrets": ("a b",)}, "--secret 'a b'"),
     ],
 )
-def test_what_kubernetes_would_refuse_is_refused_here(change: dict[str, Any], complaint: str) -> None:
+def test_what_kubernetes_would_reject_is_rejected_here(change: dict[str, Any], complaint: str) -> None:
     whole = {"name": "run", "image": "paceline:1", "runs_claim": "runs"}
     KubernetesOptions(**whole).check()
     with pytest.raises(UserError) as error:

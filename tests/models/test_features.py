@@ -43,7 +43,7 @@ def normalised(pictures: torch.Tensor) -> torch.Tensor:
     return ((pictures + 1) / 2 - mean) / std
 
 
-def test_pictures_of_which_the_poolings_leave_nothing_are_refused():
+def test_images_too_small_for_the_poolings_are_rejected():
     assert Features("random", "conv5_4")(torch.zeros(1, 3, 16, 17)).shape[-2:] == (1, 1)
     with pytest.raises(UserError, match="vgg_layer=conv5_4: needs images of 16 pixels, and these have 20×15"):
         Features("random", "conv5_4")(torch.zeros(1, 3, 15, 20))
@@ -51,13 +51,13 @@ def test_pictures_of_which_the_poolings_leave_nothing_are_refused():
 
 @pytest.mark.parametrize("file", ["vgg.pth", "vgg.safetensors"])
 @pytest.mark.parametrize(("layer", "modules"), [("conv5_4", 35), ("relu5_4", 36), ("relu1_2", 4), ("conv3_1", 11)])
-def test_features_are_those_of_torchvisions_layers(tmp_path, file, layer, modules):
+def test_features_equal_those_of_the_torchvision_layers(tmp_path, file, layer, modules):
     network = layers()
     path = saved(tmp_path, {f"features.{name}": tensor for name, tensor in network.state_dict().items()}, file)
     torch.testing.assert_close(Features(path, layer)(PICTURES), network[:modules](normalised(PICTURES)))
 
 
-def test_a_file_of_parameters_is_frozen_too(tmp_path):
+def test_parameters_from_a_file_are_frozen_too(tmp_path):
     path = saved(tmp_path, dict(layers().named_parameters(prefix="features")), "vgg.pth")
     assert not Features(path, "conv1_2")(PICTURES).requires_grad
 
@@ -68,7 +68,7 @@ def test_the_layers_are_numbered_as_in_torchvision():
     assert convolutions[-1] == 34
 
 
-def test_the_rescaled_network_reads_colours_through_its_first_layer(tmp_path):
+def test_the_rescaled_network_normalises_colours_in_its_first_layer(tmp_path):
     network = layers()
     torch.manual_seed(1)
     colours = nn.Conv2d(3, 3, 1)
@@ -82,7 +82,7 @@ def test_the_rescaled_network_reads_colours_through_its_first_layer(tmp_path):
     torch.testing.assert_close(features(PICTURES), network[:22](colours((PICTURES + 1) / 2)))
 
 
-def test_only_the_picture_gets_a_gradient_and_no_module_takes_the_weights_in():
+def test_only_the_image_gets_a_gradient_and_no_module_registers_the_weights():
     class Recipe(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -108,12 +108,12 @@ def test_there_is_one_copy_for_each_dtype():
     torch.testing.assert_close(half.float(), second(PICTURES), atol=0.2, rtol=0.1)
 
 
-def test_grey_pictures_are_seen_in_three_colours():
+def test_grey_images_are_repeated_to_three_channels():
     features = Features("random", "relu2_2")
     assert torch.equal(features(PICTURES[:, :1]), features(PICTURES[:, :1].expand(-1, 3, -1, -1)))
 
 
-def test_what_cannot_be_used_is_named(tmp_path):
+def test_unusable_files_are_reported(tmp_path):
     with pytest.raises(UserError, match="unknown layer of VGG19 'conv5_5'; did you mean 'conv5_4'"):
         Features("random", "conv5_5")
     cases = {

@@ -12,7 +12,9 @@ from paceline.models.layers import FromOnePixel, ToOnePixel
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kernel", [2, 4])
 @pytest.mark.parametrize("bias", [True, False])
-def test_one_pixel_spread_out_is_a_transposed_convolution(bias: bool, kernel: int, layout: torch.memory_format) -> None:
+def test_a_linear_layer_on_one_pixel_equals_a_transposed_convolution(
+    bias: bool, kernel: int, layout: torch.memory_format
+) -> None:
     layer = FromOnePixel(5, 6, kernel, bias=bias).double().to(memory_format=layout)
     pixel = torch.randn(3, 5, 1, 1, dtype=torch.float64, requires_grad=True)
     expected = F.conv_transpose2d(pixel, layer.weight, layer.bias)
@@ -22,7 +24,7 @@ def test_one_pixel_spread_out_is_a_transposed_convolution(bias: bool, kernel: in
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kernel", [2, 4])
-def test_a_picture_as_one_window_is_a_convolution(kernel: int, layout: torch.memory_format) -> None:
+def test_a_linear_layer_on_one_window_equals_a_convolution(kernel: int, layout: torch.memory_format) -> None:
     layer = ToOnePixel(6, 2, kernel).double().to(memory_format=layout)
     picture = torch.randn(3, 6, kernel, kernel, dtype=torch.float64).to(memory_format=layout).requires_grad_()
     expected = F.conv2d(picture, layer.weight, layer.bias)

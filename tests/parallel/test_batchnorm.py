@@ -21,7 +21,7 @@ def one_process() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (10.0, 0.01), (100.1, 0.0), (300.0, 0.1), (1000.0, 1.0)])
-def test_it_gives_what_torch_gives_far_from_zero(mean: float, std: float) -> None:
+def test_batchnorm_equals_torch_far_from_zero(mean: float, std: float) -> None:
     torch.manual_seed(0)
     theirs = nn.BatchNorm2d(3)
     ours = synchronize(nn.BatchNorm2d(3), ours=True)
@@ -38,7 +38,7 @@ def test_it_gives_what_torch_gives_far_from_zero(mean: float, std: float) -> Non
 
 @pytest.mark.parametrize("layout", ["plain", "channels last", "cut from a larger one"])
 @pytest.mark.parametrize("affine", [True, False])
-def test_its_gradients_are_torchs(affine: bool, layout: str) -> None:
+def test_batchnorm_gradients_equal_those_of_torch(affine: bool, layout: str) -> None:
     torch.manual_seed(0)
     theirs = nn.BatchNorm2d(3, affine=affine).double()
     if affine:
@@ -58,12 +58,12 @@ def gradients(norm: nn.Module, pictures: torch.Tensor, weights: torch.Tensor) ->
     return torch.autograd.grad((norm(pictures) * weights).square().sum(), [pictures, *norm.parameters()])
 
 
-def test_its_gradient_can_be_differentiated_again() -> None:
+def test_batchnorm_can_be_differentiated_twice() -> None:
     norm = synchronize(nn.BatchNorm1d(2).double(), ours=True)
     assert torch.autograd.gradgradcheck(norm, torch.randn(5, 2, dtype=torch.float64, requires_grad=True))
 
 
-def test_it_can_have_a_weight_and_no_bias() -> None:
+def test_batchnorm_can_have_a_weight_and_no_bias() -> None:
     theirs = nn.BatchNorm2d(3).double()
     nn.init.normal_(theirs.weight)
     theirs.bias = None
@@ -76,7 +76,7 @@ def test_it_can_have_a_weight_and_no_bias() -> None:
     torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_its_weights_may_be_frozen_before_its_gradient_is_differentiated() -> None:
+def test_batchnorm_weights_may_be_frozen_before_the_second_derivative() -> None:
     pictures = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
     found = []
     for norm in (nn.BatchNorm2d(3).double(), synchronize(nn.BatchNorm2d(3).double(), ours=True)):
@@ -87,14 +87,14 @@ def test_its_weights_may_be_frozen_before_its_gradient_is_differentiated() -> No
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
 
 
-def test_it_takes_weights_in_half_precision() -> None:
+def test_batchnorm_accepts_weights_in_half_precision() -> None:
     norm = synchronize(nn.BatchNorm2d(3).bfloat16(), ours=True)
     normal = norm(torch.randn(4, 3, 5, 5).bfloat16())
     normal.float().square().sum().backward()
     assert normal.dtype == norm.weight.grad.dtype == torch.bfloat16
 
 
-def test_what_comes_after_may_overwrite_its_result_but_not_its_input() -> None:
+def test_later_layers_may_overwrite_the_output_but_not_the_input() -> None:
     norm = synchronize(nn.BatchNorm2d(3), ours=True)
     pictures = torch.randn(4, 3, 5, 5, requires_grad=True)
     norm(pictures).relu_().sum().backward()
@@ -105,7 +105,7 @@ def test_what_comes_after_may_overwrite_its_result_but_not_its_input() -> None:
         normal.square().sum().backward()
 
 
-def test_it_keeps_the_names_and_values_of_the_one_that_it_replaces() -> None:
+def test_batchnorm_keeps_the_names_and_values_of_the_module_it_replaces() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).eval()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     after = synchronize(network, ours=True)

@@ -47,7 +47,7 @@ SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
         ),
     ],
 )
-def test_a_process_knows_its_place(environ: dict[str, str], place: Place | None) -> None:
+def test_a_process_knows_its_rank(environ: dict[str, str], place: Place | None) -> None:
     assert place_from(environ) == place
 
 
@@ -63,12 +63,12 @@ def test_a_process_knows_its_place(environ: dict[str, str], place: Place | None)
         ("a1,gpu[1-2]", "a1"),
     ],
 )
-def test_the_processes_of_srun_meet_on_the_first_host(nodes: str, first: str) -> None:
+def test_srun_processes_rendezvous_on_the_first_host(nodes: str, first: str) -> None:
     assert slurm_meeting_point({"SLURM_STEP_NODELIST": nodes})[0] == first
     assert slurm_meeting_point({"SLURM_NODELIST": nodes})[0] == first
 
 
-def test_jobs_and_steps_on_one_host_meet_at_ports_of_their_own() -> None:
+def test_jobs_and_steps_on_one_host_use_separate_ports() -> None:
     def port(job: int, step: int) -> int:
         environ = {"SLURM_NODELIST": "a", "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
         return slurm_meeting_point(environ)[1]
@@ -119,7 +119,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
         (1, "0,0,0,0", [0, 0, 0, 0], "gloo"),
     ],
 )
-def test_each_process_takes_its_gpu(gpus: Gpus, visible: int, named: str, ids: list[int], backend: str) -> None:
+def test_each_process_uses_its_own_gpu(gpus: Gpus, visible: int, named: str, ids: list[int], backend: str) -> None:
     for local_rank in range(4):
         gpus.see(visible, local_rank, 4)
         settings = RunSettings(devices=4, gpus=named)
@@ -130,7 +130,7 @@ def test_each_process_takes_its_gpu(gpus: Gpus, visible: int, named: str, ids: l
         assert world.backend == gpus.joined["backend"] == backend
 
 
-def test_gpus_that_do_not_suffice_are_refused(gpus: Gpus) -> None:
+def test_too_few_gpus_are_rejected(gpus: Gpus) -> None:
     gpus.see(4, 0, 4)
     with pytest.raises(UserError, match="--gpus 0,1: 2 for the 4 processes on this machine"):
         check_devices(RunSettings(devices=4, gpus="0,1"))
@@ -143,7 +143,7 @@ def test_gpus_that_do_not_suffice_are_refused(gpus: Gpus) -> None:
     check_devices(RunSettings(devices=2, backend="nccl"))
 
 
-def test_processes_that_share_the_one_gpu_they_see_are_told_so(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_share_the_only_visible_gpu_print_a_warning(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(backend: str, **arguments: Any) -> None:
         raise dist.DistBackendError("NCCL error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000")
 
@@ -153,7 +153,7 @@ def test_processes_that_share_the_one_gpu_they_see_are_told_so(gpus: Gpus, monke
         join(RunSettings(devices=2), distributed=True)
 
 
-def test_processes_meet_again_though_the_first_one_is_slow_to_leave() -> None:
+def test_processes_rendezvous_again_though_the_first_one_is_slow_to_leave() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -80,7 +80,7 @@ every_recipe = pytest.mark.parametrize("name", registry.names("recipe") + writte
 
 
 @every_recipe
-def test_settings_of_a_recipe_have_meanings_and_names_of_their_own(name):
+def test_settings_of_a_recipe_have_help_texts_and_unique_names(name):
     fields = dataclasses.fields(load(name).Settings)
     taken = {field.name for group in (RunSettings, LearnerSettings) for field in dataclasses.fields(group)}
     assert not taken & {field.name for field in fields}
@@ -109,7 +109,7 @@ def test_phases_of_a_recipe_name_their_loss_and_a_real_network(name):
 
 
 @every_recipe
-def test_each_phase_of_a_recipe_gives_gradients_to_its_whole_network_and_to_nothing_else(name):
+def test_each_phase_gives_gradients_to_its_whole_network_and_nothing_else(name):
     recipe = build(name)
     for phase, _ in run_phases(recipe):
         own = {id(parameter) for parameter in recipe.networks[phase.network].parameters()}
@@ -122,7 +122,7 @@ def test_each_phase_of_a_recipe_gives_gradients_to_its_whole_network_and_to_noth
 
 
 @every_recipe
-def test_losses_of_a_recipe_are_scalars_and_what_phases_share_has_a_row_per_sample(name):
+def test_losses_are_scalars_and_shared_tensors_have_a_row_per_sample(name):
     for _, loss in run_phases(build(name)):
         assert loss.terms
         assert all(term.ndim == 0 and term.isfinite() for term in loss.terms.values())
@@ -168,7 +168,7 @@ def test_every_importer_reads_files_for_a_recipe():
 
 
 @every_recipe
-def test_a_recipe_asks_for_no_device_and_no_stream(name):
+def test_a_recipe_uses_no_device_and_no_stream(name):
     recipe_class = load(name)
     for defined_in in (base for base in recipe_class.__mro__ if issubclass(base, Recipe) and base is not Recipe):
         tree = ast.parse(Path(inspect.getfile(defined_in)).read_text())
@@ -190,7 +190,7 @@ def choices(name: str) -> Iterator[tuple[str, Any]]:
 
 
 @every_recipe
-def test_settings_with_which_the_same_weights_compute_something_else_are_named(name):
+def test_settings_that_change_the_meaning_of_weights_are_declared(name):
     bound = load(name).must_match_weights
     assert set(bound) <= {field.name for field in dataclasses.fields(load(name).Settings)}
     usual = vars(load(name).Settings(**load_small(name)))

@@ -57,7 +57,7 @@ def test_a_network_without_normalisation_has_biases_and_no_buffers():
 
 
 @pytest.mark.parametrize("norm", ["batch", "none"])
-def test_every_branch_of_a_fresh_network_is_zero(norm):
+def test_every_residual_branch_of_a_new_network_is_zero(norm):
     torch.manual_seed(0)
     network = ResNet(18, num_classes=5, norm=norm, width=4, stem="small")
     features = torch.rand(2, 4, 8, 8)
@@ -66,7 +66,7 @@ def test_every_branch_of_a_fresh_network_is_zero(norm):
 
 @pytest.mark.parametrize("norm", ["batch", "none"])
 @pytest.mark.parametrize("depth", [18, 50])
-def test_a_fresh_network_fits_a_handful_of_pictures(depth, norm):
+def test_a_new_network_overfits_a_handful_of_images(depth, norm):
     torch.manual_seed(0)
     network = ResNet(depth, num_classes=4, norm=norm, width=8, stem="small")
     pictures, labels = torch.randn(16, 3, 8, 8), torch.arange(16) % 4

@@ -128,12 +128,12 @@ def test_the_page_needs_nothing_but_itself(runs: Path) -> None:
     assert "prefers-color-scheme: dark" in text and "@media print" in text and "svg" in page.tags
 
 
-def test_what_was_not_measured_is_said(report: dict[str, Any]) -> None:
+def test_what_was_not_measured_is_listed(report: dict[str, Any]) -> None:
     told = " ".join(report["not_measured"])
     assert "GPU utilisation" in told and "step ladder and parity" in told and "communication of ddp × 2" in told
 
 
-def test_other_data_or_another_recipe_or_no_run_is_refused_by_name(
+def test_other_data_another_recipe_or_no_run_is_rejected_by_name(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
@@ -163,7 +163,7 @@ def _as_dcgan(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if line.split(" = ")[0] not in own) + "\n"
 
 
-def test_broken_lines_of_metrics_are_left_out_and_counted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_lines_of_metrics_are_skipped_and_counted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("single-2", "torn")
     with open("torn/metrics.jsonl", "a") as file:
@@ -179,7 +179,7 @@ def test_broken_lines_of_metrics_are_left_out_and_counted(runs: Path, monkeypatc
     assert report["groups"][name]["images_per_second"] == before["groups"][name]["images_per_second"]
 
 
-def test_a_run_that_does_not_say_with_what_it_was_made_is_rejected(
+def test_a_run_without_provenance_is_rejected(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
@@ -190,7 +190,7 @@ def test_a_run_that_does_not_say_with_what_it_was_made_is_rejected(
     assert capsys.readouterr().err.startswith("paceline: unknown: run format 1, this version reads ")
 
 
-def test_a_run_of_another_machine_has_a_row_of_its_own(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_another_machine_has_its_own_row(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("single-4", "elsewhere")
     text = Path("elsewhere/config.toml").read_text()
@@ -202,7 +202,9 @@ def test_a_run_of_another_machine_has_a_row_of_its_own(runs: Path, monkeypatch: 
     assert list(groups.values())[2]["scaling"]["against"] == next(iter(groups))
 
 
-def test_segments_of_a_run_are_not_blended_and_the_summary_says_so(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_of_a_run_are_not_averaged_and_the_summary_notes_it(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(runs)
     half = run_ranks(runs, 2, *TINY, "--epochs", "1", "--strategy", "ddp", "--seed", "6", "--out", "went-on")
     whole = run_fork(runs, *TINY, "--seed", "6", "--out", "went-on")
@@ -219,7 +221,7 @@ def test_segments_of_a_run_are_not_blended_and_the_summary_says_so(runs: Path, m
     assert said.startswith(f"`went-on` resumed differently at {since:,} images (strategy ddp → single, devices 2 → 1)")
 
 
-def test_dp_on_a_cpu_is_reported_as_the_single_that_it_was(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dp_on_a_cpu_is_reported_as_single(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     done = run_fork(runs, *TINY, "--strategy", "dp", "--devices", "2", "--seed", "2", "--out", "dp-2")
     assert done.wait() == 0, done.stderr
@@ -239,7 +241,7 @@ def test_a_run_of_a_strategy_that_is_not_installed_is_shown(runs: Path, monkeypa
     assert report["groups"]["classification-from-a-plugin-1-64"]["scaling"]["against"] == "classification-single-1-64"
 
 
-def test_a_report_that_takes_the_place_of_another_says_whose(
+def test_a_report_that_replaces_another_prints_which(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
@@ -254,7 +256,7 @@ def test_a_report_that_takes_the_place_of_another_says_whose(
         assert said.endswith(f"{told}report: of-others/report.html\n") and (place in said) == bool(told)
 
 
-def test_energy_is_that_of_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_is_summed_over_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("ddp-2", "with-gpus")
     read = [x | {"gpu/utilisation": 50.0, "gpu/energy_joules": 1000.0 + x["images"]} for x in lines_of(Path("ddp-2"))]
@@ -277,7 +279,7 @@ def test_a_stopped_run_is_shown_and_not_averaged(runs: Path) -> None:
     assert [group["n"] for group in report["groups"].values()] == [1]
 
 
-def test_generators_are_shown_side_by_side_and_must_be_judged_alike(tmp_path: Path) -> None:
+def test_generators_are_shown_side_by_side_and_need_equal_protocols(tmp_path: Path) -> None:
     for seed in ("0", "1"):
         done = run_fork(
             tmp_path, "train", TINY_GAN, "--accelerator", "cpu", "--images", "640", "--seed", seed, "--out", seed
@@ -303,7 +305,7 @@ def test_generators_are_shown_side_by_side_and_must_be_judged_alike(tmp_path: Pa
     assert "0 and 1 were not measured alike and cannot be compared (resize: area to 8 ≠ none)" in refused.stderr
 
 
-def test_a_phrase_shows_the_number_at_its_place() -> None:
+def test_a_phrase_shows_the_number_in_its_place() -> None:
     report = {"a": {"b/c": [1.5, None]}}
     assert fill(f"x {at('.2f', 'a', 'b/c', 0)} y {at('d', 'a', 'b/c', 1)}", report) == "x 1.50 y –"
 

@@ -99,7 +99,7 @@ class Watched:
         return operation
 
 
-def test_what_was_mirrored_comes_back_on_an_empty_disk(tmp_path: Path, away: str) -> None:
+def test_a_mirrored_run_is_restored_on_an_empty_disk(tmp_path: Path, away: str) -> None:
     make_run(tmp_path / "run", 100, 200, 300)
     destination = open_destination(away, "--mirror")
     assert mirror_once(tmp_path / "run", destination) == "mirror: away is complete"
@@ -116,9 +116,7 @@ def test_what_was_mirrored_comes_back_on_an_empty_disk(tmp_path: Path, away: str
     )
 
 
-def test_whatever_operation_fails_or_is_the_last_a_reader_sees_whole_snapshots_and_all_comes_there(
-    tmp_path: Path, away: str
-) -> None:
+def test_readers_see_whole_snapshots_whichever_operation_fails_or_is_the_last(tmp_path: Path, away: str) -> None:
     beneath = open_destination(away, "--mirror")
     make_run(tmp_path / "run", 100)
     mirror_once(tmp_path / "run", beneath)
@@ -162,7 +160,7 @@ def put_back(destination: Destination, folder: Path) -> None:
             destination.send(file, file.relative_to(folder).as_posix())
 
 
-def test_a_snapshot_that_is_not_whole_is_passed_over_and_so_is_half_a_manifest(tmp_path: Path) -> None:
+def test_an_incomplete_snapshot_or_manifest_is_skipped(tmp_path: Path) -> None:
     destination = open_destination(f"file://{tmp_path}/away", "--mirror")
     for moments in ((100,), (200,)):
         make_run(tmp_path / "run", *moments)
@@ -182,12 +180,12 @@ def test_a_snapshot_that_is_not_whole_is_passed_over_and_so_is_half_a_manifest(t
 
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "checkpoints/../../outside", "checkpoints/1/a", "x.py"])
-def test_a_manifest_cannot_name_what_no_snapshot_holds(name: str) -> None:
+def test_a_manifest_that_names_unexpected_files_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="no part of a snapshot"):
         Manifest.parse(Manifest("one", 100, {name: Piece(name, "0" * 64, 1)}).encode())
 
 
-def test_an_upload_that_takes_long_holds_nobody_up_and_survives_pruning(tmp_path: Path) -> None:
+def test_a_slow_upload_blocks_nothing_and_survives_pruning(tmp_path: Path) -> None:
     checkpoints, reached, go_on = make_run(tmp_path / "run", 100), threading.Event(), threading.Event()
 
     def hold(number: int) -> None:
@@ -211,7 +209,7 @@ def test_an_upload_that_takes_long_holds_nobody_up_and_survives_pruning(tmp_path
     assert_whole(destination, tmp_path / "scratch")
 
 
-def test_a_mirror_of_another_run_or_further_than_the_folder_is_refused_and_untouched(tmp_path: Path) -> None:
+def test_a_mirror_of_another_or_a_longer_run_is_rejected_and_left_unchanged(tmp_path: Path) -> None:
     make_run(tmp_path / "run", 100, 200)
     destination = open_destination(f"file://{tmp_path}/away", "--mirror")
     mirror_once(tmp_path / "run", destination)
@@ -223,7 +221,7 @@ def test_a_mirror_of_another_run_or_further_than_the_folder_is_refused_and_untou
     assert destination.sizes("") == before
 
 
-def test_a_package_can_register_a_kind_of_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_can_register_a_mirror_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_mirror.py").write_text("def open_mirror(url):\n    return ['mine', url]\n")
     (tmp_path / "my_mirror-1.0.dist-info").mkdir()
     (tmp_path / "my_mirror-1.0.dist-info" / "METADATA").write_text("Name: my_mirror\nVersion: 1.0\n")
@@ -245,13 +243,13 @@ def test_a_package_can_register_a_kind_of_mirror(tmp_path: Path, monkeypatch: py
         ("zip::file:///somewhere", "not a chain"),
     ],
 )
-def test_a_url_that_cannot_be_used_ends_in_one_line_that_repeats_no_credential(url: str, said: str) -> None:
+def test_an_unusable_url_ends_in_one_line_without_credentials(url: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
         open_destination(url, "--mirror")
     assert "secret" not in str(raised.value) and "abcdef" not in str(raised.value)
 
 
-def test_trouble_is_said_once_and_stays_in_the_folder_until_it_is_over(
+def test_a_mirror_failure_is_printed_once_and_recorded_until_it_is_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path / "run", 100)
@@ -284,7 +282,7 @@ def published(away: Path) -> list[int]:
     return [int(file.name[:12]) for file in sorted((away / "mirror").glob("*.json"))]
 
 
-def test_a_run_that_lost_its_disk_goes_on_from_its_mirror_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_that_lost_its_disk_resumes_from_its_mirror_with_the_same_bits(tmp_path: Path) -> None:
     command = ("train", TINY, "--set", "dropout=0.2", *QUICK)
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
     url = f"file://{tmp_path}/away"
@@ -308,7 +306,7 @@ def test_a_run_that_lost_its_disk_goes_on_from_its_mirror_and_ends_with_the_same
     assert not (tmp_path / "run" / ".mirror").exists()
 
 
-def test_training_goes_on_where_the_mirror_cannot_be_written(tmp_path: Path) -> None:
+def test_training_continues_when_the_mirror_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "away").write_text("a file where the folder should be")
     running = run_fork(
         tmp_path, "train", TINY, *QUICK, "--out", "run", "--mirror", f"file://{tmp_path}/away/run",
@@ -323,7 +321,7 @@ def test_training_goes_on_where_the_mirror_cannot_be_written(tmp_path: Path) -> 
     assert Status.parse((tmp_path / "run" / "status.json").read_bytes()).state == "finished"  # type: ignore[union-attr]
 
 
-def test_a_run_that_fails_says_so_in_its_mirror_too(tmp_path: Path) -> None:
+def test_a_failed_run_is_marked_as_failed_in_its_mirror_too(tmp_path: Path) -> None:
     away, command = tmp_path / "away", ("train", TINY, *QUICK, "--out", "run", "--mirror", f"file://{tmp_path}/away")
     failed: Running = run_fork(tmp_path, *command, "--set", "not_finite_at=20")
     assert failed.wait() == 2 and "is not finite" in failed.stderr

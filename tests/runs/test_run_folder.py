@@ -17,7 +17,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import read_metrics
 
 
-def test_a_folder_in_use_is_refused_and_its_run_unharmed(tmp_path: Path, tiny: str) -> None:
+def test_a_folder_in_use_is_rejected_and_its_run_unharmed(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--set", "pause=0.05")
     first = start_fork(tmp_path, *command, "--out", "run")
     wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), first)
@@ -31,7 +31,7 @@ def test_a_folder_in_use_is_refused_and_its_run_unharmed(tmp_path: Path, tiny: s
     assert metrics_without_times(tmp_path / "run") == metrics_without_times(tmp_path / "alone")
 
 
-def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Path, tiny: str) -> None:
+def test_a_folder_with_other_files_is_rejected_and_left_alone(tmp_path: Path, tiny: str) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "diary.txt").touch()
@@ -43,7 +43,7 @@ def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Pa
     assert run_fork(tmp_path, "train", tiny, "--out", "full").wait() == 0
 
 
-def test_a_run_that_ended_before_it_kept_its_settings_can_begin_again(tmp_path: Path) -> None:
+def test_a_run_that_ended_before_saving_its_settings_can_restart(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.claim()
     folder.release()
@@ -51,7 +51,7 @@ def test_a_run_that_ended_before_it_kept_its_settings_can_begin_again(tmp_path: 
     folder.check_free()
 
 
-def test_a_claim_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
+def test_claiming_a_folder_removes_leftovers_of_a_killed_writer_only(tmp_path: Path) -> None:
     (tmp_path / ".0123456789abcdef.writing").write_text("half a config")
     (tmp_path / ".gitkeep").touch()
     folder = RunFolder(tmp_path)
@@ -75,7 +75,7 @@ def test_a_lock_or_a_log_that_is_a_link_is_not_followed(tmp_path: Path, tiny: st
         (tmp_path / "run" / name).unlink()
 
 
-def test_a_claim_dies_with_its_process_and_can_be_given_up(tmp_path: Path) -> None:
+def test_a_claim_ends_with_its_process_and_can_be_released(tmp_path: Path) -> None:
     one, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     one.claim()
     with pytest.raises(UserError, match="in use by process"):
@@ -86,7 +86,7 @@ def test_a_claim_dies_with_its_process_and_can_be_given_up(tmp_path: Path) -> No
     other.release()
 
 
-def test_settings_that_make_another_run_are_refused_by_name(tmp_path: Path, tiny: str) -> None:
+def test_settings_that_make_another_run_are_rejected_by_name(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "48")
     assert run_fork(tmp_path, *command).wait() == 0
     before = weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()
@@ -103,7 +103,7 @@ def test_settings_that_make_another_run_are_refused_by_name(tmp_path: Path, tiny
     assert (weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()) == before
 
 
-def test_a_run_that_has_not_learned_yet_may_begin_with_other_settings(tmp_path: Path, tiny: str) -> None:
+def test_a_run_without_a_checkpoint_may_restart_with_other_settings(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "16")
     assert run_fork(tmp_path, *command).wait() == 0
     shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -112,7 +112,7 @@ def test_a_run_that_has_not_learned_yet_may_begin_with_other_settings(tmp_path: 
     assert "lr = 0.2" in (tmp_path / "run" / "config.toml").read_text()
 
 
-def test_another_recipe_is_refused(tmp_path: Path, tiny: str) -> None:
+def test_another_recipe_is_rejected(tmp_path: Path, tiny: str) -> None:
     assert run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16").wait() == 0
     (tmp_path / "other.py").write_text(Path(tiny).read_text())
     refused = run_fork(tmp_path, "train", "./other.py", "--out", "run")
@@ -146,7 +146,7 @@ def test_a_start_that_left_no_checkpoint_is_not_in_the_record(tmp_path: Path, ti
     assert config.read_bytes() == before
 
 
-def test_a_command_that_trains_nothing_changes_nothing_of_a_finished_run(tmp_path: Path, tiny: str) -> None:
+def test_a_command_that_trains_nothing_does_not_change_a_finished_run(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run")
     assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "96") == [0, 0]
 
@@ -162,7 +162,7 @@ def test_a_command_that_trains_nothing_changes_nothing_of_a_finished_run(tmp_pat
         assert record() == before
 
 
-def test_a_stopped_run_may_end_where_it_is_and_how_it_was_made_stays(tmp_path: Path, tiny: str) -> None:
+def test_a_stopped_run_may_end_where_it_is_and_keeps_its_provenance(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--set", "save_every=16 images")
     assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "48") == [0, 0]
     config, status = tmp_path / "run" / "config.toml", tmp_path / "run" / "status.json"
@@ -176,7 +176,7 @@ def test_a_stopped_run_may_end_where_it_is_and_how_it_was_made_stays(tmp_path: P
     assert json.loads(status.read_text())["state"] == "finished"
 
 
-def test_settings_that_cannot_be_read_are_named(tmp_path: Path, tiny: str) -> None:
+def test_unreadable_settings_are_reported(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "16")
     assert run_fork(tmp_path, *command).wait() == 0
     (tmp_path / "run" / "config.toml").write_text("recipe = ")
@@ -185,7 +185,7 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path, tiny: str) -> No
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_each_rank_keeps_its_output_and_only_the_first_writes(tmp_path: Path, tiny: str) -> None:
+def test_each_rank_logs_its_output_and_only_the_first_writes_the_run(tmp_path: Path, tiny: str) -> None:
     assert run_ranks(tmp_path, 2, "train", tiny, "--out", "run", "--devices", "2", "--images", "48") == [0, 0]
     logs = {file.name: file.read_text() for file in (tmp_path / "run" / "logs").iterdir()}
     assert logs.keys() == {"rank-0.txt", "rank-1.txt"}
@@ -195,7 +195,7 @@ def test_each_rank_keeps_its_output_and_only_the_first_writes(tmp_path: Path, ti
     assert "spread/classifier/cross_entropy" in lines[0]
 
 
-def test_other_data_under_the_same_name_is_refused(tmp_path: Path, tiny: str) -> None:
+def test_other_data_under_the_same_name_is_rejected(tmp_path: Path, tiny: str) -> None:
     generator = np.random.default_rng(0)
     for name, length in (("a", 64), ("b", 80)):
         pictures = generator.integers(256, size=(length, 8, 8, 1), dtype=np.uint8)
@@ -219,14 +219,14 @@ def test_other_labels_of_the_same_images_are_rejected(tmp_path: Path, tiny: str)
     assert refused.wait() == 2 and "this run was made from other data (58 samples, " in refused.stderr
 
 
-def test_the_last_weights_are_judged_whatever_the_cadence(tmp_path: Path, tiny: str) -> None:
+def test_the_last_weights_are_evaluated_at_any_interval(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "80", "--set", "evaluate_every=48 images")
     assert run_fork(tmp_path, *command).wait() == 0
     judged = [line["images"] for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
     assert judged == [48, 80]
 
 
-def test_the_last_checkpoint_knows_how_it_was_judged_whatever_the_cadence(tmp_path: Path, tiny: str) -> None:
+def test_the_last_checkpoint_records_its_evaluation_at_any_interval(tmp_path: Path, tiny: str) -> None:
     cadence = ("--set", "evaluate_every=48 images", "--set", "save_every=40 images")
     command = ("train", tiny, "--out", "run", "--images", "80", *cadence)
     for _ in range(2):  # the second time there is nothing left to do
@@ -240,7 +240,7 @@ def test_the_last_checkpoint_knows_how_it_was_judged_whatever_the_cadence(tmp_pa
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
 
 
-def test_an_average_that_nothing_judges_is_refused(tmp_path: Path, tiny: str) -> None:
+def test_an_ema_that_is_never_evaluated_is_rejected(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "plain.py").write_text(
         "from paceline.recipes.classification import Classification\n\n\nclass Plain(Classification):\n    ema = ()\n"
     )

@@ -72,7 +72,7 @@ def test_a_single_process_killed_twice_ends_with_the_same_bits_and_metrics(tmp_p
     assert not list((run / "checkpoints").glob(".*")), "the interrupted save was not swept"
 
 
-def test_a_finished_run_started_again_changes_nothing(tmp_path: Path, tiny: str) -> None:
+def test_restarting_a_finished_run_changes_nothing(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "96")
     assert run_fork(tmp_path, *command).wait() == 0
     before = metrics_without_times(tmp_path / "run"), weights_of(tmp_path / "run")
@@ -80,7 +80,7 @@ def test_a_finished_run_started_again_changes_nothing(tmp_path: Path, tiny: str)
     assert (metrics_without_times(tmp_path / "run"), weights_of(tmp_path / "run")) == before
 
 
-def test_two_processes_go_on_after_the_launcher_and_each_rank_were_killed(tmp_path: Path, tiny: str) -> None:
+def test_two_processes_resume_after_the_launcher_or_a_rank_is_killed(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, *SLOW_SAVES, "--devices", "2", "--set", "dropout=0.2")
     assert run_ranks(tmp_path, 2, *command, "--out", "whole") == [0, 0]
     run = tmp_path / "killed"
@@ -129,7 +129,7 @@ def samples_in_order(folder: Path, size: int) -> list[int]:
         "optimizer=adam precision=fp16 momentum=0 loader=workers workers=1",
     ],
 )
-def test_resume_is_exact_with_every_kind_of_memory(tmp_path: Path, tiny: str, settings: str) -> None:
+def test_resume_is_exact_with_every_kind_of_state(tmp_path: Path, tiny: str, settings: str) -> None:
     chosen = [word for pair in settings.split() for word in ("--set", pair.replace("_images", " images"))]
     command = ("train", tiny, *chosen, "--images", "240")
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
@@ -176,7 +176,7 @@ def test_ten_kills_at_random_moments_lose_nothing(tmp_path: Path, tiny: str) -> 
     assert tally["identical"] == len(targets) and tally["inside a save"] >= 3
 
 
-def test_ranks_started_by_someone_else_resume_too(tmp_path: Path, tiny: str) -> None:
+def test_externally_launched_ranks_resume_too(tmp_path: Path, tiny: str) -> None:
     """The processes of torchrun, srun or Kubernetes: nobody of ours watches over them."""
     command = ("train", tiny, *SLOW_SAVES, "--devices", "2")
     assert run_ranks(tmp_path, 2, *command, "--out", "whole") == [0, 0]
@@ -190,7 +190,7 @@ def test_ranks_started_by_someone_else_resume_too(tmp_path: Path, tiny: str) -> 
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "lightning"])
-def test_three_processes_go_on_with_the_same_bits(tmp_path: Path, tiny: str, strategy: str) -> None:
+def test_three_processes_resume_with_the_same_bits(tmp_path: Path, tiny: str, strategy: str) -> None:
     # Over three ranks the order of a sum depends on where a gradient lies in its bucket.
     command = (
         "train",
