@@ -20,13 +20,13 @@ TINY = str(Path(__file__).parent / "tiny.py")
 NO_GPU = not torch.cuda.is_available()
 
 
-def assert_one_line(refused: Running, *parts: str) -> None:
-    assert refused.wait() == 2, refused.stdout + refused.stderr
-    assert len(refused.stderr.splitlines()) == 1, refused.stderr
-    assert refused.stderr.startswith("paceline: ")
-    assert "Traceback" not in refused.stdout + refused.stderr
+def assert_one_line(rejected: Running, *parts: str) -> None:
+    assert rejected.wait() == 2, rejected.stdout + rejected.stderr
+    assert len(rejected.stderr.splitlines()) == 1, rejected.stderr
+    assert rejected.stderr.startswith("paceline: ")
+    assert "Traceback" not in rejected.stdout + rejected.stderr
     for part in parts:
-        assert part in refused.stderr, refused.stderr
+        assert part in rejected.stderr, rejected.stderr
 
 
 MISTAKES: dict[str, str] = {  # a command, and what its line says
@@ -127,8 +127,8 @@ from paceline.contracts.recipe import Loss, Phase, Recipe
 class Mine(Recipe):
     phases = {phases}
 
-    def __init__(self, settings, facts):
-        super().__init__(settings, facts)
+    def __init__(self, settings, spec):
+        super().__init__(settings, spec)
         self.network = nn.Linear(1, 1)
 
     def {loss}(self, batch):
@@ -137,7 +137,7 @@ class Mine(Recipe):
 
 
 @pytest.fixture(scope="module")
-def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bad_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all kinds of files that do not do."""
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "broken_recipe.py").write_text("class Recipe(:\n")
@@ -165,9 +165,9 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", MISTAKES)
-def test_a_user_error_is_reported_in_one_line(mistakes: Path, command: str) -> None:
-    assert_one_line(run_fork(mistakes, *command.split()), MISTAKES[command])
-    assert not (mistakes / "runs").exists(), "a refused run left a folder"
+def test_a_user_error_is_reported_in_one_line(bad_inputs: Path, command: str) -> None:
+    assert_one_line(run_fork(bad_inputs, *command.split()), MISTAKES[command])
+    assert not (bad_inputs / "runs").exists(), "a refused run left a folder"
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 17, 999])
@@ -176,9 +176,9 @@ def test_the_suggested_validation_fraction_works(count: int, tmp_path: Path) -> 
     np.savez(tmp_path / "few.npz", **arrays, x_test=arrays["x_train"], y_test=arrays["y_train"])
     flags = {"data": "npz", "data_root": str(tmp_path / "few.npz")}
     for share in ("0.0001", "0.9999"):
-        with pytest.raises(UserError, match="none for a split") as refused:
+        with pytest.raises(UserError, match="none for a split") as rejected:
             open_sources(configure("classification", flags, assignments=[f"validation={share}"]))
-        named = str(refused.value).partition("--set ")[2].split()[0]
+        named = str(rejected.value).partition("--set ")[2].split()[0]
         sources = open_sources(configure("classification", flags, assignments=[named]))
         assert len(sources["train"]) + len(sources["validation"]) == count and len(sources["validation"]) >= 1
 
@@ -229,8 +229,8 @@ def test_an_unreadable_image_is_reported_or_skipped(tmp_path: Path, photos: Path
         "validation=0.2",
     )
     for loader in ("workers", "resident"):
-        refused = run_fork(tmp_path, *command, "--loader", loader, "--out", loader)
-        assert_one_line(refused, str(photos / "train" / "cat" / "3.png"), "unreadable image", "--bad-images skip")
+        rejected = run_fork(tmp_path, *command, "--loader", loader, "--out", loader)
+        assert_one_line(rejected, str(photos / "train" / "cat" / "3.png"), "unreadable image", "--bad-images skip")
     skipping = run_fork(tmp_path, *command, "--bad-images", "skip", "--out", "skipping")
     assert skipping.wait() == 0, skipping.stderr
     assert "left out 1 unreadable of 16 images" in skipping.stdout and "cat/3.png" in skipping.stdout
@@ -238,18 +238,18 @@ def test_an_unreadable_image_is_reported_or_skipped(tmp_path: Path, photos: Path
 
 def test_a_non_finite_loss_reports_its_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     command = ("train", TINY, "--out", "run", "--set", "not_finite_at=8", "--set", "save_every=2 steps")
-    refused = run_fork(tmp_path, *command)
-    assert_one_line(refused, "loss 'cross_entropy' of phase 'classifier' is not finite at step 8 (128 images seen)")
-    assert "the checkpoint at 128 images is unharmed" in refused.stderr
+    rejected = run_fork(tmp_path, *command)
+    assert_one_line(rejected, "loss 'cross_entropy' of phase 'classifier' is not finite at step 8 (128 images seen)")
+    assert "the checkpoint at 128 images is unharmed" in rejected.stderr
     checkpoint = weights_of(tmp_path / "run", 128)
     assert all(torch.isfinite(tensor).all() for tensor in tensors_in(checkpoint["weights.safetensors"]))
 
 
 def test_non_finite_weights_are_not_saved_even_if_the_loss_was_finite(tmp_path: Path) -> None:
     command = ("train", TINY, "--out", "run", "--set", "bad_gradient_at=3", "--set", "save_every=1 steps")
-    refused = run_fork(tmp_path, *command)
+    rejected = run_fork(tmp_path, *command)
     assert_one_line(
-        refused, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is unharmed"
+        rejected, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is unharmed"
     )
     assert all(
         torch.isfinite(tensor).all() for tensor in tensors_in(weights_of(tmp_path / "run")["weights.safetensors"])
@@ -263,36 +263,34 @@ def tensors_in(content: bytes) -> list[torch.Tensor]:
 
 
 def test_a_diverging_run_ends_before_it_is_saved(tmp_path: Path) -> None:
-    refused = run_fork(tmp_path, "train", TINY, "--lr", "1e30", "--out", "run")
-    assert_one_line(refused, "not finite", "phase 'classifier'")
+    rejected = run_fork(tmp_path, "train", TINY, "--lr", "1e30", "--out", "run")
+    assert_one_line(rejected, "not finite", "phase 'classifier'")
 
 
 def test_a_parameter_without_a_gradient_is_reported(tmp_path: Path) -> None:
-    refused = run_fork(tmp_path, "train", TINY, "--set", "unused=true", "--out", "run")
-    assert_one_line(refused, "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)")
+    rejected = run_fork(tmp_path, "train", TINY, "--set", "unused=true", "--out", "run")
+    assert_one_line(rejected, "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)")
 
 
 def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> None:
     command = ("train", TINY, "--devices", "2", "--set", "save_every=2 steps")
-    pictures = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
+    images = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
     of_all = start_command(tmp_path, *command, "--set", "not_finite_at=4", "--out", "loss")
     # Only one rank reads the bad picture; the other loses its peer and keeps quiet about it.
-    of_one = start_command(
-        tmp_path, *command, *pictures, "--images", "64", "--set", "validation=0", "--out", "pictures"
-    )
+    of_one = start_command(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "pictures")
     assert_one_line(of_all, "loss 'cross_entropy' of phase 'classifier' is not finite at step 4 (64 images seen)")
     assert "the checkpoint at 64 images is unharmed" in of_all.stderr
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")
 
 
 def test_externally_launched_processes_print_their_user_errors(tmp_path: Path) -> None:
-    for flags, said in (
+    for flags, expected in (
         (("--strategy", "single"), "--strategy single: one process, but 2 were started; use ddp or lightning"),
         (("--devices", "2", "--batch-size", "1"), "--batch-size 1: smaller than its 2 parts (2 devices × 1"),
     ):
         for rank in start_ranks(tmp_path, 2, "train", TINY, *flags, "--out", "run"):
-            assert_one_line(rank, said)
+            assert_one_line(rank, expected)
     first, second = start_ranks(tmp_path, 2, "train", TINY, "--devices", "2", "--set", "unused=true", "--out", "run")
-    said = "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)"
-    assert_one_line(first, said)
-    assert second.wait() == 2 and said in (tmp_path / "run" / "logs" / "rank-1.txt").read_text()
+    expected = "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)"
+    assert_one_line(first, expected)
+    assert second.wait() == 2 and expected in (tmp_path / "run" / "logs" / "rank-1.txt").read_text()

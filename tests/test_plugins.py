@@ -321,7 +321,7 @@ def test_a_user_file_without_the_class_is_reported_before_a_run_is_created(
     kind: str, flag: str, tiny: str, tmp_path: Path
 ) -> None:
     (tmp_path / "empty.py").write_text("answer = 42\n")
-    refused = run_fork(tmp_path, "train", tiny, flag, "./empty.py", "--out", "run")
-    assert refused.wait() == 2
-    assert refused.stderr == f"paceline: {kind} './empty.py': defines no subclass of {kind.capitalize()}; add one\n"
+    rejected = run_fork(tmp_path, "train", tiny, flag, "./empty.py", "--out", "run")
+    assert rejected.wait() == 2
+    assert rejected.stderr == f"paceline: {kind} './empty.py': defines no subclass of {kind.capitalize()}; add one\n"
     assert not (tmp_path / "run").exists()

@@ -163,7 +163,7 @@ def test_a_public_address_prints_a_warning_and_accepts_addresses_but_no_unknown_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["no-such-folder"], "no-such-folder: no such folder"),
         (["nope://bucket"], "nope://bucket: "),
@@ -174,10 +174,10 @@ def test_a_public_address_prints_a_warning_and_accepts_addresses_but_no_unknown_
         ([".", "--port", "ninety"], "'--port'"),
     ],
 )
-def test_user_errors_end_in_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_user_errors_end_in_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "board", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and said in done.stderr
+    assert done.returncode == 2 and message in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 

@@ -65,8 +65,8 @@ def test_a_run_records_how_it_ends(tmp_path: Path) -> None:
     folder.begin(640)
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "running"
     folder.end("failed", "two\nlines and s3://me:hunter2@bucket")
-    said = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert said["total_images"] == 640 and said["why"].startswith("two lines") and "hunter2" not in said["why"]
+    printed = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert printed["total_images"] == 640 and printed["why"].startswith("two lines") and "hunter2" not in printed["why"]
     folder.end("finished")
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     folder.release()
@@ -174,13 +174,13 @@ def test_a_remote_folder_is_read_like_a_local_one(root: Path) -> None:
 
 
 def test_a_storage_failure_is_reported_and_the_board_keeps_running(root: Path) -> None:
-    class Refusing:
+    class Failing:
         def invalidate_cache(self) -> None: ...
 
         def ls(self, path: str, detail: bool) -> None:
             raise PermissionError("Access Denied for s3://key:hunter2@bucket")
 
-    gallery = Gallery(RemoteFiles(Refusing(), "bucket", "s3://bucket"))
+    gallery = Gallery(RemoteFiles(Failing(), "bucket", "s3://bucket"))
     gallery.start()
     gallery.fresh()
     assert gallery.trouble.startswith("PermissionError: Access Denied") and "hunter2" not in gallery.trouble

@@ -117,14 +117,14 @@ def test_with_a_wrong_key_training_continues_and_log_and_folder_report_it(
     command = ("train", TINY, *QUICK, "--out", "run", "--mirror", f"s3://{BUCKET}/wrong", "--set", "mirror_wait=2")
     running = run_fork(tmp_path, *command, environment=wrong)
     assert running.wait() == 0, running.stderr
-    said = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
-    assert len(said) == 2 and "failed" in said[0] and "is missing" in said[1]
+    printed = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
+    assert len(printed) == 2 and "failed" in printed[0] and "is missing" in printed[1]
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
     assert state and state.images == 0 and state.trouble
-    refused = run_fork(
+    rejected = run_fork(
         tmp_path, "train", TINY, "--out", "other", "--resume-from", f"s3://{BUCKET}/wrong", environment=wrong
     )
-    assert refused.wait() == 2 and "cannot be read" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert rejected.wait() == 2 and "cannot be read" in rejected.stderr and len(rejected.stderr.splitlines()) == 1
 
 
 def test_the_board_shows_a_mirrored_run(tmp_path: Path, server: S3Server) -> None:

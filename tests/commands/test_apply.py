@@ -92,7 +92,7 @@ def test_tiles_give_the_same_result_as_the_whole_image(name):
     image_model = open_image_model(f"{name}.safetensors")
     field, scale = image_model.receptive_field, image_model.output_scale
     assert not field.obstacles
-    picture = np.random.default_rng(0).integers(0, 256, (83, 117, 3), dtype=np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (83, 117, 3), dtype=np.uint8)
     found = []
     for side in (200, 24):
         made: dict[str, np.ndarray] = {}
@@ -103,14 +103,14 @@ def test_tiles_give_the_same_result_as_the_whole_image(name):
             whole[top : top + values.shape[0], left : left + values.shape[1]] = values
 
         counts: list[int] = []
-        apply_in_tiles(image_model, picture, tiling, paste, counts.append)
+        apply_in_tiles(image_model, image, tiling, paste, counts.append)
         assert sum(counts) == 83 * 117 and (len(counts) > 1) == (side == 24)
         found.append(made)
     whole, tiled = found
     assert whole.keys() == tiled.keys() and len(whole) == (2 if name == "translation" else 1)
-    for key, picture in whole.items():
-        assert picture.std() > 0.01
-        assert np.abs(tiled[key] - picture).max() < 1e-5, key
+    for key, image in whole.items():
+        assert image.std() > 0.01
+        assert np.abs(tiled[key] - image).max() < 1e-5, key
 
 
 def test_a_folder_keeps_its_structure_and_a_second_run_gives_the_same_result(capsys):
@@ -118,8 +118,8 @@ def test_a_folder_keeps_its_structure_and_a_second_run_gives_the_same_result(cap
     first = pixels("photos/made/one.png")
     assert first.shape == (120, 160, 3) and pixels("photos/made/inner/two.png").shape == (82, 66, 3)
     assert apply("super_resolution.safetensors", "photos", "--out", "photos/made", "--tile", 16, "--overwrite") == 0
-    said = capsys.readouterr().out
-    assert "2 images on cpu" in said and "20 tiles of 16 pixels" in said
+    printed = capsys.readouterr().out
+    assert "2 images on cpu" in printed and "20 tiles of 16 pixels" in printed
     assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # a rounding of 255
     assert sorted(path.name for path in Path("photos/made").rglob("*.*")) == ["one.png", "two.png"]
     shutil.rmtree("photos/made")
@@ -164,7 +164,7 @@ def test_colour_keeps_16_bits_in_tiff_and_prints_a_note_for_png(tmp_path, capsys
     assert "its 16-bit colours were read with 8 bits; TIFF keeps them" in capsys.readouterr().out
 
 
-def deep_png(picture: np.ndarray) -> bytes:
+def deep_png(image: np.ndarray) -> bytes:
     """A PNG of 16-bit colours, which Pillow cannot write."""
     import struct
     import zlib
@@ -172,8 +172,8 @@ def deep_png(picture: np.ndarray) -> bytes:
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    height, width, _ = picture.shape
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in picture)
+    height, width, _ = image.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in image)
     header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
@@ -228,13 +228,13 @@ def test_unusable_files_are_listed_and_the_others_processed(tmp_path, capsys):
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     Image.new("1", (30000, 30000)).save(tmp_path / "huge.png")
     assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out") == 1
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.png"]
-    listed = dict(line.removeprefix("not used: ").split(": ", 1) for line in said.err.splitlines()[:-1])
+    listed = dict(line.removeprefix("not used: ").split(": ", 1) for line in printed.err.splitlines()[:-1])
     assert {Path(path).name for path in listed} == {"cut.png", "empty.png", "text.jpg", "moving.gif", "huge.png"}
     assert "above the limit of 89 megapixels" in listed[str(tmp_path / "huge.png")]
     assert listed[str(tmp_path / "moving.gif")] == "it is animated"
-    assert said.err.splitlines()[-1] == "1 of 6 images were processed, 5 could not be used"
+    assert printed.err.splitlines()[-1] == "1 of 6 images were processed, 5 could not be used"
 
 
 @pytest.mark.parametrize(
@@ -267,8 +267,8 @@ def test_a_user_error_is_one_line(words, line, capsys):
         del state["generator.tail.bias"]
         write_weights(Path("partial.safetensors"), image_model.config, image_model.spec, state)
     assert run(["apply", *words]) == 2
-    told = capsys.readouterr().err
-    assert line in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1
     assert not Path("o").exists()
 
 
@@ -309,10 +309,10 @@ def test_tiles_become_smaller_when_a_device_runs_out_of_memory(fail, tmp_path, m
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "whole") == 0
     restore = SuperResolution.image_to_image
 
-    def with_little_memory(self: SuperResolution, pictures: torch.Tensor) -> dict[str, torch.Tensor]:
-        if not isinstance(pictures, FakeTensor) and pictures.shape[-1] > 70:
+    def with_little_memory(self: SuperResolution, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        if not isinstance(images, FakeTensor) and images.shape[-1] > 70:
             fail()
-        return restore(self, pictures)
+        return restore(self, images)
 
     monkeypatch.setattr(SuperResolution, "image_to_image", with_little_memory)
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "tiled") == 0
@@ -328,8 +328,8 @@ def test_tile_windows_cover_a_side_and_stay_inside():
 
 def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
     assert apply("super_resolution.safetensors", "photos", "--out", tmp_path, "--downsample", "bicubic") == 0
-    said = capsys.readouterr().out
-    assert "one.png: lr_psnr[y]" in said and "mean of 2: sr_ssim[y]" in said
+    printed = capsys.readouterr().out
+    assert "one.png: lr_psnr[y]" in printed and "mean of 2: sr_ssim[y]" in printed
     assert {path.name for path in tmp_path.glob("*.png")} == {"one.png", "one-lr.png", "one-bicubic.png", "one-sr.png"}
     small = pixels(tmp_path / "one-lr.png")
     assert small.shape == (30, 40, 3)
@@ -406,5 +406,5 @@ def test_a_recipe_that_apply_does_not_support_is_rejected_with_the_command_to_us
         tmp_path / "digits.safetensors", config, DataSpec(1, 8, 8, num_classes=10), {"weight": torch.zeros(1)}
     )
     assert apply(tmp_path / "digits.safetensors", "photos", "--out", tmp_path / "out") == 2
-    told = "recipe 'classification' classifies images, which `apply` does not do: use `predict`"
-    assert told in capsys.readouterr().err
+    expected = "recipe 'classification' classifies images, which `apply` does not do: use `predict`"
+    assert expected in capsys.readouterr().err

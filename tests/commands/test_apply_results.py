@@ -68,8 +68,8 @@ def test_an_existing_file_is_replaced_only_when_asked_to(weights, capsys):
     own = Path("vacation/1.png").read_bytes()
     words = [weights / "twice.safetensors", "vacation/1.jpg", "vacation/2.jpg", "--out", "vacation"]
     assert apply(*words) == 2
-    told = "--out vacation: vacation/1.png exists; --overwrite replaces it, --skip-existing leaves it\n"
-    assert told in capsys.readouterr().err
+    expected = "--out vacation: vacation/1.png exists; --overwrite replaces it, --skip-existing leaves it\n"
+    assert expected in capsys.readouterr().err
     assert Path("vacation/1.png").read_bytes() == own and not Path("vacation/2.png").exists()
     assert apply(*words, "--skip-existing") == 0
     assert "1 image left out: the results exist" in capsys.readouterr().out
@@ -175,9 +175,9 @@ def test_images_too_small_to_compare_are_reported_with_their_size(weights, capsy
     Image.fromarray(PHOTO[:16, :17]).save("enough.png")
     words = [weights / "twice.safetensors", "tiny.png", "enough.png", "--out", "out", "--downsample", "bicubic"]
     assert apply(*words) == 1
-    said = capsys.readouterr()
-    assert "tiny.png: 3×5 pixels; to downsample by 2 and compare takes at least 16×16" in said.err
-    assert "enough.png: lr_psnr" in said.out
+    printed = capsys.readouterr()
+    assert "tiny.png: 3×5 pixels; to downsample by 2 and compare takes at least 16×16" in printed.err
+    assert "enough.png: lr_psnr" in printed.out
 
 
 def test_float_images_are_distinguished_from_other_unsupported_files(weights, capsys):
@@ -210,8 +210,8 @@ def test_an_interrupt_prints_how_many_are_done_and_the_command_can_resume(weight
     running.interrupt_group()
     assert running.wait() == 130
     done = len(names_in("out"))
-    told = running.stderr.splitlines()[0]
-    assert told.endswith(" of 200 images were processed; --skip-existing processes the others")
-    assert 2 <= done < 200 and done - 1 <= int(told.split()[0]) <= done  # one may be written and not counted yet
+    printed = running.stderr.splitlines()[0]
+    assert printed.endswith(" of 200 images were processed; --skip-existing processes the others")
+    assert 2 <= done < 200 and done - 1 <= int(printed.split()[0]) <= done  # one may be written and not counted yet
     assert run([*words, "--skip-existing"]) == 0
     assert len(names_in("out")) == 200

@@ -101,7 +101,7 @@ def test_a_failing_cell_is_shown_with_its_reason_and_the_others_run(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--strategies", ","], "--strategies ',': the list is empty"),
         (["--strategies", "dpp"], "did you mean 'dp'?"),
@@ -118,12 +118,12 @@ def test_a_user_error_ends_in_one_line_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["compare", "classification", "--accelerator", "cpu", *words]) == 2
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 

@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("rate", "words", "told"),
+    ("rate", "words", "message"),
     [
         ("0.1", ["--images", "64"], "images: 128 → 64"),
         ("0.1", ["--precision", "fp64"], "precision: auto → fp64"),
@@ -63,13 +63,13 @@ def contents(folder: Path) -> dict[Path, bytes]:
     ],
 )
 def test_runs_made_with_other_settings_are_rejected_before_anything_is_changed(
-    place: Path, capsys: pytest.CaptureFixture[str], rate: str, words: list[str], told: str
+    place: Path, capsys: pytest.CaptureFixture[str], rate: str, words: list[str], message: str
 ) -> None:
     (place / "rate.toml").write_text(f"lr = {rate}\n")
     before = contents(place / "table")
     assert run([*TINY, "--config", "rate.toml", *words, "--out", "table"]) == 2
-    said = f"--out table: its run {CELL.removeprefix('cells/')} differs ({told}); choose another --out\n"
-    assert capsys.readouterr().err == f"paceline: {said}"
+    expected = f"--out table: its run {CELL.removeprefix('cells/')} differs ({message}); choose another --out\n"
+    assert capsys.readouterr().err == f"paceline: {expected}"
     assert contents(place / "table") == before
 
 
@@ -87,11 +87,11 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    pictures = np.random.default_rng(0).integers(0, 255, (16, 8, 8, 3), dtype=np.uint8)
-    for number, picture in enumerate(pictures):
+    images = np.random.default_rng(0).integers(0, 255, (16, 8, 8, 3), dtype=np.uint8)
+    for number, image in enumerate(images):
         file = Path("pictures", ("train", "test")[number % 2], ("cat", "dog")[number // 8], f"{number}.png")
         file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(file)
+        Image.fromarray(image).save(file)
     words = [*TINY, "--data", "folder", "--data-root", "pictures", "--set", "size=8", "--images", "8"]
     words += ["--batch-size", "4", "--set", "validation=0.25", "--out", "table"]
     assert run(words) == 0
@@ -100,9 +100,9 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
     Path("pictures/train/cat/0.png").unlink()
     before = contents(tmp_path / "table")
     assert run([*words, "--seeds", "0,1,2"]) == 2
-    told = capsys.readouterr().err
-    assert "--out table: its run classification-single-1-batch4-seed0 was trained on other data (6 samples, " in told
-    assert told.endswith("; use the same data to resume, or choose another --out\n") and told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert "--out table: its run classification-single-1-batch4-seed0 was trained on other data (6 samples, " in printed
+    assert printed.endswith("; use the same data to resume, or choose another --out\n") and printed.count("\n") == 1
     assert contents(tmp_path / "table") == before
     shutil.rmtree("pictures")
     assert run([*words, "--seeds", "0,1"]) == 0  # what is done needs its data no more
@@ -114,9 +114,9 @@ def test_a_run_without_its_record_is_used_as_it_is_or_rejected(place: Path, caps
     record = place / "table" / CELL / "cell.json"
     record.unlink()
     assert run([*TINY, "--config", "rate.toml", "--images", "64", "--out", "table"]) == 1
-    told = capsys.readouterr()
-    assert "holds a run of 128 images, which is not the length that was asked for; choose another --out" in told.out
-    assert "no run finished; table/report.html is unchanged" in told.err
+    printed = capsys.readouterr()
+    assert "holds a run of 128 images, which is not the length that was asked for; choose another --out" in printed.out
+    assert "no run finished; table/report.html is unchanged" in printed.err
     assert (place / "table/report.json").read_bytes() == good
     record.write_text('{"made_')
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 0
@@ -155,9 +155,9 @@ def test_the_last_stage_of_a_recipe_is_the_run_of_its_cell(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    pictures = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3), dtype=np.uint8)
-    for number, picture in enumerate(pictures):
-        Image.fromarray(picture).save(tmp_path / "photos" / f"{number}.png")
+    images = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3), dtype=np.uint8)
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / "photos" / f"{number}.png")
     settings = ["stage=both", "num_blocks=1", "width=2", "d_width=2", "vgg=random", "vgg_layer=relu2_1", "scale=2"]
     words = ["--data", "photos", "--data-root", "photos", "--crop", "16", "--batch-size", "4", "--images", "8"]
     words += [word for setting in [*settings, "validation=0.25"] for word in ("--set", setting)]
@@ -218,7 +218,7 @@ def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([""], "compare '': an empty name; give recipes or run folders"),
         (["classification", "--set", "seed=5"], "--set seed: each run of a comparison has its own; use --seeds"),
@@ -240,12 +240,12 @@ def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
     ],
 )
 def test_an_argument_that_would_be_ignored_ends_in_one_line(
-    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     for folder in ("a", "b"):
         (place / folder).mkdir()
         shutil.copy("mine.py", folder)
     assert run(["compare", *words, *([] if words == [""] else ["--accelerator", "cpu"])]) == 2
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert not (place / "runs").exists()

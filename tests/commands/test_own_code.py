@@ -30,8 +30,8 @@ def test_a_user_file_is_announced_before_it_runs(tmp_path: Path) -> None:
 
 def test_a_user_file_that_fails_was_announced(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text("raise SystemError('no')")
-    refused = run_fork(tmp_path, "train", "classification", "--data", "./failing.py")
-    assert refused.wait() == 2 and announced(refused.stdout) == ["failing.py"]
+    rejected = run_fork(tmp_path, "train", "classification", "--data", "./failing.py")
+    assert rejected.wait() == 2 and announced(rejected.stdout) == ["failing.py"]
 
 
 def test_worker_processes_do_not_repeat_it_and_have_the_settings_of_both(tmp_path: Path) -> None:

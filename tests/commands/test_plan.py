@@ -117,12 +117,12 @@ def test_an_ambiguous_bandwidth_unit_is_rejected(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0GB/s", "1e999"])
-def test_a_link_without_a_speed_is_rejected(text: str) -> None:
+def test_a_bandwidth_that_is_not_positive_and_finite_is_rejected(text: str) -> None:
     with pytest.raises(UserError, match=f"--bandwidth {text}: must be above 0 and finite"):
         parse_bandwidth(text)
 
 
-def test_a_latency_without_a_unit_is_rejected() -> None:
+def test_latency_is_given_with_a_unit() -> None:
     assert parse_seconds("20us") == pytest.approx(2e-5) and parse_seconds("0.1 ms") == pytest.approx(1e-4)
     for text in ("soon", "1e999"):
         with pytest.raises(UserError, match=f"--latency {text}: expected something like 20us"):
@@ -148,7 +148,7 @@ def test_given_link_values_are_used_and_the_rest_is_measured_or_assumed() -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--bandwidth", "fast"], "--bandwidth fast: expected something like 25GB/s"),
         (["--devices", "8", "--nodes", "3"], "--nodes 3: does not divide --devices 8"),
@@ -161,10 +161,10 @@ def test_given_link_values_are_used_and_the_rest_is_measured_or_assumed() -> Non
         ),
     ],
 )
-def test_a_user_error_ends_in_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_ends_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "classification", "--preset", "quick", "--accelerator", "cpu", *words]) == 2
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
 
 
 def test_a_thread_count_that_is_not_a_number_ends_in_one_line(

@@ -38,12 +38,12 @@ TRAIN += [*sets(*NETWORKS, *CADENCE), "--crop", "16", "--batch-size", "8", "--im
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with some photographs, a test set with small images, and a run of two stages."""
     folder = tmp_path_factory.mktemp("restoring")
-    picture = data.astronaut()
+    image = data.astronaut()
     for number in range(10):
         height, width = 32 + 2 * number, 56 - 2 * number
-        save(folder / "photos" / f"{number}.png", picture[20 * number : 20 * number + height, 200 : 200 + width])
+        save(folder / "photos" / f"{number}.png", image[20 * number : 20 * number + height, 200 : 200 + width])
     for number in range(3):
-        high = picture[300 + 40 * number : 340 + 40 * number, 100 : 150 + 2 * number]
+        high = image[300 + 40 * number : 340 + 40 * number, 100 : 150 + 2 * number]
         low = Image.fromarray(high).resize((high.shape[1] // 2, 20), Image.Resampling.BICUBIC)
         save(folder / "set3" / "HR" / f"{number}.png", high)
         save(folder / "set3" / "LR" / f"{number}.png", np.asarray(low))
@@ -57,9 +57,9 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
 
 
-def save(path: Path, picture: np.ndarray) -> None:
+def save(path: Path, image: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture).save(path)
+    Image.fromarray(image).save(path)
 
 
 def weights(folder: str, which: str = "last") -> dict[str, torch.Tensor]:
@@ -81,15 +81,15 @@ def test_a_run_with_stages_resumes_under_another_name_of_its_folder(place):
 
 
 def test_what_a_later_stage_lacks_is_reported_before_the_first_starts(place):
-    refused = run_fork(place, *TRAIN, "--set", "stage=both", "--vgg", "nope.pth", "--out", "lacking")
-    assert refused.wait() == 2 and "--vgg nope.pth: no such file" in refused.stderr
+    rejected = run_fork(place, *TRAIN, "--set", "stage=both", "--vgg", "nope.pth", "--out", "lacking")
+    assert rejected.wait() == 2 and "--vgg nope.pth: no such file" in rejected.stderr
     assert not (place / "lacking").exists()
 
 
 def test_a_test_image_that_cannot_be_evaluated_is_reported_before_training(place):
     save(place / "flat" / "wide.png", data.astronaut()[:14, :60])
-    refused = run_fork(place, *TRAIN, "--test-root", "flat", "--out", "unjudged")
-    assert refused.wait() == 2 and "wide.png: a side of 14 pixels is too short to compare" in refused.stderr
+    rejected = run_fork(place, *TRAIN, "--test-root", "flat", "--out", "unjudged")
+    assert rejected.wait() == 2 and "wide.png: a side of 14 pixels is too short to compare" in rejected.stderr
     assert not (place / "unjudged").exists()
 
 
@@ -232,8 +232,8 @@ def test_the_protocol_is_saved_with_the_metrics():
 )
 def test_a_user_error_is_one_line(words, line, capsys, tmp_path):
     assert run([*TRAIN, *words, "--out", str(tmp_path / "run")]) == 2
-    told = capsys.readouterr().err
-    assert line in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1
 
 
 def test_the_last_finished_stage_is_evaluated_and_shown(capsys, tmp_path):
@@ -247,8 +247,8 @@ def test_the_last_finished_stage_is_evaluated_and_shown(capsys, tmp_path):
 
 def test_images_that_do_not_fit_the_networks_are_distinguished_from_wrong_weights(capsys):
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "channels=1"]) == 2
-    told = "--data photos: its images have 1 channel, both/pretrain is for 3; use --set channels=3"
-    assert told in capsys.readouterr().err
+    expected = "--data photos: its images have 1 channel, both/pretrain is for 3; use --set channels=3"
+    assert expected in capsys.readouterr().err
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "width=3"]) == 2
     assert "these weights are of another network" in capsys.readouterr().err
 
@@ -258,8 +258,8 @@ def test_a_folder_of_runs_is_rejected_and_some_of_its_runs_are_listed(capsys, tm
         (tmp_path / f"run-{number}").mkdir()
         shutil.copy("both/pretrain/config.toml", tmp_path / f"run-{number}")
     assert run(["evaluate", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert f"name one of the runs in it: {tmp_path}/run-0, " in told and "run-4 and 2 more" in told
+    printed = capsys.readouterr().err
+    assert f"name one of the runs in it: {tmp_path}/run-0, " in printed and "run-4 and 2 more" in printed
 
 
 def test_the_last_finished_stage_is_applied(capsys, tmp_path):
@@ -272,9 +272,9 @@ def test_the_last_finished_stage_is_applied(capsys, tmp_path):
     metrics = both / "adversarial/metrics.jsonl"
     metrics.write_text("".join(line for line in metrics.open() if "test/of_images" not in line))
     assert run(["apply", str(both), *words, str(tmp_path / "first")]) == 0
-    told = capsys.readouterr()
-    assert "both/pretrain at 32 images" in told.out
-    assert told.err.startswith(f"{both}/adversarial is not finished: using {both}/pretrain\n")
+    printed = capsys.readouterr()
+    assert "both/pretrain at 32 images" in printed.out
+    assert printed.err.startswith(f"{both}/adversarial is not finished: using {both}/pretrain\n")
     assert (tmp_path / "first/0.png").read_bytes() != (tmp_path / "last/0.png").read_bytes()
 
 
@@ -282,9 +282,9 @@ def test_a_finished_stage_still_counts_while_it_is_trained_further(capsys, tmp_p
     shutil.copytree("both", tmp_path / "both")
     leave_unfinished(tmp_path / "both/adversarial")  # as a longer training that was stopped does
     assert run(["evaluate", str(tmp_path / "both"), "--accelerator", "cpu"]) == 0
-    told = capsys.readouterr()
-    assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos" in told.out
-    assert "not finished" not in told.err
+    printed = capsys.readouterr()
+    assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos" in printed.out
+    assert "not finished" not in printed.err
 
 
 def leave_unfinished(run_folder: Path) -> None:
@@ -317,8 +317,8 @@ def test_a_started_run_no_longer_needs_its_initial_weights(monkeypatch, tmp_path
     words = [*TRAIN, "--init-from", "~/given", "--set", "ema_half_life=8 images", "--out", str(tmp_path / "run")]
     assert run([*words, "--images", "8", "--lr", "0"]) == 0
     started = weights(str(tmp_path / "run"))
-    averages = [name for name in started if name.startswith("ema/")]
-    assert averages and all(torch.equal(started[name], started[name.removeprefix("ema/")]) for name in averages)
+    emas = [name for name in started if name.startswith("ema/")]
+    assert emas and all(torch.equal(started[name], started[name.removeprefix("ema/")]) for name in emas)
     shutil.rmtree(tmp_path / "given")
     assert run([*words, "--images", "16", "--lr", "0"]) == 0
 

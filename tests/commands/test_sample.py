@@ -38,8 +38,8 @@ def inside(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pixels(path: str | Path) -> np.ndarray:
-    with Image.open(path) as picture:
-        return np.asarray(picture.convert("RGB"))
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 def test_training_saves_grids_of_the_same_noise_from_start_to_end():
@@ -114,37 +114,37 @@ def test_two_runs_are_shown_side_by_side():
 )
 def test_what_cannot_be_shown_is_reported_in_one_line(command, line, capsys):
     assert run(["sample", *command.split()]) == 2
-    told = capsys.readouterr().err
-    assert line in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1
 
 
 def test_an_animation_keeps_rare_colours(tmp_path):
-    pictures = []
+    images = []
     for left in (10, 40, 70):
-        picture = data.coffee()[:100, :150].copy()
-        picture[10:13, left : left + 3] = BRIGHT
-        pictures.append(picture)
+        image = data.coffee()[:100, :150].copy()
+        image[10:13, left : left + 3] = BRIGHT
+        images.append(image)
     for suffix, largest in ((".gif", 64), (".webp", 0)):
-        save_animation([Image.fromarray(picture) for picture in pictures], tmp_path / f"moving{suffix}")
+        save_animation([Image.fromarray(image) for image in images], tmp_path / f"moving{suffix}")
         with Image.open(tmp_path / f"moving{suffix}") as moving:
             frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(moving)]
         assert len(frames) == 3
-        for left, frame, picture in zip((10, 40, 70), frames, pictures, strict=True):
+        for left, frame, image in zip((10, 40, 70), frames, images, strict=True):
             assert tuple(frame[11, left + 1]) == BRIGHT
-            assert np.abs(frame.astype(int) - picture).max() <= largest
+            assert np.abs(frame.astype(int) - image).max() <= largest
 
 
 def test_a_caption_fits_or_is_shortened():
-    picture = Image.new("RGB", (20, 20), "black")
-    assert captioned(picture, "a long caption").width == 20
-    wide = captioned(picture, "a long caption", room=True)
+    image = Image.new("RGB", (20, 20), "black")
+    assert captioned(image, "a long caption").width == 20
+    wide = captioned(image, "a long caption", room=True)
     assert wide.width > 60 and np.asarray(wide)[:18, 40:].min() < 255, "its end is not written"
-    assert captioned(picture, "a", room=True).width == 20
+    assert captioned(image, "a", room=True).width == 20
 
 
 def test_a_grid_has_room_for_every_image():
-    pictures = np.arange(5, dtype=np.uint8).reshape(5, 1, 1, 1).repeat(40, 1).repeat(40, 2) + 1
-    whole = grid(pictures)
+    images = np.arange(5, dtype=np.uint8).reshape(5, 1, 1, 1).repeat(40, 1).repeat(40, 2) + 1
+    whole = grid(images)
     assert whole.shape == (2 * 42 + GAP_PX, 3 * 42 + GAP_PX, 1)
     assert sorted(set(whole.flatten())) == [0, 1, 2, 3, 4, 5]
-    assert grid(pictures, columns=5).shape == (42 + GAP_PX, 5 * 42 + GAP_PX, 1)
+    assert grid(images, columns=5).shape == (42 + GAP_PX, 5 * 42 + GAP_PX, 1)

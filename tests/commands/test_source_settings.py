@@ -48,7 +48,7 @@ def source_file(folder: Path, settings: str) -> str:
     return str(file)
 
 
-def refused(*layers: tuple[str, dict[str, Any]]) -> str:
+def rejected(*layers: tuple[str, dict[str, Any]]) -> str:
     with pytest.raises(UserError) as caught:
         resolve("own", Recipe, layers, RegisteredSources())
     return str(caught.value)
@@ -72,11 +72,11 @@ def test_the_same_command_resumes_and_another_value_is_rejected(place: Path) -> 
 
 
 def test_a_wrong_value_of_a_source_setting_ends_in_one_line(place: Path) -> None:
-    for said, line in (
+    for printed, line in (
         ("noise=-1", "noise=-1: must be at least 0"),
         ("noise=much", "--set noise: 'much' is not a num"),
     ):
-        wrong = run_fork(place, *TRAIN, "--set", said)
+        wrong = run_fork(place, *TRAIN, "--set", printed)
         assert wrong.wait() == 2 and wrong.stderr.startswith(f"paceline: {line}")
         assert wrong.stderr.count("\n") == 1
 
@@ -112,7 +112,7 @@ def test_commands_that_need_no_data_need_no_source_file(place: Path, monkeypatch
     ],
 )
 def test_a_setting_of_another_source_is_rejected_with_that_source(layers: list[Any], line: str) -> None:
-    assert refused(*layers) == line
+    assert rejected(*layers) == line
 
 
 def test_recipe_defaults_for_one_source_are_unused_with_others(place: Path) -> None:
@@ -120,12 +120,12 @@ def test_recipe_defaults_for_one_source_are_unused_with_others(place: Path) -> N
     assert usual.panels == "image,target"  # type: ignore[attr-defined]
     other = configure("translation", {"preset": "pix2pix", "data": str(place / "shapes.py")}, assignments=["noise=1"])
     assert other.run.noise == 1 and other.run.crop == 256 and "panels" not in other.values()  # type: ignore[attr-defined]
-    assert refused(("recipe own", Inherited(degrade_nose=3))).startswith("recipe own: unknown setting 'degrade_nose'")
+    assert rejected(("recipe own", Inherited(degrade_nose=3))).startswith("recipe own: unknown setting 'degrade_nose'")
 
 
 def test_a_resumed_run_may_change_settings_that_are_mutable_on_resume() -> None:
-    said = {"data": "degraded", "test_root": "here", "degrade_seed": 1, "generator.lr": 0.1}
-    kept = resolve("own", Recipe, [("--set", said)], RegisteredSources()).values()
+    printed = {"data": "degraded", "test_root": "here", "degrade_seed": 1, "generator.lr": 0.1}
+    kept = resolve("own", Recipe, [("--set", printed)], RegisteredSources()).values()
     layers = [("--set", {"data": "degraded", "test_root": "there", "degrade_seed": 2})]
     now = resolve("own", Recipe, layers, RegisteredSources())
     assert changed_settings(kept, now) == ["degrade_seed: 1 → 2", "generator.lr: 0.1 → None"]
@@ -155,7 +155,7 @@ def test_the_last_data_argument_decides_which_source_settings_exist() -> None:
     ],
 )
 def test_invalid_source_settings_are_reported(lines: str, line: str, tmp_path: Path) -> None:
-    assert re.search(line, refused(("flag", {"data": source_file(tmp_path, lines)})))
+    assert re.search(line, rejected(("flag", {"data": source_file(tmp_path, lines)})))
 
 
 def test_a_source_may_change_defaults_and_use_plain_fields(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_a_source_may_change_defaults_and_use_plain_fields(tmp_path: Path) -> No
 
 def test_photos_are_degraded_as_configured(tmp_path: Path) -> None:
     for number in range(10):
-        picture = np.full((20, 24, 3), 20 * number, dtype=np.uint8)
-        Image.fromarray(picture).save(tmp_path / f"{number}.png")
+        image = np.full((20, 24, 3), 20 * number, dtype=np.uint8)
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
     words = ("--data", "degraded", "--data-root", ".", "--crop", "16", "--images", "8", "--batch-size", "8")
     words += ("--set", "width=2", "--set", "depth=1", "--set", "degrade_noise=10", "--accelerator", "cpu")
     trained = run_fork(tmp_path, "train", "restoration", *words, "--out", "run")

@@ -18,11 +18,11 @@ TINY = "generator=resnet_6,segmentation_generator=unet_32,ngf=1,ndf=1,d_layers=1
 
 def write_row(file: Path, seed: int) -> None:
     """An input, a stain that is its negative, and a mask of its bright half."""
-    picture = np.random.default_rng(seed).integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)
-    mask = np.zeros_like(picture)
+    image = np.random.default_rng(seed).integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)
+    mask = np.zeros_like(image)
     mask[:, : SIDE // 2] = 255
     file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.concatenate([picture, 255 - picture, mask], axis=1)).save(file)
+    Image.fromarray(np.concatenate([image, 255 - image, mask], axis=1)).save(file)
 
 
 def settings() -> list[str]:
@@ -61,8 +61,8 @@ def test_training_evaluates_every_panel_and_saves_strips():
 
 def test_a_run_is_evaluated_on_whole_rows(capsys):
     assert run(["evaluate", "run", "--accelerator", "cpu"]) == 0
-    said = capsys.readouterr().out
-    assert "stain_psnr" in said and "dice" in said
+    printed = capsys.readouterr().out
+    assert "stain_psnr" in printed and "dice" in printed
 
 
 def test_a_given_folder_of_rows_is_evaluated_as_a_whole(capsys):
@@ -80,6 +80,6 @@ def test_a_row_that_does_not_fit_ends_in_one_line(capsys):
         assert run([*command, *settings()]) == 2
     finally:
         Path("rows/train/odd.png").unlink()
-    said = capsys.readouterr().err.strip()
-    assert "odd.png: 122×40 pixels are not 3 panels of one width" in said and len(said.splitlines()) == 1
+    printed = capsys.readouterr().err.strip()
+    assert "odd.png: 122×40 pixels are not 3 panels of one width" in printed and len(printed.splitlines()) == 1
     assert not Path("other").exists()

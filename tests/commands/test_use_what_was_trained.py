@@ -41,8 +41,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             name = ("nought", "one", "two", "three")[label]
             place = folder / "digits" / ("test" if number % 3 == 0 else "train") / name
             place.mkdir(parents=True, exist_ok=True)
-            picture = Image.fromarray((pixels * 15.9).astype(np.uint8)).resize((24, 24), Image.Resampling.NEAREST)
-            picture.crop((0, 0, 24, 26)).save(place / f"{number}.png")  # not square
+            image = Image.fromarray((pixels * 15.9).astype(np.uint8)).resize((24, 24), Image.Resampling.NEAREST)
+            image.crop((0, 0, 24, 26)).save(place / f"{number}.png")  # not square
     words = ["train", "classification", "--data", "folder", "--data-root", "digits", "--set", "size=12"]
     words += ["--set", "width=4", "--set", "ema_half_life=64 images", "--images", "1024", "--batch-size", "32"]
     words += ["--set", "channels=1", "--set", "pad_crop=0", "--accelerator", "cpu", "--out"]
@@ -59,8 +59,8 @@ def inside(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pixels(path: str | Path) -> np.ndarray:
-    with Image.open(path) as picture:
-        return np.asarray(picture)
+    with Image.open(path) as image:
+        return np.asarray(image)
 
 
 def predict(*words: str) -> int:
@@ -75,9 +75,11 @@ def test_classes_with_other_names_are_rejected_instead_of_matched_by_index(tmp_p
         (tmp_path / "digits" / split / "nought").rename(tmp_path / "digits" / split / "zero")
     capsys.readouterr()
     assert run(words) == 2
-    told = "--data folder: class 0 of its test split is 'one', and classifier was trained with 'nought'; use data with"
+    expected = (
+        "--data folder: class 0 of its test split is 'one', and classifier was trained with 'nought'; use data with"
+    )
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert expected in error and error.count("\n") == 1
 
 
 def test_predictions_for_files_have_the_accuracy_that_evaluate_measures(capsys):
@@ -98,7 +100,7 @@ def test_a_loaded_classifier_takes_images_and_tensors_and_changes_no_global_stat
     files = sorted(Path("digits/test").rglob("*.png"))[::7]
     opened = [Image.open(file).convert("RGBA") for file in files]  # transparent nowhere, so of the same greys
     assert opened[0].width != opened[0].height
-    as_source = [picture.convert("L").resize((12, 12), Image.Resampling.BICUBIC, (0, 1, 24, 25)) for picture in opened]
+    as_source = [image.convert("L").resize((12, 12), Image.Resampling.BICUBIC, (0, 1, 24, 25)) for image in opened]
     tensor = torch.from_numpy(np.stack([np.asarray(one) for one in as_source]))[:, None]
     found = model.predict(opened)
     assert found.shape == (len(files), 4) and torch.allclose(found.sum(1), torch.ones(len(files)).double())
@@ -122,7 +124,7 @@ def test_a_loaded_classifier_uses_the_evaluated_ema():
 
 
 @pytest.mark.parametrize(
-    ("pictures", "line"),
+    ("images", "line"),
     [
         (torch.zeros(2, 1, 12, 12), "expected images as uint8 [n, 1, 12, 12], not torch.float32 [2, 1, 12, 12]"),
         (torch.zeros(2, 3, 12, 12, dtype=torch.uint8), "not torch.uint8 [2, 3, 12, 12]"),
@@ -135,9 +137,9 @@ def test_a_loaded_classifier_uses_the_evaluated_ema():
         (7, "not int"),
     ],
 )
-def test_images_that_a_classifier_cannot_take_are_reported(pictures, line):
+def test_images_that_a_classifier_cannot_take_are_reported(images, line):
     with pytest.raises(UserError) as raised:
-        paceline.load("classifier", device="cpu").predict(pictures)
+        paceline.load("classifier", device="cpu").predict(images)
     assert line in str(raised.value)
 
 
@@ -148,17 +150,17 @@ def test_an_unusable_file_is_reported_and_the_others_are_predicted(tmp_path, cap
     (tmp_path / "notes.txt").write_text("left alone")
     table = tmp_path / "made" / "table.csv"
     assert predict("classifier", str(tmp_path), "nowhere.png", "--top", "9", "--out", str(table)) == 1
-    said = capsys.readouterr()
-    assert f"not used: {tmp_path}/broken.png: not an image of a known format" in said.err
-    assert "not used: nowhere.png: no such image or folder" in said.err
-    assert "1 of 3 images were processed, 2 could not be used" in said.err
-    told = next(line for line in said.out.splitlines() if line.startswith(f"{tmp_path}/good.png: "))
-    assert len(re.findall(r"\w+ \(\d+\.\d%\)", told)) == 4, "all classes, where there are fewer than asked for"
+    printed = capsys.readouterr()
+    assert f"not used: {tmp_path}/broken.png: not an image of a known format" in printed.err
+    assert "not used: nowhere.png: no such image or folder" in printed.err
+    assert "1 of 3 images were processed, 2 could not be used" in printed.err
+    prediction = next(line for line in printed.out.splitlines() if line.startswith(f"{tmp_path}/good.png: "))
+    assert len(re.findall(r"\w+ \(\d+\.\d%\)", prediction)) == 4, "all classes, where there are fewer than asked for"
     (row,) = csv.DictReader(table.open())
     probabilities = [float(row[f"probability_{n}"]) for n in range(1, 5)]
     assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) == pytest.approx(1)
     assert sorted(row[f"class_{n}"] for n in range(1, 5)) == list(CLASSES)
-    assert f"{row['class_1']} ({probabilities[0]:.1%})" in told
+    assert f"{row['class_1']} ({probabilities[0]:.1%})" in prediction
     assert sorted(path.name for path in table.parent.iterdir()) == ["table.csv"]
 
 
@@ -185,8 +187,8 @@ def test_existing_results_are_replaced_only_if_asked(capsys):
 )
 def test_wrong_options_of_predict_are_reported(words, line, capsys):
     assert predict("classifier", "digits/test", *words) == 2
-    told = capsys.readouterr().err
-    assert line in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -200,8 +202,8 @@ def test_wrong_options_of_predict_are_reported(words, line, capsys):
 )
 def test_a_command_that_does_not_support_a_recipe_names_the_one_that_does(command, of, other, tmp_path, capsys):
     assert run([command, of, "digits/test", "--out", str(tmp_path / "x.csv")]) == 2
-    told = capsys.readouterr().err
-    assert f"which `{command}` does not do: use `{other}`" in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert f"which `{command}` does not do: use `{other}`" in printed and len(printed.splitlines()) == 1
     with pytest.raises(UserError, match=f"`{command}` does not do: use `{other}`"):
         getattr(paceline.load(of, device="cpu"), command)(None)
 
@@ -248,7 +250,7 @@ def test_a_recipe_that_no_command_supports_is_rejected_by_name(tmp_path, capsys)
     (tmp_path / "mute.py").write_text(
         "from torch import nn\nfrom paceline.contracts.recipe import Loss, Phase, Recipe\n\n\nclass Mute(Recipe):\n"
         "    defaults = {'data': 'digits', 'size': 8}\n    phases = (Phase('net', 'net'),)\n\n"
-        "    def __init__(self, settings, facts):\n        super().__init__(settings, facts)\n"
+        "    def __init__(self, settings, spec):\n        super().__init__(settings, spec)\n"
         "        self.net = nn.Conv2d(1, 1, 1)\n\n"
         "    def net_loss(self, batch):\n        return Loss({'size': self.net(batch['image']).square().mean()})\n"
     )
@@ -272,12 +274,12 @@ def test_an_exported_classifier_takes_raw_images_and_knows_its_classes(tmp_path,
 
     file = str(tmp_path / "model.onnx")
     assert run(["export", "classifier", "--out", file]) == 0
-    said = capsys.readouterr().out
-    assert "input `images` uint8 [n, 1, 12, 12] in 0…255; output probabilities [n, 4]" in said
+    printed = capsys.readouterr().out
+    assert "input `images` uint8 [n, 1, 12, 12] in 0…255; output probabilities [n, 4]" in printed
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    pictures = torch.randint(256, (5, 1, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    (made,) = session.run(["probabilities"], {"images": pictures.numpy()})
-    assert np.abs(made - paceline.load("classifier", device="cpu").predict(pictures).numpy()).max() < 1e-5
+    images = torch.randint(256, (5, 1, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    (made,) = session.run(["probabilities"], {"images": images.numpy()})
+    assert np.abs(made - paceline.load("classifier", device="cpu").predict(images).numpy()).max() < 1e-5
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(CLASSES)
 
 
@@ -324,9 +326,9 @@ def test_a_classifier_trained_on_crops_is_exported_for_evaluation_images(size, t
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     model = paceline.load(trained, device="cpu")
     for px in [(20, 20)] if size else [(20, 33), (64, 8)]:
-        pictures = np.random.default_rng(0).integers(0, 256, (3, 1, *px), np.uint8)
-        (made,) = session.run(None, {"images": pictures})
-        assert np.abs(made - model.predict(pictures).numpy()).max() < 1e-5
+        images = np.random.default_rng(0).integers(0, 256, (3, 1, *px), np.uint8)
+        (made,) = session.run(None, {"images": images})
+        assert np.abs(made - model.predict(images).numpy()).max() < 1e-5
     if size:
         with pytest.raises(UserError, match=r"expected images as uint8 \[n, 1, 20, 20\], not uint8 \[1, 1, 8, 8\]"):
             model.predict(np.zeros((1, 1, 8, 8), np.uint8))
@@ -349,8 +351,8 @@ class Dice(Recipe):
     evaluator = "accuracy"
     phases = (Phase("net", "net"),)
 
-    def __init__(self, settings, facts):
-        super().__init__(settings, facts)
+    def __init__(self, settings, spec):
+        super().__init__(settings, spec)
         self.net = nn.Linear(64, 3)
         self.draws = {"spare": Draw((), "uniform"), "dice": Draw((3,), "normal")}
 
@@ -367,22 +369,22 @@ def test_a_classifier_that_reads_draws_is_not_exported_and_the_draw_is_reported(
     (tmp_path / "dice.py").write_text(DICE)
     weights = write_weights_of(str(tmp_path / "dice.py"), DataSpec(1, 8, 8, num_classes=3), "data=digits", "size=8")
     assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
-    told = capsys.readouterr().err
-    assert "predict() of Dice reads the draw 'dice', and" in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert "predict() of Dice reads the draw 'dice', and" in printed and len(printed.splitlines()) == 1
 
 
 @can_export
 def test_a_fixed_size_classifier_trained_on_crops_is_rejected_with_a_fix(tmp_path, capsys):
     (tmp_path / "flat.py").write_text(DICE.replace(' + batch["dice"]', ""))
-    pictures, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 3
-    np.savez(tmp_path / "few.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+    images, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 3
+    np.savez(tmp_path / "few.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     words = ["train", str(tmp_path / "flat.py"), "--data", "npz", "--data-root", "few.npz", "--crop", "8"]
     words += ["--images", "32", "--batch-size", "32", "--accelerator", "cpu"]
     training = run_fork(tmp_path, *words, "--out", "run")
     assert training.wait() == 0, training.stderr
     assert run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.onnx")]) == 2
-    told = capsys.readouterr().err
-    assert "predict() of Dice cannot take whole images of 160×128 pixels" in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert "predict() of Dice cannot take whole images of 160×128 pixels" in printed and len(printed.splitlines()) == 1
 
 
 @can_export

@@ -71,7 +71,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path / "texts"
 
 
-def refused(match: str) -> pytest.RaisesExc[UserError]:
+def rejected(match: str) -> pytest.RaisesExc[UserError]:
     return pytest.raises(UserError, match=rf"before it was changed \({match}\); remove .*packed, then pack again")
 
 
@@ -89,7 +89,7 @@ def test_changed_labels_are_detected(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", **arrays, y_train=labels, y_test=labels[:2])
     assert pack(*again) == pack(*again) == 0
     np.savez(tmp_path / "own.npz", **arrays, y_train=(labels + 1) % 3, y_test=labels[:2])
-    with refused(r"train: its numbers \(labels\) differ"):
+    with rejected(r"train: its numbers \(labels\) differ"):
         pack(*again)
 
 
@@ -110,7 +110,7 @@ def test_one_changed_file_among_many_is_detected(change: str, noticed: str, phot
         file.rename(file.with_name("04a.png"))
     else:
         file.with_name("41.png").write_bytes(file.read_bytes())
-    with refused(noticed):
+    with rejected(noticed):
         pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
 
 
@@ -120,7 +120,7 @@ def test_a_label_changed_by_renaming_a_folder_is_detected(photos: Path, tmp_path
     again = (str(photos), str(tmp_path / "packed"), NO_FLAGS | {"data": "folder"}, {})
     assert pack(*again) == pack(*again) == 0
     (photos / "cat" / "39.png").rename(photos / "dog" / "00a.png")
-    with refused(r"train: its numbers \(labels\) differ|train: its files .*"):
+    with rejected(r"train: its numbers \(labels\) differ|train: its files .*"):
         pack(*again)
 
 
@@ -137,7 +137,7 @@ def test_a_source_without_cheap_metadata_is_read_again(changed: str, own: Path, 
     again = (str(tmp_path / "own.py"), str(tmp_path / "packed"), {"data_root": str(own), "workers": 0}, {})
     assert pack(*again) == pack(*again) == 0
     (own / "20.txt").write_text(changed)
-    with refused("sample 20 differs"):
+    with rejected("sample 20 differs"):
         pack(*again)
 
 
@@ -153,7 +153,7 @@ def test_a_class_that_overrides_reading_does_not_use_inherited_metadata(photos: 
     again = (str(tmp_path / "darker.py"), str(tmp_path / "packed"), {"data_root": str(photos), "workers": 0}, {})
     assert pack(*again) == pack(*again) == 0
     (tmp_path / "by4").touch()
-    with refused(r"04\.png differs"):
+    with rejected(r"04\.png differs"):
         pack(*again)
 
 
@@ -177,7 +177,7 @@ def test_after_ctrl_c_one_line_says_how_to_resume_and_changes_are_rejected(
     monkeypatch.chdir(tmp_path)
     before = (own / "1.txt").read_text()
     (own / "1.txt").write_text("77")
-    with refused("sample 1 differs"):
+    with rejected("sample 1 differs"):
         pack(*goes_on)
     (own / "1.txt").write_text(before)
     assert pack(*goes_on) == 0
@@ -205,7 +205,7 @@ def begun(photos: Path, folder: Path, count: int) -> dict[str, Photos]:
 def test_a_packed_image_that_was_replaced_before_a_resume_is_detected(photos: Path, tmp_path: Path) -> None:
     begun(photos, tmp_path / "packed", 20)
     replace(photos / "train" / "04.png")
-    with refused("train: its files have other names, sizes or times of change"):
+    with rejected("train: its files have other names, sizes or times of change"):
         pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
 
 
@@ -221,7 +221,7 @@ def test_files_that_change_while_they_are_packed_are_detected(photos: Path, tmp_
     for split, source in sources.items():
         packing.fill(source, tmp_path / "packed" / split, 0, lambda done: None)
     replace(photos / "train" / "04.png")
-    with refused("train: files were changed while they were packed"):
+    with rejected("train: files were changed while they were packed"):
         packing.finish(tmp_path / "packed", sources)
 
 

@@ -146,14 +146,14 @@ def test_files_of_other_images_are_not_reported_as_a_scale(tmp_path: Path) -> No
     for number, (height, width) in enumerate(((5, 9), (8, 8), (7, 3), (4, 4))):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", height, width)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as rejected:
         Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
-    first, second, _ = str(refused.value).split("0.png: ", 1)[1].split(", ", 2)
+    first, second, _ = str(rejected.value).split("0.png: ", 1)[1].split(", ", 2)
     assert first == "9×5 pixels are not an integer fraction of the 16×16 of 0.png (is it the same image?)"
     assert second.endswith(
         "2.png: 3×7 pixels are not an integer fraction of the 16×16 of 2.png (is it the same image?)"
     )
-    assert "3.png: 4×4 pixels are 1/4 of the 16×16 of 3.png; others are 1/2" in str(refused.value)
+    assert "3.png: 4×4 pixels are 1/4 of the 16×16 of 3.png; others are 1/2" in str(rejected.value)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -217,8 +217,8 @@ def test_exif_after_the_pixels_is_rejected_by_name_or_decoded_first(
     save(file, 10, 16)
     turned = Image.Exif()
     turned[0x0112] = 6
-    content, said = file.read_bytes(), b"eXIf" + turned.tobytes().removeprefix(b"Exif\0\0")
-    chunk = struct.pack(">I", len(said) - 4) + said + struct.pack(">I", zlib.crc32(said))
+    content, printed = file.read_bytes(), b"eXIf" + turned.tobytes().removeprefix(b"Exif\0\0")
+    chunk = struct.pack(">I", len(printed) - 4) + printed + struct.pack(">I", zlib.crc32(printed))
     file.write_bytes(content[:-12] + chunk + content[-12:])  # before what ends the file
     with pytest.raises(UserError, match=r"late\.png: 10×16 pixels, and 16×10 in its header; --bad-images skip takes"):
         Photos("train", settings(tmp_path)).read(0)

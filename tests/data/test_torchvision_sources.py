@@ -73,10 +73,10 @@ def test_a_download_with_a_wrong_checksum_is_rejected(tmp_path: Path, server: li
 def test_missing_data_offline_reports_which_files_to_put_where(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object, **named: object) -> None:
+    def fail(*arguments: object, **named: object) -> None:
         raise URLError("no route\nto host")
 
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    monkeypatch.setattr("urllib.request.urlopen", fail)
     source = registry.load_class("source", name, Source)
     with pytest.raises(UserError, match=f"--data-root {tmp_path}: {name} is not complete there") as raised:
         source("train", RunSettings(data_root=str(tmp_path)))

@@ -256,16 +256,17 @@ def test_two_processes_measure_the_same_as_one(runs):
 
 def test_a_run_resumes_only_if_it_is_evaluated_as_before(runs):
     command = ["train", TINY_GAN, "--accelerator", "cpu", "--out", "gan", "--images", "2560"]
-    refused = run_fork(runs, *command, "--set", "features=classifier", "--set", "generated_images=700")
-    assert refused.wait() == 2
+    rejected = run_fork(runs, *command, "--set", "features=classifier", "--set", "generated_images=700")
+    assert rejected.wait() == 2
     assert (
-        "measured with another protocol (made: 1438 ≠ 700)" in refused.stderr and len(refused.stderr.splitlines()) == 1
+        "measured with another protocol (made: 1438 ≠ 700)" in rejected.stderr
+        and len(rejected.stderr.splitlines()) == 1
     )
 
 
 def test_features_of_an_unsuitable_run_or_for_other_images_are_rejected(runs, monkeypatch):
-    refused = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=gan")
-    assert refused.wait() == 2 and "features=gan: not a classification run" in refused.stderr
+    rejected = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=gan")
+    assert rejected.wait() == 2 and "features=gan: not a classification run" in rejected.stderr
     monkeypatch.chdir(runs)
     case = Case(source_of(images(300, 1)), "train", 300, open_run)
     with pytest.raises(UserError, match="features=classifier: trained on images of 8×8×1, and these are of 12×12×3"):

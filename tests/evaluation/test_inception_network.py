@@ -72,18 +72,18 @@ def test_our_network_gives_the_features_of_the_file_in_every_precision(tmp_path,
 
 
 @pytest.mark.parametrize(
-    "broken, refused",
+    "broken, reason",
     [
         (lambda network: lambda x: network(x) + 1, "this GPU computes other features in it"),
         (lambda network: lambda x: x / object(), r"Triton cannot compute in it here \(unsupported operand.*\)"),
     ],
 )
 @torch.no_grad()
-def test_fp16_is_rejected_where_it_does_not_work(tmp_path, monkeypatch, broken, refused):
+def test_fp16_is_rejected_where_it_does_not_work(tmp_path, monkeypatch, broken, reason):
     pytest.importorskip("triton")
     ours, _ = opened(tmp_path, monkeypatch)
     monkeypatch.setattr("paceline.evaluation.features.inception_half.Half", broken)
-    with pytest.raises(UserError, match=rf"feature_precision=fp16: {refused}; use feature_precision=tf32"):
+    with pytest.raises(UserError, match=rf"feature_precision=fp16: {reason}; use feature_precision=tf32"):
         ours(some_images(), "fp16")
 
 

@@ -85,8 +85,8 @@ def test_a_recipe_that_synchronizes_is_reported_and_stays_eager(
 ) -> None:
     parts = trained(waiting, steps=20, graph="auto")
     assert isinstance(parts.run_step, GraphedStep) and parts.run_step.failed
-    said = capsys.readouterr().out
-    assert "classifier_loss" in said and "waiting.py:8" in said
+    printed = capsys.readouterr().out
+    assert "classifier_loss" in printed and "waiting.py:8" in printed
     assert all(value.isfinite().all() for value in parts.recipe.state_dict().values())
 
 

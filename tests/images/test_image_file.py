@@ -82,7 +82,7 @@ def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
     assert np.array_equal(found.pixels, DEEP[..., :3]) and found.note == "only the first of its pages was read"
 
 
-def test_sixteen_bit_grey_runs_from_black_to_white_for_either_photometric(tmp_path: Path) -> None:
+def test_sixteen_bit_grey_runs_from_black_to_white_for_any_photometric_and_bit_depth(tmp_path: Path) -> None:
     file = tmp_path / "negative.tif"
     tifffile.imwrite(file, DEEP[..., 0], photometric="miniswhite")
     assert np.array_equal(read_image(file).pixels[..., 0], 65535 - DEEP[..., 0])

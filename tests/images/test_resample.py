@@ -9,7 +9,7 @@ from skimage import data
 from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 
 NOISE = np.random.default_rng(0).integers(0, 256, (48, 56, 3), dtype=np.uint8)
-PICTURES = {
+IMAGES = {
     "a photograph": data.astronaut()[:160, 150:302].copy(),
     "noise": NOISE,
     "hard edges": np.where(NOISE < 128, 0, 255).astype(np.uint8),
@@ -25,9 +25,9 @@ def as_levels(images: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("factor", [1 / 8, 1 / 4, 1 / 2, 2, 4])
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGES)
 def test_a_resampled_image_equals_the_one_of_pillow(name, factor):
-    image = PICTURES[name]
+    image = IMAGES[name]
     height, width = (round(side * factor) for side in image.shape[:2])
     pillows = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
     ours = as_levels(bicubic_as_saved(as_tensor(image), height, width))
@@ -47,7 +47,7 @@ def test_the_plain_filter_keeps_what_eight_bit_rounding_would_lose():
 
 
 def test_autocast_to_half_precision_changes_nothing():
-    images = as_tensor(PICTURES["a photograph"])
+    images = as_tensor(IMAGES["a photograph"])
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(bicubic_as_saved(images, 40, 38), bicubic_as_saved(images.clone(), 40, 38))
         assert bicubic(images.bfloat16(), 40, 38).dtype == torch.float32

@@ -28,7 +28,7 @@ NETWORKS = {
 
 def field_of(network: nn.Module, output_scale: int = 1) -> ReceptiveField:
     network = copy.deepcopy(network).float()
-    return receptive_field(lambda pictures: {"image": network(pictures)}, 3, output_scale)
+    return receptive_field(lambda images: {"image": network(images)}, 3, output_scale)
 
 
 def lively(network: nn.Module) -> nn.Module:
@@ -87,16 +87,16 @@ def test_strides_determine_the_multiple():
 
 def test_layers_that_see_the_whole_image_are_reported():
     class Squeezed(nn.Module):
-        def forward(self, pictures: Tensor) -> Tensor:
-            return pictures * pictures.mean((2, 3), keepdim=True)
+        def forward(self, images: Tensor) -> Tensor:
+            return images * images.mean((2, 3), keepdim=True)
 
     class Pooled(nn.Module):
-        def forward(self, pictures: Tensor) -> Tensor:
-            return pictures * F.adaptive_avg_pool2d(pictures, 1)
+        def forward(self, images: Tensor) -> Tensor:
+            return images * F.adaptive_avg_pool2d(images, 1)
 
     class Turned(nn.Module):
-        def forward(self, pictures: Tensor) -> Tensor:
-            return pictures.flip(-1)
+        def forward(self, images: Tensor) -> Tensor:
+            return images.flip(-1)
 
     normed = field_of(ResnetGenerator(ngf=2, num_blocks=1, norm="instance").eval())
     assert normed.obstacles == ("it normalises by the statistics of the whole image",)
@@ -126,7 +126,7 @@ def test_pooling_dilation_and_upsampling_are_traced():
 
 def test_the_tensors_that_take_part_are_listed():
     network = nn.ModuleDict({"used": nn.Conv2d(3, 3, 1), "idle": nn.Conv2d(3, 3, 1)})
-    field = receptive_field(lambda pictures: {"image": network["used"](pictures)}, 3)
+    field = receptive_field(lambda images: {"image": network["used"](images)}, 3)
     used = {name for name, tensor in network.named_parameters() if id(tensor) in field.used}
     assert used == {"used.weight", "used.bias"}
     assert field.results == ("image",)

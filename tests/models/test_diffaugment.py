@@ -15,21 +15,21 @@ def numbers(num: int, **chosen: float) -> torch.Tensor:
     return uniforms
 
 
-def pictures(channels: int = 3) -> torch.Tensor:
+def images(channels: int = 3) -> torch.Tensor:
     return torch.rand(4, channels, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
 @pytest.mark.parametrize("kind", ["color", "translation"])
 def test_neutral_draws_change_nothing(kind):
-    torch.testing.assert_close(augment(pictures(), numbers(4), (kind,)), pictures())
+    torch.testing.assert_close(augment(images(), numbers(4), (kind,)), images())
 
 
 def test_no_augmentations_change_nothing():
-    assert torch.equal(augment(pictures(), torch.rand(4, NUM_UNIFORMS), ()), pictures())
+    assert torch.equal(augment(images(), torch.rand(4, NUM_UNIFORMS), ()), images())
 
 
 def test_brightness_saturation_and_contrast_act_as_described():
-    given = pictures()
+    given = images()
     brighter = augment(given, numbers(4, BRIGHTNESS=0.75), ("color",))
     torch.testing.assert_close(brighter, given + 0.25)
     grey = augment(given, numbers(4, SATURATION=0.0), ("color",))
@@ -41,7 +41,7 @@ def test_brightness_saturation_and_contrast_act_as_described():
 
 @pytest.mark.parametrize(("uniform", "shift"), [(0.0, -2), (0.5, 0), (ALMOST_ONE, 2)])
 def test_a_translation_moves_by_an_eighth_at_most_and_fills_with_zero(uniform, shift):
-    given = pictures()
+    given = images()
     moved = augment(given, numbers(4, SHIFT_ROW=uniform), ("translation",))
     padded = torch.nn.functional.pad(given, (0, 0, 2, 2))
     assert torch.equal(moved, padded[:, :, 2 + shift : 18 + shift])
@@ -57,7 +57,7 @@ def test_a_cutout_blanks_half_the_side_around_any_centre(uniform, rows):
 
 
 def test_each_image_is_changed_by_its_own_draws_alone():
-    given, uniforms = pictures(), torch.rand(4, NUM_UNIFORMS, generator=torch.Generator().manual_seed(1))
+    given, uniforms = images(), torch.rand(4, NUM_UNIFORMS, generator=torch.Generator().manual_seed(1))
     whole = augment(given, uniforms, KINDS)
     parts = [augment(given[i : i + 1], uniforms[i : i + 1], KINDS) for i in range(4)]
     assert torch.equal(whole, torch.cat(parts))
@@ -65,5 +65,5 @@ def test_each_image_is_changed_by_its_own_draws_alone():
 
 
 def test_augmentation_can_be_differentiated_twice():
-    given, uniforms = pictures(1).double()[:2, :, :4, :4], torch.rand(2, NUM_UNIFORMS, dtype=torch.float64)
+    given, uniforms = images(1).double()[:2, :, :4, :4], torch.rand(2, NUM_UNIFORMS, dtype=torch.float64)
     assert torch.autograd.gradgradcheck(lambda x: augment(x, uniforms, KINDS).square(), given.requires_grad_(True))

@@ -12,7 +12,7 @@ from paceline.core.errors import UserError
 from paceline.models.features import CONVOLUTIONS_PER_STAGE, IMAGENET_MEAN, IMAGENET_STD, Features
 
 WIDTHS = (2, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6)
-PICTURES = torch.rand(2, 3, 40, 48, generator=torch.Generator().manual_seed(0)) * 2 - 1
+IMAGES = torch.rand(2, 3, 40, 48, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
 def layers(padding: str = "zeros") -> nn.Sequential:
@@ -38,9 +38,9 @@ def saved(folder: Path, tensors: dict[str, torch.Tensor], name: str) -> str:
     return str(path)
 
 
-def normalised(pictures: torch.Tensor) -> torch.Tensor:
+def normalised(images: torch.Tensor) -> torch.Tensor:
     mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
-    return ((pictures + 1) / 2 - mean) / std
+    return ((images + 1) / 2 - mean) / std
 
 
 def test_images_too_small_for_the_poolings_are_rejected():
@@ -54,12 +54,12 @@ def test_images_too_small_for_the_poolings_are_rejected():
 def test_features_equal_those_of_the_torchvision_layers(tmp_path, file, layer, modules):
     network = layers()
     path = saved(tmp_path, {f"features.{name}": tensor for name, tensor in network.state_dict().items()}, file)
-    torch.testing.assert_close(Features(path, layer)(PICTURES), network[:modules](normalised(PICTURES)))
+    torch.testing.assert_close(Features(path, layer)(IMAGES), network[:modules](normalised(IMAGES)))
 
 
 def test_parameters_from_a_file_are_frozen_too(tmp_path):
     path = saved(tmp_path, dict(layers().named_parameters(prefix="features")), "vgg.pth")
-    assert not Features(path, "conv1_2")(PICTURES).requires_grad
+    assert not Features(path, "conv1_2")(IMAGES).requires_grad
 
 
 def test_the_layers_are_numbered_as_in_torchvision():
@@ -68,7 +68,7 @@ def test_the_layers_are_numbered_as_in_torchvision():
     assert convolutions[-1] == 34
 
 
-def test_the_rescaled_network_normalises_colours_in_its_first_layer(tmp_path):
+def test_the_rescaled_network_converts_colours_in_its_first_layer(tmp_path):
     network = layers()
     torch.manual_seed(1)
     colours = nn.Conv2d(3, 3, 1)
@@ -79,7 +79,7 @@ def test_the_rescaled_network_normalises_colours_in_its_first_layer(tmp_path):
             number = next(numbers)
             tensors |= {f"{number}.{name}": tensor for name, tensor in module.state_dict().items()}
     features = Features(saved(tmp_path, tensors, "rescaled.pth"), "conv4_2")
-    torch.testing.assert_close(features(PICTURES), network[:22](colours((PICTURES + 1) / 2)))
+    torch.testing.assert_close(features(IMAGES), network[:22](colours((IMAGES + 1) / 2)))
 
 
 def test_only_the_image_gets_a_gradient_and_no_module_registers_the_weights():
@@ -89,28 +89,28 @@ def test_only_the_image_gets_a_gradient_and_no_module_registers_the_weights():
             self.features = Features("random")
 
     recipe = Recipe()
-    pictures = PICTURES.clone().requires_grad_(True)
-    recipe.features(pictures).square().sum().backward()
-    assert pictures.grad is not None and pictures.grad.any()
+    images = IMAGES.clone().requires_grad_(True)
+    recipe.features(images).square().sum().backward()
+    assert images.grad is not None and images.grad.any()
     assert not list(recipe.parameters()) and not recipe.state_dict()
     with torch.no_grad():
-        assert not recipe.features(pictures).requires_grad
+        assert not recipe.features(images).requires_grad
 
 
 def test_there_is_one_copy_for_each_dtype():
     first, second = Features("random"), Features("random")
-    device = PICTURES.device
+    device = IMAGES.device
     assert first._copy_on(device, torch.float32) is second._copy_on(device, torch.float32)
-    assert Features("random")(PICTURES.double()).dtype == torch.float64
+    assert Features("random")(IMAGES.double()).dtype == torch.float64
     with torch.autocast("cpu", torch.bfloat16):
-        half = first(PICTURES)
+        half = first(IMAGES)
     assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), second(PICTURES), atol=0.2, rtol=0.1)
+    torch.testing.assert_close(half.float(), second(IMAGES), atol=0.2, rtol=0.1)
 
 
 def test_grey_images_are_repeated_to_three_channels():
     features = Features("random", "relu2_2")
-    assert torch.equal(features(PICTURES[:, :1]), features(PICTURES[:, :1].expand(-1, 3, -1, -1)))
+    assert torch.equal(features(IMAGES[:, :1]), features(IMAGES[:, :1].expand(-1, 3, -1, -1)))
 
 
 def test_unusable_files_are_reported(tmp_path):
@@ -132,4 +132,4 @@ def test_unusable_files_are_reported(tmp_path):
     cases[str(tmp_path / "program.pth")] = "holds more than tensors, and is not read: save its state_dict alone$"
     for path, message in cases.items():
         with pytest.raises(UserError, match=message):
-            Features(path)(PICTURES)
+            Features(path)(IMAGES)

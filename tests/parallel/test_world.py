@@ -143,12 +143,12 @@ def test_too_few_gpus_are_rejected(gpus: Gpus) -> None:
     check_devices(RunSettings(devices=2, backend="nccl"))
 
 
-def test_processes_that_share_the_only_visible_gpu_print_a_warning(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(backend: str, **arguments: Any) -> None:
+def test_processes_that_share_the_only_visible_gpu_are_rejected(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(backend: str, **arguments: Any) -> None:
         raise dist.DistBackendError("NCCL error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000")
 
     gpus.see(1, 0, 2)
-    monkeypatch.setattr(dist, "init_process_group", refuse)
+    monkeypatch.setattr(dist, "init_process_group", fail)
     with pytest.raises(UserError, match="--devices 2: processes share a GPU"):
         join(RunSettings(devices=2), distributed=True)
 
@@ -169,5 +169,5 @@ def test_processes_rendezvous_again_though_the_first_one_is_slow_to_leave() -> N
         )
         for rank in "01"
     ]
-    said = [rank.communicate(timeout=100)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0] and all("met twice" in words for words in said), said
+    printed = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0] and all("met twice" in words for words in printed), printed

@@ -48,17 +48,15 @@ def build(name: str, **settings: Any) -> Recipe:
 
 def make_batch(recipe: Recipe) -> Batch:
     generator = torch.Generator().manual_seed(1)
-    pictures = (
-        torch.rand(NUM_SAMPLES, DATA_SPEC.channels, DATA_SPEC.height, DATA_SPEC.width, generator=generator) * 2 - 1
-    )
+    images = torch.rand(NUM_SAMPLES, DATA_SPEC.channels, DATA_SPEC.height, DATA_SPEC.width, generator=generator) * 2 - 1
     labels = torch.randint(DATA_SPEC.num_classes, (NUM_SAMPLES,), generator=generator)
     make = {"normal": torch.randn, "uniform": torch.rand}
     draws = {
         name: make[draw.kind]((NUM_SAMPLES, *draw.shape), generator=generator) for name, draw in recipe.draws.items()
     }
     signals = {name: torch.full((NUM_SAMPLES,), value) for name, value in recipe.signals.items()}
-    panels = {name: pictures.roll(number, dims=0) for number, name in enumerate(DATA_SPEC.panels, start=1)}
-    return {"image": pictures, "target": pictures.flip(3), "label": labels} | panels | draws | signals
+    panels = {name: images.roll(number, dims=0) for number, name in enumerate(DATA_SPEC.panels, start=1)}
+    return {"image": images, "target": images.flip(3), "label": labels} | panels | draws | signals
 
 
 def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:

@@ -36,8 +36,8 @@ def restoration(**settings: Any) -> Restoration:
 
 def make_batch(height: int = 32, width: int = 32) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    pictures = torch.rand(3, 3, height, width, generator=generator) * 2 - 1
-    return {"image": pictures, "target": pictures.flip(3)}
+    images = torch.rand(3, 3, height, width, generator=generator) * 2 - 1
+    return {"image": images, "target": images.flip(3)}
 
 
 def after(recipe: Recipe, phase: str) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -68,9 +68,9 @@ def test_the_adversarial_stage_adds_features_and_a_discriminator():
         "adversarial": 1e-3 * bce.generator(recipe.discriminator(fake)).mean(),
     }
     torch.testing.assert_close(loss.terms, wanted)
-    told = recipe("discriminator", batch).terms
-    torch.testing.assert_close(told["real"], bce.real(recipe.discriminator(batch["image"])).mean())
-    torch.testing.assert_close(told["fake"], bce.fake(recipe.discriminator(fake)).mean())
+    printed = recipe("discriminator", batch).terms
+    torch.testing.assert_close(printed["real"], bce.real(recipe.discriminator(batch["image"])).mean())
+    torch.testing.assert_close(printed["fake"], bce.fake(recipe.discriminator(fake)).mean())
 
 
 @pytest.mark.parametrize("term", ["perceptual", "adversarial", "tv", "pixel"])
@@ -94,9 +94,9 @@ def test_the_content_is_compared_as_asked():
 
 
 def test_total_variation_is_a_mean_over_images():
-    pictures = make_batch()["image"]
-    one_by_one = torch.stack([total_variation(one[None]) for one in pictures]).mean()
-    torch.testing.assert_close(total_variation(pictures), one_by_one)
+    images = make_batch()["image"]
+    one_by_one = torch.stack([total_variation(one[None]) for one in images]).mean()
+    torch.testing.assert_close(total_variation(images), one_by_one)
     assert total_variation(torch.ones(2, 3, 4, 4)) == 0
 
 
@@ -124,7 +124,7 @@ def test_low_resolution_images_of_the_source_are_used_if_present():
 def test_a_preview_shows_all_images_in_one_size():
     shown = build(scale="4").preview(make_batch())
     assert list(shown) == ["low", "bicubic", "restored", "target"]
-    assert {picture.shape for picture in shown.values()} == {(3, 3, 32, 32)}
+    assert {image.shape for image in shown.values()} == {(3, 3, 32, 32)}
     assert list(restoration().preview(make_batch())) == ["input", "restored", "target"]
 
 

@@ -129,8 +129,12 @@ def test_the_page_needs_nothing_but_itself(runs: Path) -> None:
 
 
 def test_what_was_not_measured_is_listed(report: dict[str, Any]) -> None:
-    told = " ".join(report["not_measured"])
-    assert "GPU utilisation" in told and "step ladder and parity" in told and "communication of ddp × 2" in told
+    expected = " ".join(report["not_measured"])
+    assert (
+        "GPU utilisation" in expected
+        and "step ladder and parity" in expected
+        and "communication of ddp × 2" in expected
+    )
 
 
 def test_other_data_another_recipe_or_no_run_is_rejected_by_name(
@@ -146,7 +150,7 @@ def test_other_data_another_recipe_or_no_run_is_rejected_by_name(
         assert changed != text
         (runs / name / "config.toml").write_text(_as_dcgan(changed) if name == "other-recipe" else changed)
     (runs / "empty").mkdir(exist_ok=True)
-    for words, told in {
+    for words, printed in {
         ("single-2", "other-data"): "single-2 and other-data used different data",
         ("single-2", "other-recipe"): "single-2 and other-recipe are of different recipes (classification, dcgan)",
         ("single-2", "empty"): "empty: not a run's folder",
@@ -154,7 +158,7 @@ def test_other_data_another_recipe_or_no_run_is_rejected_by_name(
     }.items():
         assert run(["compare", *words, "--out", "refused"]) == 2
         error = capsys.readouterr().err
-        assert told in error and error.count("\n") == 1
+        assert printed in error and error.count("\n") == 1
     assert not (runs / "refused").exists()
 
 
@@ -217,8 +221,10 @@ def test_segments_of_a_run_are_not_averaged_and_the_summary_notes_it(
     since = next(line["images"] for line in logged if line["epoch"] >= 1)
     later = [line for line in logged if line["images"] > since][1:]
     assert report["runs"]["went-on"]["speed"]["stretches"] == len(later)
-    (said,) = [sentence for sentence in report["summary"] if "resumed differently" in sentence]
-    assert said.startswith(f"`went-on` resumed differently at {since:,} images (strategy ddp → single, devices 2 → 1)")
+    (printed,) = [sentence for sentence in report["summary"] if "resumed differently" in sentence]
+    assert printed.startswith(
+        f"`went-on` resumed differently at {since:,} images (strategy ddp → single, devices 2 → 1)"
+    )
 
 
 def test_dp_on_a_cpu_is_reported_as_single(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,14 +252,14 @@ def test_a_report_that_replaces_another_prints_which(
 ) -> None:
     monkeypatch.chdir(runs)
     place = "this report replaces one with other runs"
-    for words, told in (
+    for words, note in (
         (["single-2", "ddp-2"], ""),
         ([str(runs / "ddp-2"), "single-2", "single-4"], ""),
         (["ddp-2"], f"{place}: single-2, single-4\n"),
     ):
         assert run(["compare", *words, "--out", "of-others"]) == 0
-        said = capsys.readouterr().out
-        assert said.endswith(f"{told}report: of-others/report.html\n") and (place in said) == bool(told)
+        printed = capsys.readouterr().out
+        assert printed.endswith(f"{note}report: of-others/report.html\n") and (place in printed) == bool(note)
 
 
 def test_energy_is_summed_over_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,8 +294,8 @@ def test_generators_are_shown_side_by_side_and_need_equal_protocols(tmp_path: Pa
     assert run_fork(tmp_path, "compare", "0", "1", "--out", "both").wait() == 0
     page = Page((tmp_path / "both/report.html").read_text())
     assert sum(address.startswith("data:image/png;base64,") for address in page.fetched) == 1  # of the first seed
-    (picture,) = re.findall(r"!\[single, seed 0\]\((.+)\)", (tmp_path / "both/report.md").read_text())
-    assert (tmp_path / "both" / picture).resolve() == tmp_path / "0/samples/samples-000000000640.png"
+    (image,) = re.findall(r"!\[single, seed 0\]\((.+)\)", (tmp_path / "both/report.md").read_text())
+    assert (tmp_path / "both" / image).resolve() == tmp_path / "0/samples/samples-000000000640.png"
     report = json.loads((tmp_path / "both/report.json").read_text())
     (only,) = report["groups"].values()
     best = [min(x["train/FID[pixels-8x8]"] for x in lines_of(tmp_path / s) if "train/count" in x) for s in ("0", "1")]
@@ -300,9 +306,9 @@ def test_generators_are_shown_side_by_side_and_need_equal_protocols(tmp_path: Pa
         (tmp_path / "0/samples/samples-000000000640.png").write_bytes(content)
         assert run_fork(tmp_path, "compare", "0", "--out", "torn").wait() == 0
         assert "samples-000000000640.png cannot be read" in (tmp_path / "torn/report.html").read_text()
-    refused = run_fork(tmp_path, "compare", "0", "1", "--out", "neither")
-    assert refused.wait() == 2
-    assert "0 and 1 were not measured alike and cannot be compared (resize: area to 8 ≠ none)" in refused.stderr
+    rejected = run_fork(tmp_path, "compare", "0", "1", "--out", "neither")
+    assert rejected.wait() == 2
+    assert "0 and 1 were not measured alike and cannot be compared (resize: area to 8 ≠ none)" in rejected.stderr
 
 
 def test_a_phrase_shows_the_number_in_its_place() -> None:

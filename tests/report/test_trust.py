@@ -123,18 +123,18 @@ def test_runs_of_other_hardware_or_another_torch_are_not_averaged() -> None:
 
 
 def test_a_difference_of_one_image_does_not_recommend_a_slower_row() -> None:
-    report, said = made(cell(batch=64, speed=1000, top1=100 * 131 / 144), cell(batch=128, speed=3000, top1=90.278))
+    report, printed = made(cell(batch=64, speed=1000, top1=100 * 131 / 144), cell(batch=128, speed=3000, top1=90.278))
     assert report.recommendation.group == "classification-single-1-128"
-    assert "all within 0.69 points of it" in said and "A single seed cannot show" in said
-    assert "worse" not in said and "of all" not in said
+    assert "all within 0.69 points of it" in printed and "A single seed cannot show" in printed
+    assert "worse" not in printed and "of all" not in printed
 
 
 def test_one_seed_far_behind_is_neither_recommended_nor_ruled_out() -> None:
-    report, said = made(cell(batch=64, speed=1000, top1=90.0), cell(batch=128, speed=3000, top1=60.0))
+    report, printed = made(cell(batch=64, speed=1000, top1=90.0), cell(batch=128, speed=3000, top1=60.0))
     assert report.recommendation.group == "classification-single-1-64"
-    assert "behind: “single, batch 128” (by 30.00 points)" in said
-    assert "faster than the recommended one: “single, batch 128” at 3.00× its speed" in said
-    assert "A single seed cannot show" in said and "worse" not in said and "of all" not in said
+    assert "behind: “single, batch 128” (by 30.00 points)" in printed
+    assert "faster than the recommended one: “single, batch 128” at 3.00× its speed" in printed
+    assert "A single seed cannot show" in printed and "worse" not in printed and "of all" not in printed
 
 
 def test_seeds_that_agree_by_chance_keep_the_error_of_few_evaluated_images() -> None:
@@ -144,18 +144,18 @@ def test_seeds_that_agree_by_chance_keep_the_error_of_few_evaluated_images() -> 
             cell(batch=b, seed=n, speed=b, top1=top1, evaluated_on=evaluated_on) for b, top1 in tops for n in (0, 1)
         ]
 
-    few, said = made(*cells(144))
-    assert few.recommendation.group == "classification-single-1-128" and "no other is worse" in said
-    many, said = made(*cells(1_000_000))
+    few, printed = made(*cells(144))
+    assert few.recommendation.group == "classification-single-1-128" and "no other is worse" in printed
+    many, printed = made(*cells(1_000_000))
     assert many.recommendation.group == "classification-single-1-64"
-    assert "worse by more than the seeds explain: “single, batch 128” (by 0.70 points)" in said
+    assert "worse by more than the seeds explain: “single, batch 128” (by 0.70 points)" in printed
 
 
 def test_the_test_split_is_never_used_for_recommendations() -> None:
-    report, said = made(cell(speed=1000, test=99.0), cell("ddp", 2, speed=1500, top1=None, test=10.0))
+    report, printed = made(cell(speed=1000, test=99.0), cell("ddp", 2, speed=1500, top1=None, test=10.0))
     assert report.recommendation.best is None
-    assert "No recommendation by quality: validation top-1 was not measured for ddp × 2." in said
-    assert "By speed alone, **ddp × 2**" in said
+    assert "No recommendation by quality: validation top-1 was not measured for ddp × 2." in printed
+    assert "By speed alone, **ddp × 2**" in printed
 
 
 def test_a_metric_that_is_not_a_fraction_of_images_has_no_binomial_error() -> None:
@@ -168,11 +168,13 @@ def test_a_metric_that_is_not_a_fraction_of_images_has_no_binomial_error() -> No
 def test_speeds_that_differ_by_less_than_their_spread_tie_and_the_simplest_wins() -> None:
     rows = [cell("dp", 2, speed=1040, spread=50.0), cell("lightning", 1, speed=1030, spread=5.0)]
     rows += [cell("single", speed=1000, spread=5.0), cell("ddp", 2, speed=900, spread=5.0)]
-    report, said = made(*rows)
+    report, printed = made(*rows)
     advice = report.recommendation
     assert advice.group == "classification-single-1-64" and len(advice.tied) == 3
     assert (
-        "a tie with dp × 2, lightning" in said and "spread over log intervals" in said and "it is the simplest" in said
+        "a tie with dp × 2, lightning" in printed
+        and "spread over log intervals" in printed
+        and "it is the simplest" in printed
     )
 
 
@@ -180,21 +182,21 @@ def test_the_spread_over_seeds_decides_and_five_percent_without_one() -> None:
     seeds = [cell("ddp", 2, speed=s, spread=999.0, seed=n) for n, s in enumerate((1099, 1100, 1101))]
     seeds += [cell("single", speed=s, spread=999.0, seed=n) for n, s in enumerate((999, 1000, 1001))]
     assert made(*seeds)[0].recommendation.group == "classification-ddp-2-64"
-    report, said = made(cell(speed=1000, spread=None), cell("ddp", 2, speed=1040, spread=None))
-    assert report.recommendation.group == "classification-single-1-64" and "less than 5 %" in said
-    report, said = made(cell(speed=1000, spread=None), cell("ddp", 2, speed=1200, spread=None))
-    assert report.recommendation.group == "classification-ddp-2-64" and "tie" not in said
+    report, printed = made(cell(speed=1000, spread=None), cell("ddp", 2, speed=1040, spread=None))
+    assert report.recommendation.group == "classification-single-1-64" and "less than 5 %" in printed
+    report, printed = made(cell(speed=1000, spread=None), cell("ddp", 2, speed=1200, spread=None))
+    assert report.recommendation.group == "classification-ddp-2-64" and "tie" not in printed
 
 
 def test_reasons_to_doubt_a_speed_are_noted(tmp_path: Path) -> None:
     crowded = cell("ddp", 16, speed=900)
     unsettled = cell("lightning", 1, speed=950, with_warm_up=True)
-    report, said = made(cell(speed=1000), cell("ddp", 2, speed=2300), crowded, unsettled)
+    report, printed = made(cell(speed=1000), cell("ddp", 2, speed=2300), crowded, unsettled)
     write_report(report, tmp_path)
     page = (tmp_path / "report.md").read_text()
     assert (
         "Efficiency over 110 % (ddp × 2): something else slowed one device down" in page
-        and "see the note under Speed" in said
+        and "see the note under Speed" in printed
     )
     assert "ddp × 16: more processes than cores" in page
     assert "lightning: a run has only one log interval, so its speed includes the warm-up" in page
@@ -233,17 +235,17 @@ def test_with_the_same_batch_per_device_the_smaller_share_is_not_a_loss() -> Non
     assert [rung.name for rung in found.rungs] == ["ideal", "together", "gradients"]
     assert found.efficiency == pytest.approx(90 / 120) and found.largest == "together"
     ladders = {"classification-ddp-2-128": measured(one=500, part=300, gradients=290)}
-    report, said = made(cell(speed=150), cell("ddp", 2, 128, speed=280), step_ladders=ladders)
-    assert report.why_not["classification-ddp-2-128"].weak and "gradients are exchanged" in said
+    report, printed = made(cell(speed=150), cell("ddp", 2, 128, speed=280), step_ladders=ladders)
+    assert report.why_not["classification-ddp-2-128"].weak and "gradients are exchanged" in printed
 
 
 def test_an_efficiency_states_whether_it_is_from_runs_or_the_step_ladder(tmp_path: Path) -> None:
     ladders = {"classification-ddp-2-64": measured(one=500, part=900, gradients=450)}
-    report, said = made(cell(speed=1000), cell("ddp", 2, speed=440), step_ladders=ladders)
-    assert "Scaling efficiency of the runs, relative to one device: ddp × 2 22%" in said
+    report, printed = made(cell(speed=1000), cell("ddp", 2, speed=440), step_ladders=ladders)
+    assert "Scaling efficiency of the runs, relative to one device: ddp × 2 22%" in printed
     assert (
         "is not faster, by a step ladder that was measured separately from the runs (efficiency 45% there): gradients"
-        in said
+        in printed
     )
     write_report(report, tmp_path)
     words = (tmp_path / "report.md").read_text()
@@ -276,16 +278,16 @@ def test_each_line_of_the_scaling_plot_is_one_named_family(tmp_path: Path) -> No
 def test_the_fastest_good_row_is_not_called_the_fastest_of_all() -> None:
     rows = [cell(speed=1000, top1=90.0), cell("ddp", 2, speed=800, top1=90.0)]
     rows += [cell(batch=128, speed=1900, top1=40.0), cell("ddp", 2, 128, speed=900, top1=40.0)]
-    _, said = made(*rows)
-    assert "the fastest of equal quality" in said and "(by 50.00 points)" in said
+    _, printed = made(*rows)
+    assert "the fastest of equal quality" in printed and "(by 50.00 points)" in printed
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])
 def test_nan_weights_do_not_agree(tmp_path: Path, value: float) -> None:
     difference = {"strategy": "ddp", "network": "n", "kind": "weights", "value": value, "tolerance": 0.1, "worst": "w"}
     parity = {"classification": Parity.from_json({"what": "5 steps", "differences": [difference]})}
-    report, said = made(cell(), cell("ddp", 2), parity=parity)
-    assert "Strategies do **not** agree for classification" in said
+    report, printed = made(cell(), cell("ddp", 2), parity=parity)
+    assert "Strategies do **not** agree for classification" in printed
     write_report(report, tmp_path)
     text = (tmp_path / "report.json").read_text()
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -351,8 +353,8 @@ def test_a_strategy_that_is_not_installed_is_ranked_last_and_its_file_is_not_run
     own = tmp_path / "own.py"
     own.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     rows = [cell("elsewhere", speed=1040, spread=50.0), cell(str(own), 2, speed=1030, spread=50.0)]
-    report, said = made(*rows, cell("dp", 2, speed=1000, spread=50.0))
-    assert report.recommendation.group == "classification-dp-2-64" and "it is the simplest" in said
+    report, printed = made(*rows, cell("dp", 2, speed=1000, spread=50.0))
+    assert report.recommendation.group == "classification-dp-2-64" and "it is the simplest" in printed
     assert not (tmp_path / "ran").exists()
     write_report(report, tmp_path)
     assert "elsewhere" in (tmp_path / "report.html").read_text()

@@ -250,8 +250,8 @@ def test_a_run_reports_its_damaged_checkpoint_resumes_before_it_and_ends_the_sam
         flip_bit("weights.safetensors", 0.8)(tmp_path / "run" / "checkpoints" / f"{images:012d}")
     again = run_fork(tmp_path, *command)
     assert again.wait() == 0 and again.stderr == ""
-    said = [line for line in again.stdout.splitlines() if "damaged" in line]
-    assert ["000000000480" in line or "000000000400" in line for line in said] == [True, True]
+    printed = [line for line in again.stdout.splitlines() if "damaged" in line]
+    assert ["000000000480" in line or "000000000400" in line for line in printed] == [True, True]
     assert "resuming from 320 images" in again.stdout
     assert weights_of(tmp_path / "run") == whole
 

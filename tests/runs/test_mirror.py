@@ -214,9 +214,9 @@ def test_a_mirror_of_another_or_a_longer_run_is_rejected_and_left_unchanged(tmp_
     destination = open_destination(f"file://{tmp_path}/away", "--mirror")
     mirror_once(tmp_path / "run", destination)
     before = destination.sizes("")
-    for folder, run, said in (("run", "two", "holds another run"), ("empty", "one", "at 200 images, --out at 0")):
+    for folder, run, printed in (("run", "two", "holds another run"), ("empty", "one", "at 200 images, --out at 0")):
         (tmp_path / folder).mkdir(exist_ok=True)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=printed):
             mirror_once(tmp_path / folder, destination, run)
     assert destination.sizes("") == before
 
@@ -235,7 +235,7 @@ def test_a_package_can_register_a_mirror_backend(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("s3://AKIAABCDEFGHIJKLMNOP:secret@bucket/run", "holds a credential"),
         ("https://host/run?token=abcdef", "holds a credential"),
@@ -243,8 +243,8 @@ def test_a_package_can_register_a_mirror_backend(tmp_path: Path, monkeypatch: py
         ("zip::file:///somewhere", "not a chain"),
     ],
 )
-def test_an_unusable_url_ends_in_one_line_without_credentials(url: str, said: str) -> None:
-    with pytest.raises(UserError, match=said) as raised:
+def test_an_unusable_url_ends_in_one_line_without_credentials(url: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
         open_destination(url, "--mirror")
     assert "secret" not in str(raised.value) and "abcdef" not in str(raised.value)
 
@@ -271,9 +271,9 @@ def test_a_mirror_failure_is_printed_once_and_recorded_until_it_is_over(
     assert run["mirror"]["images"] == 0 and run["mirror"]["trouble"] == "PermissionError: wrong key, token=***"
     broken.clear()
     assert "is complete" in mirror.finish(60)
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition(" (")[0] for line in said] == ["mirror: away failed", "mirror: away works again"]
-    assert "training continues" in said[0] and "abcdef" not in said[0]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.partition(" (")[0] for line in printed] == ["mirror: away failed", "mirror: away works again"]
+    assert "training continues" in printed[0] and "abcdef" not in printed[0]
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
     assert state and (state.images, state.trouble) == (100, "")
 

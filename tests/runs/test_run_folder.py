@@ -35,8 +35,10 @@ def test_a_folder_with_other_files_is_rejected_and_left_alone(tmp_path: Path, ti
     full = tmp_path / "full"
     full.mkdir()
     (full / "diary.txt").touch()
-    refused = run_fork(tmp_path, "train", tiny, "--out", "full")
-    assert refused.wait() == 2 and "--out full: the folder exists and is no run (it holds diary.txt)" in refused.stderr
+    rejected = run_fork(tmp_path, "train", tiny, "--out", "full")
+    assert (
+        rejected.wait() == 2 and "--out full: the folder exists and is no run (it holds diary.txt)" in rejected.stderr
+    )
     assert [file.name for file in full.iterdir()] == ["diary.txt"]
     (full / "diary.txt").rename(full / ".gitkeep")
     (full / "launch").mkdir()  # where a job's file lies that begins the run
@@ -90,16 +92,16 @@ def test_settings_that_make_another_run_are_rejected_by_name(tmp_path: Path, tin
     command = ("train", tiny, "--out", "run", "--images", "48")
     assert run_fork(tmp_path, *command).wait() == 0
     before = weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()
-    for change, said in (
+    for change, printed in (
         (("--lr", "0.2", "--seed", "3"), "(seed: 0 → 3; lr: 0.05 → 0.2)"),
         (("--set", "classifier.lr=0.2"), "(classifier.lr: None → 0.2)"),
         (("--set", "width=8"), "(width: 4 → 8)"),
         (("--batch-size", "32"), "(batch_size: 16 → 32)"),
         (("--precision", "bf16"), "(precision: fp32 → bf16)"),
     ):
-        refused = run_fork(tmp_path, *command, *change)
-        assert refused.wait() == 2
-        assert len(refused.stderr.splitlines()) == 1 and said in refused.stderr, refused.stderr
+        rejected = run_fork(tmp_path, *command, *change)
+        assert rejected.wait() == 2
+        assert len(rejected.stderr.splitlines()) == 1 and printed in rejected.stderr, rejected.stderr
     assert (weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()) == before
 
 
@@ -115,8 +117,8 @@ def test_a_run_without_a_checkpoint_may_restart_with_other_settings(tmp_path: Pa
 def test_another_recipe_is_rejected(tmp_path: Path, tiny: str) -> None:
     assert run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16").wait() == 0
     (tmp_path / "other.py").write_text(Path(tiny).read_text())
-    refused = run_fork(tmp_path, "train", "./other.py", "--out", "run")
-    assert refused.wait() == 2 and "this run is of another recipe" in refused.stderr
+    rejected = run_fork(tmp_path, "train", "./other.py", "--out", "run")
+    assert rejected.wait() == 2 and "this run is of another recipe" in rejected.stderr
 
 
 def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, tiny: str) -> None:
@@ -155,9 +157,9 @@ def test_a_command_that_trains_nothing_does_not_change_a_finished_run(tmp_path: 
         return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files if "logs" not in file.parts}
 
     before = record()
-    for images, told in (("96", "finished, at 96 images\n"), ("48", "past the requested 48: nothing")):
+    for images, printed in (("96", "finished, at 96 images\n"), ("48", "past the requested 48: nothing")):
         again = run_fork(tmp_path, *command, "--images", images)
-        assert again.wait() == 0 and told in again.stdout, again.stderr
+        assert again.wait() == 0 and printed in again.stdout, again.stderr
         assert "test, of the checkpoint at 96 images" in again.stdout, "what it learned is judged all the same"
         assert record() == before
 
@@ -180,9 +182,9 @@ def test_unreadable_settings_are_reported(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "16")
     assert run_fork(tmp_path, *command).wait() == 0
     (tmp_path / "run" / "config.toml").write_text("recipe = ")
-    refused = run_fork(tmp_path, *command)
-    assert refused.wait() == 2 and refused.stderr.startswith("paceline: run/config.toml: cannot be read")
-    assert len(refused.stderr.splitlines()) == 1
+    rejected = run_fork(tmp_path, *command)
+    assert rejected.wait() == 2 and rejected.stderr.startswith("paceline: run/config.toml: cannot be read")
+    assert len(rejected.stderr.splitlines()) == 1
 
 
 def test_each_rank_logs_its_output_and_only_the_first_writes_the_run(tmp_path: Path, tiny: str) -> None:
@@ -198,32 +200,32 @@ def test_each_rank_logs_its_output_and_only_the_first_writes_the_run(tmp_path: P
 def test_other_data_under_the_same_name_is_rejected(tmp_path: Path, tiny: str) -> None:
     generator = np.random.default_rng(0)
     for name, length in (("a", 64), ("b", 80)):
-        pictures = generator.integers(256, size=(length, 8, 8, 1), dtype=np.uint8)
+        images = generator.integers(256, size=(length, 8, 8, 1), dtype=np.uint8)
         labels = np.arange(length) % 10
-        np.savez(tmp_path / f"{name}.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+        np.savez(tmp_path / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     command = ("train", tiny, "--data", "npz", "--out", "run", "--images", "32")
     assert run_fork(tmp_path, *command, "--data-root", "a.npz").wait() == 0
-    refused = run_fork(tmp_path, *command, "--data-root", "b.npz")
-    assert refused.wait() == 2 and "this run was made from other data (58 samples, " in refused.stderr
+    rejected = run_fork(tmp_path, *command, "--data-root", "b.npz")
+    assert rejected.wait() == 2 and "this run was made from other data (58 samples, " in rejected.stderr
     (tmp_path / "a.npz").rename(tmp_path / "moved.npz")
     assert run_fork(tmp_path, *command, "--data-root", "moved.npz").wait() == 0
 
 
 def test_other_labels_of_the_same_images_are_rejected(tmp_path: Path, tiny: str) -> None:
-    pictures = np.random.default_rng(0).integers(256, size=(64, 8, 8, 1), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(256, size=(64, 8, 8, 1), dtype=np.uint8)
     for name, labels in (("a", np.arange(64) % 10), ("b", np.arange(1, 65) % 10)):
-        np.savez(tmp_path / f"{name}.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+        np.savez(tmp_path / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     command = ("train", tiny, "--data", "npz", "--out", "run")
     assert run_fork(tmp_path, *command, "--data-root", "a.npz", "--images", "32").wait() == 0
-    refused = run_fork(tmp_path, *command, "--data-root", "b.npz", "--images", "64")
-    assert refused.wait() == 2 and "this run was made from other data (58 samples, " in refused.stderr
+    rejected = run_fork(tmp_path, *command, "--data-root", "b.npz", "--images", "64")
+    assert rejected.wait() == 2 and "this run was made from other data (58 samples, " in rejected.stderr
 
 
 def test_the_last_weights_are_evaluated_at_any_interval(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "80", "--set", "evaluate_every=48 images")
     assert run_fork(tmp_path, *command).wait() == 0
-    judged = [line["images"] for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
-    assert judged == [48, 80]
+    evaluated = [line["images"] for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
+    assert evaluated == [48, 80]
 
 
 def test_the_last_checkpoint_records_its_evaluation_at_any_interval(tmp_path: Path, tiny: str) -> None:
@@ -244,7 +246,7 @@ def test_an_ema_that_is_never_evaluated_is_rejected(tmp_path: Path, tiny: str) -
     (tmp_path / "plain.py").write_text(
         "from paceline.recipes.classification import Classification\n\n\nclass Plain(Classification):\n    ema = ()\n"
     )
-    refused = run_fork(
+    rejected = run_fork(
         tmp_path, "train", "./plain.py", "--set", "ema_half_life=1 epochs", "--set", "width=2", "--out", "run"
     )
-    assert refused.wait() == 2 and "ema_half_life=1 epochs: the recipe does not judge 'classifier'" in refused.stderr
+    assert rejected.wait() == 2 and "ema_half_life=1 epochs: the recipe does not judge 'classifier'" in rejected.stderr
