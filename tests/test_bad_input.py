@@ -1,4 +1,4 @@
-"""What a person gets wrong ends in one line that names it, and exit code 2; nothing is lost."""
+"""A user error ends in one line that reports it, with exit code 2; nothing is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def assert_one_line(rejected: Running, *parts: str) -> None:
         assert part in rejected.stderr, rejected.stderr
 
 
-MISTAKES: dict[str, str] = {  # a command, and what its line says
+MISTAKES: dict[str, str] = {  # a command, and what its line contains
     "train classificaton": "unknown recipe 'classificaton'; did you mean 'classification'?",
     "train ./nothing.py": "recipe 'nothing.py': no such file",
     "train ./broken_recipe.py": "recipe 'broken_recipe.py': cannot be imported: SyntaxError",
@@ -138,7 +138,7 @@ class Mine(Recipe):
 
 @pytest.fixture(scope="module")
 def bad_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all kinds of files that do not do."""
+    """A folder with all kinds of unusable files."""
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "broken_recipe.py").write_text("class Recipe(:\n")
     (folder / "failing_recipe.py").write_text("import a_module_that_is_not_there\n")
@@ -203,7 +203,7 @@ def test_more_gpus_than_available_are_rejected(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes of pictures; one training picture is cut off."""
+    """Two classes of images; one training image is truncated."""
     for name in ("train/cat", "train/dog", "test/cat", "test/dog"):
         folder = tmp_path / "photos" / name
         folder.mkdir(parents=True)
@@ -276,7 +276,7 @@ def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> 
     command = ("train", TINY, "--devices", "2", "--set", "save_every=2 steps")
     images = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
     of_all = start_command(tmp_path, *command, "--set", "not_finite_at=4", "--out", "loss")
-    # Only one rank reads the bad picture; the other loses its peer and keeps quiet about it.
+    # Only one rank reads the bad image; the other loses its peer and prints nothing.
     of_one = start_command(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "pictures")
     assert_one_line(of_all, "loss 'cross_entropy' of phase 'classifier' is not finite at step 4 (64 images seen)")
     assert "the checkpoint at 64 images is unharmed" in of_all.stderr

@@ -1,4 +1,4 @@
-"""The layout holds: arrows point down only, plugins are found by name, files stay short, texts name no machine."""
+"""The layout: imports point down only, plugins are found by name, files stay short, texts mention no machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from layout_rules import (
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "paceline"
 
-MAY_NAME_ANY_PACKAGE = {"paceline/core/registry.py"}  # it says where the plugins of each kind are
+MAY_NAME_ANY_PACKAGE = {"paceline/core/registry.py"}  # it lists the plugin folders
 TOLERATED_IMPORTS: dict[str, str] = {}  # "file: imports the plugin module" and why
 TOLERATED_COMPARISONS = {
     "paceline/models/diffaugment.py: compares with the plugin 'translation'": "the paper's name for a shift",
@@ -208,7 +208,7 @@ def test_plugins_may_compare_names_and_others_may_use_them_as_values(tmp_path: P
 
 
 def _less(faults: list[str], tolerated: dict[str, str]) -> tuple[list[str], set[str]]:
-    """The faults that are not on a list, and what is on the list without being one; lines do not count."""
+    """Return violations that are not on a list, and list entries without a violation; line numbers are ignored."""
     kept = {re.sub(r"(\.py):\d+", r"\1", fault): fault for fault in faults}
     return [fault for key, fault in kept.items() if key not in tolerated], tolerated.keys() - kept.keys()
 
@@ -278,7 +278,7 @@ def test_no_text_mentions_a_machine_or_an_issue() -> None:
         try:
             lines = (ROOT / name).read_text().splitlines()
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
-            continue  # a picture, or a file that was deleted and is still in the index
+            continue  # an image, or a deleted file that is still in the index
         for number, line in enumerate(lines, start=1):
             faults += [f"{name}:{number}: {what}" for what, pattern in PRIVATE.items() if pattern.search(line)]
     assert not faults, "\n".join(faults)

@@ -1,4 +1,4 @@
-"""Plugins from installed packages and from the user's own files work like built-in ones; a broken one harms nobody."""
+"""Plugins from packages and user files work like built-in ones; a broken one affects nothing else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def from_example(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a package none of whose plugins works."""
+    """The folder of a package whose plugins are all broken."""
     folder = tmp_path_factory.mktemp("broken")
     make_package(
         folder,
@@ -85,7 +85,7 @@ def make_package(folder: Path, name: str, plugins: dict[str, dict[str, str]], **
 
 
 def start_with(packages: tuple[Path, ...], folder: Path, *words: str) -> Running:
-    """Start a command as a user does who has some packages installed."""
+    """Start a command as a user with some packages installed."""
     path = os.pathsep.join(filter(None, [*map(str, packages), os.environ.get("PYTHONPATH", "")]))
     return start_command(folder, *words, before=("env", f"PYTHONPATH={path}"))
 

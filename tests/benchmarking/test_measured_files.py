@@ -1,4 +1,4 @@
-"""What processes measure together reaches the command through a JSON file, whose keys others read too."""
+"""Measurements of worker processes reach the command through a JSON file with fixed keys."""
 
 from __future__ import annotations
 

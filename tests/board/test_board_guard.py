@@ -1,4 +1,4 @@
-"""Nobody without the token is answered, no other site, and nothing outside of the folder is read."""
+"""Requests without the token or from other sites are rejected; nothing outside the folder is read."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_links_to_outside_and_pipes_are_ignored(board: Served) -> None:
     assert board.json(f"/api/runs/{run['id']}/samples")["samples"] == {}
     log = board.json(f"/api/runs/{run['id']}/log?rank=0")
     assert log == {"ranks": [], "rank": 0, "text": ""}
-    assert run["last"]["net/loss"] == pytest.approx(0.2)  # what lies inside is read
+    assert run["last"]["net/loss"] == pytest.approx(0.2)  # links within the folder are followed
 
 
 def test_credentials_are_hidden(board: Served) -> None:
@@ -141,7 +141,7 @@ def test_the_board_listens_on_loopback_only(board: Served) -> None:
 
 
 def listeners(pid: int) -> set[tuple[str, int]]:
-    """Where a process listens, by the kernel's own tables."""
+    """Return where a process listens, from the kernel's tables."""
     sockets = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
     found = set()
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):

@@ -1,4 +1,4 @@
-"""The board shows what the files say: states, curves, settings, samples, also of runs that grow or are cut."""
+"""The board shows what the files contain: states, curves, settings, samples, also of runs that change."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_run_states_are_read_from_files_alone(board: Served) -> None:
     assert states["stopped"] == "stopped"
     assert states["failed"] == "failed" and runs["failed"]["why"] == "ValueError: too many pigeons"
     assert states["killed"] == "failed" and "without a message" in runs["killed"]["why"]
-    assert states["elsewhere"] == "running"  # its lock may be on another machine; it wrote just now
+    assert states["elsewhere"] == "running"  # its lock may be on another machine, and its files are recent
     assert states["silent"] == "silent"
-    assert states["private"] == "unknown"  # it never said anything, and nobody holds its lock
+    assert states["private"] == "unknown"  # it has no status, and nothing holds its lock
 
 
 def test_the_last_log_lines_are_those_of_the_rank_that_failed(board: Served) -> None:
@@ -50,9 +50,9 @@ def test_a_locked_run_is_running_and_the_board_never_blocks_a_run_from_starting(
         board.wait_for("one", lambda one: one["state"] == "failed")
         with (folder / ".lock").open() as reader:
             fcntl.flock(reader, fcntl.LOCK_SH)
-            with pytest.raises(UserError, match="in use"):  # a lock that stays is another run's
+            with pytest.raises(UserError, match="in use"):  # a lock that stays belongs to another run
                 RunFolder(folder).claim()
-        for _ in range(200):  # the board looks all the while
+        for _ in range(200):  # the board polls all the time
             run.claim()
             run.release()
 
@@ -126,12 +126,14 @@ def test_a_run_is_followed_as_it_grows_is_truncated_and_disappears(tmp_path: Pat
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(line(40, net__loss=0.1) + '{"images": 50, "net/lo')
         grown = board.wait_for("run", lambda run: run["lines"] == 4)
-        assert grown["broken_lines"] == 0  # half a line is not broken: it is being written
+        assert grown["broken_lines"] == 0  # an incomplete last line is not broken: it is being written
         with (folder / "metrics.jsonl").open("a") as file:
             file.write('ss": 0.05}\n')
         assert board.wait_for("run", lambda run: run["lines"] == 5)["last"]["net/loss"] == 0.05
         shorter = "".join((folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:2])
-        (folder / "new").write_text(shorter + line(25, net__loss=9.0) * 20)  # as a resume does, and longer than before
+        (folder / "new").write_text(
+            shorter + line(25, net__loss=9.0) * 20
+        )  # truncated as by a resume, then longer than before
         (folder / "new").replace(folder / "metrics.jsonl")
         assert board.wait_for("run", lambda run: run["lines"] == 22)["last"]["net/loss"] == 9.0
         make_run(tmp_path / "another")

@@ -1,4 +1,4 @@
-"""The mirror on a real S3 server: one that is killed in the middle of uploads loses nothing that was published."""
+"""The mirror on a real S3 server: killing it during uploads loses nothing that was published."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 def whole_snapshots(destination: Destination, scratch: Path) -> list[int]:
-    """The images of each published snapshot; every file of each must be there to the bit."""
+    """Return the images of each published snapshot; every file of each must be present, bit for bit."""
     found = []
     for name in list_manifests(destination):
         manifest = read_manifest(destination, name)
@@ -66,7 +66,7 @@ def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path
         time.sleep(0.1 * chance.random())
         server.kill()
         tally["in an upload"] += is_uploading(run)
-        running.kill(signal.SIGSTOP)  # so that what is looked at is what the kill left
+        running.kill(signal.SIGSTOP)  # so that the check sees what the kill left
         server.start()
         left = whole_snapshots(destination, tmp_path / "scratch")
         assert left and max(left) >= at
@@ -85,7 +85,7 @@ def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path
 
 
 def mirrored(run: Path) -> int:
-    """What a run says is published."""
+    """Return what a run reports as published."""
     try:
         state = MirrorState.parse((run / "mirror.json").read_bytes())
     except FileNotFoundError:

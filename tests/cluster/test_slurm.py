@@ -1,4 +1,4 @@
-"""Jobs on a real SLURM: the same bits as on one machine, preempted or not, whatever the run is called."""
+"""Jobs on a real SLURM cluster: the same bits as on one machine, preempted or not, with any run name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tensors(run: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The weights of the same run in two processes of one machine."""
+    """Return the weights of the same run in two processes on one machine."""
     folder = tmp_path_factory.mktemp("whole")
     running = start_command(folder, "train", TINY, *SETTINGS, "--devices", "2", "--out", "run")
     assert running.wait() == 0, running.stderr

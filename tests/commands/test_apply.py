@@ -1,4 +1,4 @@
-"""`apply` as a user runs it: images of all kinds and sizes, tiles, several devices, files that cannot be used."""
+"""`apply` as a user runs it: images of all formats and sizes, tiles, several devices, unusable files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_random_weights(path: Path, recipe: str, settings: list[str], channels: int = 3) -> None:
-    """Weights whose every part matters, so that a wrong tile shows."""
+    """Return weights that all affect the output, so that a wrong tile is visible."""
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
     panels = ("stain", "segmentation") if recipe == "translation" else ()
     spec = DataSpec(channels, 32, 32, panels=panels)
@@ -120,7 +120,7 @@ def test_a_folder_keeps_its_structure_and_a_second_run_gives_the_same_result(cap
     assert apply("super_resolution.safetensors", "photos", "--out", "photos/made", "--tile", 16, "--overwrite") == 0
     printed = capsys.readouterr().out
     assert "2 images on cpu" in printed and "20 tiles of 16 pixels" in printed
-    assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # a rounding of 255
+    assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # one rounding step of 255
     assert sorted(path.name for path in Path("photos/made").rglob("*.*")) == ["one.png", "two.png"]
     shutil.rmtree("photos/made")
 
@@ -165,7 +165,7 @@ def test_colour_keeps_16_bits_in_tiff_and_prints_a_note_for_png(tmp_path, capsys
 
 
 def deep_png(image: np.ndarray) -> bytes:
-    """A PNG of 16-bit colours, which Pillow cannot write."""
+    """Return a PNG of 16-bit colour, which Pillow cannot write."""
     import struct
     import zlib
 
@@ -187,7 +187,7 @@ def test_transparency_is_kept_and_upscaled(tmp_path):
     made = pixels(tmp_path / "out/clear.png")
     assert made.shape == (120, 160, 4)
     assert (made[:, :72, 3] == 0).all() and (made[:, 88:, 3] == 255).all()
-    assert np.array_equal(made[..., :3], pixels(tmp_path / "out/one.png"))  # colours are those of the opaque picture
+    assert np.array_equal(made[..., :3], pixels(tmp_path / "out/one.png"))  # the colours are those of the opaque image
     assert pixels(tmp_path / "out/clear-grey.png").shape == (120, 160, 2)
 
 
@@ -196,7 +196,7 @@ def test_other_modes_become_rgb_and_rotated_images_become_upright(tmp_path):
     photo.convert("CMYK").save(tmp_path / "cmyk.tif")
     photo.convert("P", palette=Image.Palette.ADAPTIVE).save(tmp_path / "palette.png")
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by a quarter
+    exif[0x0112] = 6  # EXIF orientation: rotate by 90°
     photo.save(tmp_path / "turned.png", exif=exif)
     assert apply("restoration.safetensors", tmp_path, "--out", tmp_path / "out") == 0
     assert pixels(tmp_path / "out/cmyk.tif").shape == PHOTO.shape
@@ -214,7 +214,7 @@ def test_a_network_for_grey_images_processes_each_colour_channel(tmp_path):
     Image.fromarray(PHOTO[..., 2]).save(tmp_path / "blue.png")
     assert apply(tmp_path / "grey.safetensors", "photos/one.png", tmp_path / "blue.png", "--out", tmp_path / "out") == 0
     colours, blue = pixels(tmp_path / "out/one.png"), pixels(tmp_path / "out/blue.png")
-    assert np.abs(colours[..., 2].astype(int) - blue).max() <= 1  # three at once may round otherwise
+    assert np.abs(colours[..., 2].astype(int) - blue).max() <= 1  # three channels at once may round differently
     assert np.abs(colours[..., 0].astype(int) - blue).max() > 20
 
 
@@ -336,7 +336,7 @@ def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
     assert np.array_equal(small, np.asarray(Image.fromarray(PHOTO).resize((40, 30), Image.Resampling.BICUBIC)))
     assert pixels(tmp_path / "one-sr.png").shape == PHOTO.shape
     assert pixels(tmp_path / "one.png").shape[1] > 4 * PHOTO.shape[1]
-    assert pixels(tmp_path / "inner/two-sr.png").shape == (40, 32, 3)  # cut to what can be halved
+    assert pixels(tmp_path / "inner/two-sr.png").shape == (40, 32, 3)  # cropped to an even size
 
 
 def test_metrics_from_a_few_rows_at_a_time_equal_scikit_image(monkeypatch):

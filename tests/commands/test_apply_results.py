@@ -1,4 +1,4 @@
-"""Where `apply` writes what it makes: names, files that are there already, and what is printed about it."""
+"""Where `apply` writes its results: names, existing files, and what it prints."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_tiny_weights(path: Path, recipe: str, settings: list[str], value: floa
 
 
 def save(*names: str) -> None:
-    """The same photograph under each name, in a file of the kind that the name says."""
+    """Save the same photo under each name, in the format of its suffix."""
     for name in names:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(PHOTO).save(name)
@@ -64,7 +64,7 @@ def names_in(folder: str) -> list[str]:
 
 def test_an_existing_file_is_replaced_only_when_asked_to(weights, capsys):
     save("vacation/1.jpg", "vacation/2.jpg")
-    Image.new("RGB", (7, 7)).save("vacation/1.png")  # another picture, and nobody's result
+    Image.new("RGB", (7, 7)).save("vacation/1.png")  # another image, which is no result
     own = Path("vacation/1.png").read_bytes()
     words = [weights / "twice.safetensors", "vacation/1.jpg", "vacation/2.jpg", "--out", "vacation"]
     assert apply(*words) == 2
@@ -137,7 +137,7 @@ def test_a_folder_yields_every_image_format_and_other_files_are_ignored(weights,
 def test_results_among_the_input_images_print_a_warning(weights, capsys):
     save("in/a.jpg", "album/a.jpg")
     assert apply(weights / "twice.safetensors", "in", "--out", "in/made") == 0
-    assert "the next call" not in capsys.readouterr().out  # what is in a folder of results is no picture to take
+    assert "the next call" not in capsys.readouterr().out  # a folder of results holds no input images
     assert apply(weights / "twice.safetensors", "album", "--out", "album") == 0
     assert (
         "--out album: images are also read from it, so the next call would read these results"

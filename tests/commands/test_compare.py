@@ -1,4 +1,4 @@
-"""A grid of runs: what is done is not repeated, what fails is shown, and a stop loses nothing."""
+"""A grid of runs: finished runs are not repeated, failures are shown, and a stop loses nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quality(folder: Path) -> dict[str, Any]:
 
 
 def has_begun(folder: Path, seed: int) -> bool:
-    """Whether a run has logged, and so listens to signals."""
+    """Return whether a run has logged, and so handles signals."""
     metrics = seen(folder, seed) / "metrics.jsonl"
     return metrics.is_file() and metrics.stat().st_size > 0
 

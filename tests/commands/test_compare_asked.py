@@ -1,4 +1,4 @@
-"""A comparison reports the runs that were asked for: none that differs, is unfinished or counts twice."""
+"""A comparison reports only the requested runs: none that differs, is unfinished or counts twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CELL = "cells/classification-single-1-batch64-seed0"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a comparison of one run, whose learning rate is in a file, and one of a person's own recipe."""
+    """A folder with a comparison of one run, whose learning rate is in a file, and one of a user recipe."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "rate.toml").write_text("lr = 0.1\n")
     assert run_fork(folder, *TINY, "--config", "rate.toml", "--out", "table").wait() == 0
@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, to change and to stand in."""
+    """A copy of it to change, as the current folder."""
     shutil.copytree(made, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -50,7 +50,7 @@ def report(folder: Path) -> dict[str, Any]:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """All files but the lock, which says who had it last."""
+    """Return all files but the lock, which records its last holder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
@@ -105,7 +105,7 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
     assert printed.endswith("; use the same data to resume, or choose another --out\n") and printed.count("\n") == 1
     assert contents(tmp_path / "table") == before
     shutil.rmtree("pictures")
-    assert run([*words, "--seeds", "0,1"]) == 0  # what is done needs its data no more
+    assert run([*words, "--seeds", "0,1"]) == 0  # finished runs no longer need their data
     assert capsys.readouterr().out.count("(done before)") == 2
 
 

@@ -1,4 +1,4 @@
-"""What `make demo` runs are commands of today, each to a report of its own."""
+"""The commands of `make demo` work, and each writes its own report."""
 
 from __future__ import annotations
 

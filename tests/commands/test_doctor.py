@@ -1,4 +1,4 @@
-"""`paceline doctor`: what it keeps of this machine, and what others decide by it."""
+"""`paceline doctor`: what it records about this machine, and what depends on it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Keeps the result of a self-test on a machine with two GPUs, which this one now is."""
+    """Save the result of a self-test, and pretend that this machine has two GPUs."""
     monkeypatch.setattr(machine_record, "identity", lambda: TWO_GPUS)
 
     def keep(result: Any) -> None:
@@ -159,7 +159,7 @@ def test_loaders_are_measured_and_the_results_saved(
     monkeypatch.setattr(loader_ceilings, "BLOCK_SECONDS", 0.02)
     words = ["doctor", "--loaders", "--data", "digits", "--batch-size", "16", "--workers", "0", "--accelerator", "cpu"]
     assert run(words) == 0 and run(words) == 0
-    (result,) = read_kept(LOADERS)["measured"]  # the second takes the place of the first
+    (result,) = read_kept(LOADERS)["measured"]  # the second replaces the first
     assert result["batch_size"] == 16 and result["samples"] == 1438 and result["machine"] == identity()
     by_name = {one["loader"]: one for one in result["loaders"]}
     for name in ("resident", "workers"):

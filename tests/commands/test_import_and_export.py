@@ -1,4 +1,4 @@
-"""Networks from elsewhere become weights that apply takes; what was learned leaves as ONNX and gives the same."""
+"""Networks of other projects are imported for `apply`; trained models exported to ONNX give the same results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TheirBlock(nn.Module):
 
 
 class TheirGenerator(nn.Module):
-    """A generator as other projects write it: names of its own, and lists that repeat one block."""
+    """A generator as other projects write it, with their names and lists that repeat one block."""
 
     def __init__(self, doublings: int = 2, shared: bool = True, bias: bool = True, slopes: int = 1) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ NETS += ["--set", "panels=image,stain,segmentation", "--set", "dropout=0", "--se
 
 
 def write_deepliif(folder: Path, skip: str = "") -> Translation:
-    """The files of a model with one modality, as DeepLIIF names them."""
+    """Write the files of a model with one modality, as DeepLIIF names them."""
     settings = TranslationSettings(
         generator="resnet_6", segmentation_generator="unet_32", ngf=1, d_layers=1, dropout=0.0
     )
@@ -353,7 +353,7 @@ def test_export_reports_what_is_missing_or_wrong(capsys, monkeypatch):
 
 
 def test_an_imported_generator_has_the_shapes_of_our_network():
-    """The shapes that the reader expects are those of the network that it is read into."""
+    """The shapes that the importer expects equal those of our network."""
     theirs, ours = TheirGenerator(3, shared=True), SRResNet(8, 3, WIDTH, 4, shared=True)
     count = sum(parameter.numel() for parameter in theirs.parameters())
     assert count == sum(parameter.numel() for parameter in ours.parameters())

@@ -1,4 +1,4 @@
-"""`paceline new` writes files that work as they are."""
+"""`paceline new` writes files that work unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.data.source_settings import RegisteredSources
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Small networks are slower on several threads, and much slower where other tests keep the cores busy."""
+    """Use one thread: small networks are slower on several, above all when other tests use the cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Before a person's file is run, a line names it: from whatever it was named by, and once."""
+"""Before a user's file runs, one line announces it, once, however it was given."""
 
 from __future__ import annotations
 

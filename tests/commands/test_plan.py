@@ -1,4 +1,4 @@
-"""What more devices would bring, from what one step and one exchange cost."""
+"""The speed-up of more devices, predicted from the cost of one step and one exchange."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_thread_count_that_is_not_a_number_ends_in_one_line(
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What a plan over two nodes says, and one over two processes here, in a narrow window."""
+    """The output of a plan over two nodes, and of one over two local processes, in a narrow terminal."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two processes are measured at once")
     small = ("plan", "classification", "--preset", "quick", "--set", "width=2", "--batch-size", "4", "--devices", "2")
@@ -218,4 +218,4 @@ def test_a_plan_starts_from_one_device_alone_and_uses_the_given_latency(plans: l
     one, two = (next(row for row in _rows(here) if row.startswith(start)).split() for start in ("1 4 ", "2 2 "))
     assert float(one[2].replace(",", "")) == pytest.approx(4000 / float(alone[1]), rel=0.05)
     assert one[3] == "100%"
-    assert two[2:4] == ["0", "0%"]  # images a second, where each of many exchanges waits for one
+    assert two[2:4] == ["0", "0%"]  # images per second with one latency for each of many exchanges

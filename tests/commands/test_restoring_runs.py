@@ -1,4 +1,4 @@
-"""Runs that restore images, as a user runs them: stages, starting weights, strips, numbers on other images."""
+"""Restoration runs as a user starts them: stages, initial weights, strips, metrics on other images."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRAIN += [*sets(*NETWORKS, *CADENCE), "--crop", "16", "--batch-size", "8", "--im
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with some photographs, a test set with small images, and a run of two stages."""
+    """A folder with some photos, a test set with low-resolution images, and a run of two stages."""
     folder = tmp_path_factory.mktemp("restoring")
     image = data.astronaut()
     for number in range(10):
@@ -112,7 +112,7 @@ def test_a_stopped_stage_is_finished_before_the_next_one_starts(tmp_path):
 
 
 def test_two_processes_train_both_stages(place):
-    # With a rate of zero the weights stay those that the first stage began with.
+    # With a learning rate of zero the weights stay those that the first stage started with.
     words = [*TRAIN, "--set", "stage=both", "--lr", "0", "--set", "perceptual=0", "--images", "8", "--strategy", "ddp"]
     assert run_ranks(place, 2, *words, "--out", "ranks") == [0, 0]
     start, end = weights("ranks/pretrain"), weights("ranks/adversarial")
@@ -120,7 +120,7 @@ def test_two_processes_train_both_stages(place):
 
 
 def run_two_hosts(first: Path, second: Path, *words: str) -> list[Running]:
-    """Goes on with a run of both stages in two processes that have a folder each."""
+    """Resume a run of both stages in two processes with separate folders."""
     root = str(Path("photos").absolute())
     words = (*TRAIN, "--set", "stage=both", "--data-root", root, "--strategy", "ddp", "--timeout", "60", *words)
     hosts = run_hosts([first, second], *words, "--out", "both")
@@ -137,7 +137,7 @@ def test_a_replaced_host_resumes_the_stage_that_the_other_had_started(replaced, 
     assert "resuming from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
     first, second = (weights(str(folder / "both/adversarial")) for folder in folders)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not any((folder / "both/pretrain").exists() for folder in folders)  # it has begun, and needs that no more
+    assert not any((folder / "both/pretrain").exists() for folder in folders)  # a started stage no longer needs it
 
 
 def test_a_stage_without_a_checkpoint_starts_from_the_host_with_the_most_progress(tmp_path):
@@ -201,7 +201,7 @@ def test_a_photo_folder_is_evaluated_as_a_whole_from_its_low_resolution_images(c
     assert run([*command, "--low-root", "set3/LR"]) == 0
     assert capsys.readouterr().out == printed
     others = ["--test-root", "set3/HR", "--test-low-root", "set3/LR", "--accelerator", "cpu"]
-    assert run(["evaluate", "both/pretrain", *others]) == 0  # and not the run's own photographs
+    assert run(["evaluate", "both/pretrain", *others]) == 0  # and not the run's own photos
     assert capsys.readouterr().out == printed
     assert run([*command, "--set", "low_root=set3/LR", "--set", "protocol=rgb"]) == 0
     assert "bicubic_psnr[rgb]" in capsys.readouterr().out
@@ -223,7 +223,7 @@ def test_the_protocol_is_saved_with_the_metrics():
         (["--init-from", "both/pretrain", "--set", "width=3"], "learned with width=2 and not 3; use --set width=2"),
         (
             ["--init-from", "both/pretrain", *sets("blocks=shared", "num_blocks=2", "width=3", "tv=1")],
-            "use --set blocks=separate --set num_blocks=1 --set width=2",  # at once, and nothing that fits anyway
+            "use --set blocks=separate --set num_blocks=1 --set width=2",  # both errors at once
         ),
         (["--set", "stage=adversarial", "--vgg", "none.pth"], "--vgg none.pth: no such file"),
         (["--set", "scale=3"], "unknown value '3'"),
@@ -280,7 +280,7 @@ def test_the_last_finished_stage_is_applied(capsys, tmp_path):
 
 def test_a_finished_stage_still_counts_while_it_is_trained_further(capsys, tmp_path):
     shutil.copytree("both", tmp_path / "both")
-    leave_unfinished(tmp_path / "both/adversarial")  # as a longer training that was stopped does
+    leave_unfinished(tmp_path / "both/adversarial")  # as a longer training that was stopped leaves it
     assert run(["evaluate", str(tmp_path / "both"), "--accelerator", "cpu"]) == 0
     printed = capsys.readouterr()
     assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos" in printed.out

@@ -1,4 +1,4 @@
-"""What a generator makes, as a user sees it: grids, interpolations, animations, two runs side by side."""
+"""Generated images as a user sees them: grids, interpolations, animations, two runs side by side."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.inference.interpolation import slerp
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 BRIGHT = (255, 0, 255)
-CELL_PX = 32 + GAP_PX  # the digits' 8 pixels, enlarged
+CELL_PX = 32 + GAP_PX  # the digits' 8 pixels, upscaled
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two generators, of which one trained for longer, and a classifier."""
+    """A folder with two generators, one of them trained for longer, and a classifier."""
     folder = tmp_path_factory.mktemp("runs")
     for name, more in (("short", ["--seed", "1", "--images", "1280"]), ("long", [])):
         trained = run_fork(folder, "train", TINY_GAN, "--accelerator", "cpu", "--out", name, *more)

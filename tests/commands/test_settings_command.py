@@ -1,4 +1,4 @@
-"""What can be set is listed by the command itself: of a recipe, of a source, of every run and network."""
+"""`paceline settings` lists the settings of a recipe, of a source, and of every run and network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Mine(Source):
 
 
 def rows(printed: str) -> dict[str, list[str]]:
-    """The lines of a listing that name something, by the name as it is set, as words."""
+    """Return the lines of a listing, split into words, by the name of their setting."""
     lines = [line.split() for line in printed.splitlines() if line.startswith("  ")]
     return {words[0].removeprefix("--").replace("-", "_"): words[1:] for words in lines}
 

@@ -1,4 +1,4 @@
-"""A source has settings of its own: given, kept and checked like a run's, and refused where another source is used."""
+"""Source settings are given, saved and checked like a run's, and rejected for other sources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNFIT = "its Settings must be a frozen @dataclass that extends RunSettings"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a source of one's own, and a run on it whose noise was set."""
+    """A folder with a user source, and a run on it with its noise set."""
     folder = tmp_path_factory.mktemp("own")
     new("source", "shapes", folder)
     trained = run_fork(folder, *TRAIN, "--set", "noise=3")
@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def source_file(folder: Path, settings: str) -> str:
-    """A source whose class has these lines in it."""
+    """Write a source whose class contains these lines."""
     lines = ["from dataclasses import dataclass", "from paceline.data.source import ArraySource"]
     lines += ["from paceline.config.settings import RunSettings, setting", "class Own(ArraySource):"]
     file = folder / "own.py"
@@ -82,7 +82,7 @@ def test_a_wrong_value_of_a_source_setting_ends_in_one_line(place: Path) -> None
 
 
 def test_commands_that_need_no_data_need_no_source_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place / "run")  # where ./shapes.py is not
+    monkeypatch.chdir(place / "run")  # a folder without ./shapes.py
     assert config_of(".", own_source=False).run.data == "./shapes.py"
     assert config_of(".", [("flag", {"data": "digits"})]).run.data == "digits"
     with pytest.raises(UserError, match=r"shapes\.py': no such file"):

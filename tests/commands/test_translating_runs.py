@@ -1,4 +1,4 @@
-"""Image translation as a user runs it: rows in a folder, training, strips, numbers."""
+"""Image translation as a user runs it: rows in a folder, training, strips, metrics."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from running import run_fork
 
 from paceline.cli.app import run
 
-SIDE = 40  # neither a multiple of the crop nor of what a U-Net of five levels can halve
+SIDE = 40  # a multiple neither of the crop nor of 32, as a U-Net of five levels needs
 TINY = "generator=resnet_6,segmentation_generator=unet_32,ngf=1,ndf=1,d_layers=1,dropout=0"
 
 
 def write_row(file: Path, seed: int) -> None:
-    """An input, a stain that is its negative, and a mask of its bright half."""
+    """Save an input, a stain that is its negative, and a mask of its bright half."""
     image = np.random.default_rng(seed).integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)
     mask = np.zeros_like(image)
     mask[:, : SIDE // 2] = 255
@@ -56,7 +56,7 @@ def test_training_evaluates_every_panel_and_saves_strips():
     names = sorted(path.name for path in Path("run/samples").iterdir())
     assert names == [f"samples-{images:012}.png" for images in (0, 2, 4)]
     with Image.open(Path("run/samples", names[-1])) as strip:
-        assert strip.width >= 5 * SIDE  # the input, two made panels and two real ones
+        assert strip.width >= 5 * SIDE  # the input, two generated panels and two real ones
 
 
 def test_a_run_is_evaluated_on_whole_rows(capsys):

@@ -1,4 +1,4 @@
-"""A trained model is used: from Python, on files, as ONNX; and what it says is what was measured and shown."""
+"""A trained model gives the measured results from Python, on files and as ONNX."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CLASSES = ("nought", "one", "three", "two")  # as folders are sorted
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier of files in named folders, a generator, and weights that restore."""
+    """A classifier of files in named folders, a generator, and weights for restoration."""
     folder = tmp_path_factory.mktemp("trained")
     digits = load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images[:400], digits.target[:400], strict=True)):
@@ -98,7 +98,7 @@ def test_a_loaded_classifier_takes_images_and_tensors_and_changes_no_global_stat
     model = paceline.load(Path("classifier"), device="cpu")
     assert model.classes == CLASSES and (model.spec.channels, model.spec.height) == (1, 12)
     files = sorted(Path("digits/test").rglob("*.png"))[::7]
-    opened = [Image.open(file).convert("RGBA") for file in files]  # transparent nowhere, so of the same greys
+    opened = [Image.open(file).convert("RGBA") for file in files]  # fully opaque, so the same grey values
     assert opened[0].width != opened[0].height
     as_source = [image.convert("L").resize((12, 12), Image.Resampling.BICUBIC, (0, 1, 24, 25)) for image in opened]
     tensor = torch.from_numpy(np.stack([np.asarray(one) for one in as_source]))[:, None]
@@ -225,7 +225,7 @@ def test_a_loaded_restorer_returns_what_apply_writes(tmp_path):
         Image.fromarray(one).save(tmp_path / f"{name}.png")
     words = ["apply", "restorer.safetensors", str(tmp_path), "--accelerator", "cpu", "--out", str(tmp_path / "made")]
     assert run(words) == 0
-    torch.use_deterministic_algorithms(False)  # which the command needs, and a program may not
+    torch.use_deterministic_algorithms(False)  # which the command needs and a program may lack
     model = paceline.load("restorer.safetensors", device="cpu")
     for name in ("colour", "grey"):
         made = model.apply(Image.open(tmp_path / f"{name}.png"))
@@ -300,7 +300,7 @@ def test_an_exported_generator_takes_noise_as_its_only_input(tmp_path, capsys):
 
 
 def write_weights_of(recipe: str, spec: DataSpec, *settings: str, spoilt: bool = False) -> str:
-    """A weights file of a recipe that was never trained."""
+    """Write a weights file of an untrained recipe."""
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
     weights = build(config, spec).state_dict()
     if spoilt:
@@ -393,7 +393,7 @@ def test_a_fixed_size_classifier_trained_on_crops_is_rejected_with_a_fix(tmp_pat
     [
         ('batch.get("noise")', ["noise"]),
         ('batch.pop("noise")', ["noise"]),
-        ('{**batch}["noise"]', ["noise", "coin"]),  # nobody knows what is read of a copy
+        ('{**batch}["noise"]', ["noise", "coin"]),  # reads of a copy cannot be traced
         ('(batch | {})["noise"]', ["noise", "coin"]),
         ('dict(batch.items())["noise"]', ["noise", "coin"]),
     ],

@@ -1,4 +1,4 @@
-"""Settings have bounds, which are checked wherever a setting is given, and whole numbers keep their digits."""
+"""Bounds are checked wherever a setting is given, and integers keep their digits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.runs.config import resolve_config
 @dataclass(frozen=True)
 class OwnSettings:
     share: float = setting(0.5, "a share", above=0, at_most=1)
-    plain: int = 3  # a field of someone who does not know `setting`
+    plain: int = 3  # a plain field, without `setting`
 
 
 class OwnRecipe(Recipe):
@@ -69,7 +69,7 @@ def test_every_number_has_bounds_or_is_checked_where_it_is_used() -> None:
         for f in dataclasses.fields(group)
         if f.type in ("int", "float") and not f.metadata["bounds"]
     }
-    assert unbounded == {"size", "channels"}  # the sources say what they can do
+    assert unbounded == {"size", "channels"}  # sources declare their own limits
     assert set(RunSettings.__dataclass_fields__["seed"].metadata["bounds"]) <= set(BOUNDS)
 
 

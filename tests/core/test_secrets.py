@@ -1,4 +1,4 @@
-"""Credentials are hidden, or refused, before anything is written or shown; other text stays as it is."""
+"""Credentials are hidden or rejected before anything is written or shown; other text is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources that lie in memory: digits and your own arrays."""
+"""Sources held in memory: digits and the user's arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DALI loader: the batches of `workers` from image files, and one line about all that it cannot serve."""
+"""The DALI loader: the batches of `workers` from image files, and one line for anything unsupported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DECODERS_DIFFER_BY = 2  # grey levels, where two builds of libjpeg round differe
 def has_dali() -> bool:
     try:
         return importlib.util.find_spec("nvidia.dali") is not None
-    except ModuleNotFoundError:  # not even its namespace
+    except ModuleNotFoundError:  # not even as a namespace package
         return False
 
 
@@ -58,7 +58,7 @@ def save(file: Path, height: int, width: int, **options: object) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of each kind, with images of mixed sizes; one photograph lies on its side."""
+    """A folder of each kind, with images of mixed sizes; one photo is rotated by EXIF."""
     root = tmp_path_factory.mktemp("files")
     sideways = Image.Exif()
     sideways[0x0112] = 6

@@ -1,4 +1,4 @@
-"""Images in folders: layouts, kinds of files, and files that are broken."""
+"""Images in folders: layouts, file formats, and broken files."""
 
 from __future__ import annotations
 

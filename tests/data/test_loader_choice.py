@@ -1,4 +1,4 @@
-"""Which loader a run takes: data stays in memory where all of it fits, and goes its own way where it does not."""
+"""Which loader a run uses: data stays in memory where all of it fits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SetRoom = Callable[..., list[str]]
 
 
 class Photographs(ArraySource):
-    """Reading them costs."""
+    """Samples that are expensive to read."""
 
     decodes = True
 
@@ -45,7 +45,7 @@ def samples(count: int, kind: type[ArraySource] = ArraySource) -> Source:
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> SetRoom:
-    """Sets how many samples may be resident on each kind of device; the list is of those that were asked since."""
+    """Set how many samples may be resident on each kind of device; the list records later queries."""
 
     def set_room(sample_bytes: int = SAMPLE_BYTES, **counts: int) -> list[str]:
         asked: list[str] = []

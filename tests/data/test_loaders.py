@@ -1,4 +1,4 @@
-"""Loaders: the same batches whichever is used, in order, and no process left behind."""
+"""Every loader yields the same batches in order and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def take(loader: Loader, source: Source, count: int) -> list[Batch]:
 
 
 class Slow(Source):
-    """Computes its samples; earlier ones take longer, so that workers finish out of order."""
+    """A source whose earlier samples take longer, so that workers finish out of order."""
 
     spec = DataSpec(3, 6, 4, num_classes=10)
 
@@ -224,7 +224,7 @@ print("orderly end", flush=True)
 
 @pytest.fixture
 def trainer() -> Iterator[subprocess.Popen[str]]:
-    """A process of its own group that loads batches until SIGTERM, and then fifty more."""
+    """A process in its own group that loads batches until SIGTERM, and then fifty more."""
     process = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True, process_group=0)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     yield process

@@ -1,4 +1,4 @@
-"""A folder that was named for evaluation is measured as a whole, unless it has a part for testing."""
+"""A folder given for evaluation is evaluated as a whole, unless it has a test split."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def settings_of(name: str, root: Path, **changes: str) -> RunSettings:
 
 
 def write(root: Path, name: str, count: int) -> None:
-    """Samples as the source expects them in the folder of one split."""
+    """Write samples as the source expects them in the folder of one split."""
     for folder in FOLDERS[name]:
         (root / folder).mkdir(parents=True, exist_ok=True)
         for number in range(count):

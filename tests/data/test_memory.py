@@ -1,4 +1,4 @@
-"""Free memory: the machine's, or what the container or job around this process has left of its limit."""
+"""Free memory: the machine's, or what is left of the limit of the container or job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paceline pack`: goes on where it stopped, and what is damaged is refused by name."""
+"""`paceline pack` resumes where it stopped, and damaged files are rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paceline pack` a second time: what was changed in between is noticed, and what stopped goes on."""
+"""`paceline pack` a second time: changes in between are detected, and a stopped pack resumes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
 from paceline.data.worker_pool import _print_unless_parent_left
 
-COUNT = 40  # of which a look at 16 would miss some
+COUNT = 40  # more than a spot check of 16 would cover
 NO_FLAGS = {"workers": 0}
 OWN = """
 import time
@@ -63,7 +63,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A source in a person's file, of which nothing tells what it holds but reading it."""
+    """A source in a user file whose content is known only by reading it."""
     (tmp_path / "texts").mkdir()
     for number in range(COUNT):
         (tmp_path / "texts" / f"{number}.txt").write_text(str(number))
@@ -76,7 +76,7 @@ def rejected(match: str) -> pytest.RaisesExc[UserError]:
 
 
 def replace(file: Path) -> None:
-    """Another image of the same size, under the same name."""
+    """Save another image of the same size under the same name."""
     size = file.stat().st_size
     Image.fromarray(255 - np.asarray(Image.open(file))).save(file)
     os.truncate(file, max(size, file.stat().st_size))
@@ -158,7 +158,7 @@ def test_a_class_that_overrides_reading_does_not_use_inherited_metadata(photos: 
 
 
 def interrupted(folder: Path, own: Path) -> Running:
-    """Packing that a person stopped after some samples."""
+    """Interrupt packing after some samples, as the user would."""
     (own / "slow").touch()
     running = start_fork(folder, "pack", "own.py", "packed", "--data-root", str(own), "--workers", "1")
     partial = folder / "packed" / "train" / "index.partial"
@@ -186,7 +186,7 @@ def test_after_ctrl_c_one_line_says_how_to_resume_and_changes_are_rejected(
 
 
 def begun(photos: Path, folder: Path, count: int) -> dict[str, Photos]:
-    """Leaves a folder as a kill leaves it after some samples of the training split."""
+    """Leave a folder as a kill leaves it after some samples of the training split."""
     sources = {split: Photos(split, Photos.Settings(data_root=str(photos))) for split in ("train", "test")}
     packing.begin(folder, {split: describe(source) for split, source in sources.items()}, {"data": "photos"})
 
@@ -212,7 +212,7 @@ def test_a_packed_image_that_was_replaced_before_a_resume_is_detected(photos: Pa
 def test_lost_pixels_are_packed_again(photos: Path, tmp_path: Path) -> None:
     begun(photos, tmp_path / "packed", 20)
     os.truncate(tmp_path / "packed" / "train" / "image.pixels", 1000)
-    for _ in range(2):  # the second time every pixel is looked at
+    for _ in range(2):  # the second time every pixel is checked
         assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
 
 

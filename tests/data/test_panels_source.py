@@ -22,7 +22,7 @@ SIDE = 16
 
 
 def write_rows(root: Path, count: int, *, splits: tuple[str, ...] = ("train", "test"), rows: int = 2) -> None:
-    """Rows of so many squares; panel number p of a row is of the one colour 10·row + p."""
+    """Save rows of squares; panel p of a row has the single colour 10·row + p."""
     for split in splits:
         (root / split).mkdir(parents=True, exist_ok=True)
         for row in range(rows):
@@ -138,7 +138,7 @@ def test_without_a_folder_tiles_of_stained_tissue_are_used(tmp_path, monkeypatch
     assert train.spec.panels == ("hematoxylin", "dab", "segmentation") and train.spec.height == 64
     assert "scikit-image" in train.notes[0]
     write_rows(tmp_path / "data", 2, splits=(".",), rows=5)
-    assert Panels("train", Panels.Settings()).spec.height == SIDE  # rows that are there are used
+    assert Panels("train", Panels.Settings()).spec.height == SIDE  # existing rows are used
     mask = np.stack([train.read(index)["segmentation"] for index in range(len(train))])
     assert set(np.unique(mask)) == {0, 255} and 0.3 < (mask > 0).mean() < 0.7
     dense, empty = mask[..., 0] > 0, mask[..., 0] == 0

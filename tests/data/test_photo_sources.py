@@ -1,4 +1,4 @@
-"""Photographs, pairs and degraded photographs: which files are used, and what is said of those that are not."""
+"""Photos, pairs and degraded photos: which files are used, and how others are reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save(file: Path, height: int, width: int, seed: int = 0, **how: object) -> N
 
 
 def settings(root: Path, **changes: object) -> Degraded.Settings:
-    """Those of `degraded` are also those of `photos` and of every run."""
+    """Return settings; those of `degraded` include those of `photos` and of every run."""
     return Degraded.Settings(data_root=str(root), **{"crop": 8, "workers": 1} | changes)  # type: ignore[arg-type]
 
 
@@ -116,7 +116,7 @@ def test_a_low_resolution_file_is_never_guessed(tmp_path: Path) -> None:
         save(tmp_path / "low" / split / "1.png", 4, 4)
     with pytest.raises(UserError, match=r"1\.png could be any of .*train/1\.png"):
         Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low/train,{tmp_path}/low/test"))
-    for split in ("train", "test"):  # where the folders are alike, nothing has to be guessed
+    for split in ("train", "test"):  # equal folder names leave nothing to guess
         (files,) = Photos(split, settings(tmp_path / "high", low_root=str(tmp_path / "low"))).files
         assert files["low"] == tmp_path / "low" / split / "1.png"
 
@@ -162,7 +162,7 @@ def test_unusable_files_are_rejected_by_name_or_skipped(tmp_path: Path) -> None:
     save(good, 30, 30)
     content = good.read_bytes()
     (root / "train" / "truncated.png").write_bytes(content[: len(content) // 2])
-    source = Photos("train", settings(root))  # a header is not enough to see it
+    source = Photos("train", settings(root))  # the header alone does not reveal it
     with pytest.raises(UserError, match=r"truncated\.png: unreadable image"):
         source.read(1)
     (root / "train" / "empty.jpg").touch()
@@ -182,7 +182,7 @@ def test_unusable_files_are_rejected_by_name_or_skipped(tmp_path: Path) -> None:
 
 
 def bomb(side: int) -> bytes:
-    """A small file whose header says that it is huge."""
+    """Return a small file whose header claims a huge size."""
     header = struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
     parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
@@ -219,7 +219,7 @@ def test_exif_after_the_pixels_is_rejected_by_name_or_decoded_first(
     turned[0x0112] = 6
     content, printed = file.read_bytes(), b"eXIf" + turned.tobytes().removeprefix(b"Exif\0\0")
     chunk = struct.pack(">I", len(printed) - 4) + printed + struct.pack(">I", zlib.crc32(printed))
-    file.write_bytes(content[:-12] + chunk + content[-12:])  # before what ends the file
+    file.write_bytes(content[:-12] + chunk + content[-12:])  # before the end chunk of the file
     with pytest.raises(UserError, match=r"late\.png: 10×16 pixels, and 16×10 in its header; --bad-images skip takes"):
         Photos("train", settings(tmp_path)).read(0)
     source = Photos("train", settings(tmp_path, bad_images="skip"))
@@ -279,7 +279,7 @@ def test_the_degradation_of_an_image_depends_on_the_seed_and_its_index_only(tmp_
     options = {"degrade_blur": 1.0, "degrade_noise": 10.0, "degrade_jpeg": 80}
     one, same = (Degraded("train", settings(tmp_path, **options)) for _ in range(2))
     other = Degraded("train", settings(tmp_path, **options, degrade_seed=1))
-    same.read(5)  # what was read before does not matter
+    same.read(5)  # earlier reads do not matter
     assert np.array_equal(one.read(0)["image"], same.read(0)["image"])
     assert not np.array_equal(one.read(0)["image"], other.read(0)["image"])
     assert np.array_equal(one.read(0)["target"], one.read(1)["target"])

@@ -31,7 +31,7 @@ NAMES = ["cifar10", "cifar100", "fashion_mnist", "mnist", "stl10", "svhn"]
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Serves a small MNIST where torchvision will look for it; gives the list of files that were fetched."""
+    """Serve a small MNIST where torchvision looks for it; return the list of fetched files."""
     served = tmp_path / "served"
     served.mkdir()
     fetched: list[str] = []
@@ -59,7 +59,7 @@ def test_a_missing_set_is_downloaded_once_while_others_wait(tmp_path: Path, serv
     Mnist("test", settings)
     assert len(server) == downloads_alone
     assert len({path for path in server}) == 4
-    assert downloads_alone <= 8  # torchvision asks for each file twice: once to follow redirects
+    assert downloads_alone <= 8  # torchvision requests each file twice: once to follow redirects
 
 
 def test_a_download_with_a_wrong_checksum_is_rejected(tmp_path: Path, server: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Augmentation and scaling, against a slow version that takes one sample at a time."""
+"""Augmentation and scaling, against a slow version that handles one sample at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images of mixed sizes: windows that follow from tickets alone, the same on every loader; whole ones when judged."""
+"""Images of mixed sizes: windows depend only on tickets and are equal on every loader; evaluation uses whole images."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def build(name: str, source: Source, workers: int, monkeypatch: pytest.MonkeyPat
     loader_class = registry.load_class("loader", name.split()[0], Loader)
     loader = loader_class(source, CPU, RunSettings(workers=workers), crop)
     if "host" in name:
-        monkeypatch.setattr(loader, "device", torch.device("meta"))  # not the home of the pixels
+        monkeypatch.setattr(loader, "device", torch.device("meta"))  # not the device that holds the pixels
         monkeypatch.setattr(resident, "upload", lambda batch, device: batch)
     return loader
 

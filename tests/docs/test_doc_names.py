@@ -1,4 +1,4 @@
-"""Every command, flag and setting that the documentation names exists, and its values are accepted."""
+"""Every command, flag and setting in the documentation exists, and its values are accepted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def group() -> TyperGroup:
 
 @cache
 def known_settings() -> set[str]:
-    """Every name that `--set` takes for some recipe or source."""
+    """Return every name that `--set` accepts for some recipe or source."""
     names = set(LEARNER)
     for recipe in registry.names("recipe"):
         names |= {f.name for f in fields(registry.load_class("recipe", recipe, Recipe).Settings)}
@@ -49,7 +49,7 @@ def known_settings() -> set[str]:
 
 
 def subcommand(words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]] | None:
-    """The command behind `paceline WORDS`, and the words left; None where a word names none."""
+    """Return the command behind `paceline WORDS` and the remaining words; None if there is no such command."""
     command: TyperCommand | TyperGroup = group()
     while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
         if words[0] not in command.commands:
@@ -105,7 +105,7 @@ def is_known(name: str) -> bool:
 
 
 def resolve(name: str, parameters: dict[str, Any]) -> None:
-    """Resolves settings as the command would; files and devices of this machine play no part."""
+    """Resolve settings as the command would, independent of this machine's files and devices."""
     own = {"recipe", "config", "vgg", "set_", "strategies", "steps", "tolerance", "control", "result"}
     own |= {"nodes", "bandwidth", "latency", "check"}
     flags = {key: value for key, value in parameters.items() if key not in own and value is not None}

@@ -23,7 +23,7 @@ def no_run(folder: str) -> OpenedRun:
 
 
 def sums_of(logits: torch.Tensor, labels: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """The sums of an evaluator that got the samples in batches of these sizes."""
+    """Return the sums of an evaluator that received the samples in batches of these sizes."""
     evaluator = evaluator_of(logits.shape[1])
     for part, label in zip(logits.split(sizes), labels.split(sizes), strict=True):
         evaluator.update({"logits": part}, {"label": label})

@@ -1,4 +1,4 @@
-"""Generated images evaluated: against torchmetrics, over parts, with cached statistics, by stated networks."""
+"""Evaluation of generated images: against torchmetrics, over parts, with cached statistics, by given networks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def images(count: int, seed: int) -> Tensor:
-    """uint8 images with some structure: a few random patterns, mixed."""
+    """Return uint8 images with some structure: mixtures of a few random patterns."""
     generator = torch.Generator().manual_seed(seed)
     patterns = torch.randn(20, 3 * 12 * 12, generator=torch.Generator().manual_seed(0))
     mixed = torch.randn(count, 20, generator=generator) @ patterns * 12 + 128 + 5 * seed
@@ -62,7 +62,7 @@ def evaluator_of(real: Tensor, count: int, **settings: object) -> Generation:
 
 
 def measured(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings: object) -> dict[str, float]:
-    """The results where each part between cuts went to an evaluator of its own."""
+    """Return the results when each part between cuts has its own evaluator."""
     evaluators = [evaluator_of(real, len(made), **settings) for _ in range(len(cuts) + 1)]
     for pool, add in ((real, "update_samples"), (made, "update")):
         parts = zip(torch.arange(len(pool)).tensor_split(cuts), pool.tensor_split(cuts), evaluators, strict=True)
@@ -75,7 +75,7 @@ def measured(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings:
 
 
 class PixelModule(nn.Module):
-    """Our simplest features, as torchmetrics wants a network."""
+    """Our simplest features, wrapped as torchmetrics expects a network."""
 
     num_features = 3 * Pixels.SIDE_PX**2
 
@@ -153,7 +153,7 @@ def test_protocols_are_equal_only_if_all_but_the_seed_agrees():
 
 
 class Scripted(nn.Module):
-    """Takes the place of Inception: some numbers for an image."""
+    """A stand-in for Inception: some numbers per image."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path
     with pytest.raises(UserError, match="no such file"):
         evaluator_of(real, 250, inception=str(tmp_path / "nothing.pt"))
     answer = network(inception.make_test_image(CPU) / 128 - 1)[0, :8]
-    monkeypatch.setattr(inception, "ANSWER", tuple(answer.tolist()))  # now this one is the Inception
+    monkeypatch.setattr(inception, "ANSWER", tuple(answer.tolist()))  # use this file as the Inception network
     with pytest.raises(UserError, match=r"too few for the covariance of 2,048 features"):
         evaluator_of(real, 250, inception=path, inception_sha256=digest)
     evaluator = evaluator_of(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
@@ -244,7 +244,7 @@ def values_in(text: str) -> dict[str, float]:
 def test_two_processes_measure_the_same_as_one(runs):
     found = []
     for size in (1, 2):
-        # The second one computes its own statistics of the real images, too.
+        # The second run computes its own statistics of the real images, too.
         sets = ["--set", "features=classifier", "--set", f"feature_precision={'fp32' if size == 1 else 'tf32'}"]
         command = ["evaluate", "gan", "--accelerator", "cpu", "--devices", str(size), *sets]
         before = set(runs.glob("stdout-*"))

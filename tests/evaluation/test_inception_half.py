@@ -1,4 +1,4 @@
-"""The Inception in float16: its kernels' sums are float32's, its weights lose next to nothing.
+"""Inception in float16: kernels accumulate in float32, and weights lose almost nothing.
 
 On a machine without a GPU the kernels run in Triton's interpreter (see conftest.py in the folder above).
 """
@@ -21,11 +21,11 @@ from paceline.evaluation.features.inception_half import Half
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
-ROUNDED = 2**-11  # by at most this share when a number becomes float16
+ROUNDED = 2**-11  # the relative rounding error of float16
 
 
 def images(*shape: int, seed: int = 0) -> Tensor:
-    """Numbers of both signs, in float16, as [n, h, w, c]."""
+    """Return random numbers of both signs in float16, as [n, h, w, c]."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, torch.float16)
 
 
@@ -92,7 +92,7 @@ def test_average_pooling_excludes_padding():
 def test_the_whole_network_gives_the_same_features_in_float16_and_float32():
     torch.manual_seed(0)
     network = inception_network(file_network(padding_counts=False).state_dict()).to(DEVICE)
-    seen = torch.rand(2, 3, 75, 75, device=DEVICE) * 2 - 1  # the smallest images that it takes
+    seen = torch.rand(2, 3, 75, 75, device=DEVICE) * 2 - 1  # the smallest supported images
     with computing_in("fp16"):
         wanted, found = network(seen), Half(network)(seen)
     assert found.shape == (2, 2048) and found.dtype == torch.float32

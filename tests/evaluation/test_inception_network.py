@@ -1,4 +1,4 @@
-"""The Inception of 2015 as our own network: what a TorchScript file of the same names computes, in all arithmetics."""
+"""The 2015 Inception as our own network gives the results of the TorchScript file in all precisions."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def opened(
     folder: Path, patch: pytest.MonkeyPatch, device: torch.device = CPU, *, padding_counts: bool = False
 ) -> tuple[FeatureNetwork, nn.Module]:
-    """What a file is opened as, and the network that it was made of."""
+    """Return the opened network, and the network that the file was made from."""
     torch.manual_seed(0)
     network, path = file_network(padding_counts=padding_counts), folder / "narrow.pt"
     trial = inception.enlarged(inception.make_test_image(CPU))
-    with computing_in("fp32"):  # a trace keeps, for ever, whether its convolutions may be in TF32
+    with computing_in("fp32"):  # a trace fixes whether its convolutions may use TF32
         torch.jit.trace(network, trial).save(str(path))
     digest = sha256(path.read_bytes()).hexdigest()
     with pytest.raises(UserError, match="not the Inception of 2015: it computes other features"):
         inception.load_inception(str(path), digest, CPU)
-    patch.setattr(inception, "ANSWER", tuple(network(trial)[0, :8].tolist()))  # now this one is the Inception
+    patch.setattr(inception, "ANSWER", tuple(network(trial)[0, :8].tolist()))  # use this file as the Inception network
     return inception.load_inception(str(path), digest, device), network
 
 
 def folded_beside(scripted: FeatureNetwork, folder: Path, device: torch.device) -> str:
-    """Why our own network was not taken, for a failure's message; raises where it cannot be run at all."""
+    """Return why our own network was not used, for the failure message; raise if it cannot run at all."""
     trial = inception.make_test_image(device)
     weights = inception.load_script(str(folder / "narrow.pt"), device).state_dict()
     answer, found = (
@@ -50,7 +50,7 @@ def folded_beside(scripted: FeatureNetwork, folder: Path, device: torch.device) 
 
 
 def some_images() -> Tensor:
-    """Smooth ones, and noise."""
+    """Return smooth images and noise."""
     generator = torch.Generator().manual_seed(1)
     coarse = torch.randint(0, 256, (2, 3, 4, 4), generator=generator, dtype=torch.uint8)
     noise = torch.randint(0, 256, (2, 3, 32, 32), generator=generator, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""PSNR and SSIM: scikit-image's, under named protocols, whatever the parts that images come in."""
+"""PSNR and SSIM equal scikit-image's, under named protocols, however images are distributed."""
 
 import sys
 
@@ -26,7 +26,7 @@ def no_run(folder: str):
 
 
 def source_of(*sizes: tuple[int, int]) -> Subset:
-    """Images of these heights and widths, by name only."""
+    """Return a source that declares images of these heights and widths."""
     source = ArraySource({"image": np.zeros((len(sizes), 1, 1, 3), np.uint8)}, DataSpec(3, 1, 1))
     source.sizes = np.array(sizes)
     return Subset(source, range(len(sizes)))
@@ -109,7 +109,11 @@ def test_a_metric_is_the_mean_over_images_of_any_size_and_distribution():
     whole = measure([large, small, small])
     alone = [measure([one])["psnr[y]"] for one in (large, small, small)]
     assert whole["psnr[y]"] == pytest.approx(np.mean(alone), abs=1e-12) and whole["count"] == 3
-    first, second, third = make_evaluator(), make_evaluator(), make_evaluator()  # three ranks, of which one saw nothing
+    first, second, third = (
+        make_evaluator(),
+        make_evaluator(),
+        make_evaluator(),
+    )  # three ranks, one of them without images
     first.update(large, {})
     second.update({name: torch.cat([field, field]) for name, field in small.items()}, {})
     spread = third.results(first.sums() + second.sums() + third.sums())

@@ -67,7 +67,7 @@ def test_precision_and_recall_equal_those_from_all_distances():
         radii = torch.cdist(others, others).sort(dim=1).values[:, 3]
         among.append((torch.cdist(rows, others) <= radii).any(dim=1).double().mean().item())
     assert precision_and_recall(real, made) == pytest.approx(tuple(among))
-    assert among[0] > among[1]  # made rows keep to the middle: precise, and not diverse
+    assert among[0] > among[1]  # generated rows stay near the centre: precise but not diverse
     assert precision_and_recall(real, real + 100) == (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show; one is enough. Two processes share it over gloo, DataParallel uses it twice."""
+"""Tests that need one GPU. Two processes share it over gloo, DataParallel uses it twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACELINE = [sys.executable, "-m", "paceline"]
 
 
 def trained(recipe: str, steps: int = STEPS, **settings: Any) -> Parts:
-    """A run's parts after some steps, without a folder."""
+    """Return a run's parts after some steps, without a folder."""
     small = {"deterministic": True, "precision": "bf16", "images": 10**6} | settings
     parts = assemble(configure(recipe, small, small=True))
     parts.recipe.train()
@@ -66,7 +66,7 @@ def test_a_captured_step_gives_the_bits_of_an_eager_one(recipe: str, settings: d
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> str:
-    """A recipe that reads the device in its step."""
+    """A recipe that synchronizes with the device in its step."""
     recipe = tmp_path / "waiting.py"
     recipe.write_text(
         "from paceline.contracts.recipe import Loss\n"
@@ -103,7 +103,7 @@ def test_after_a_failed_capture_dropout_still_works_and_memory_does_not_grow(wai
 def test_graph_on_fails_a_run_that_cannot_be_captured(waiting: str) -> None:
     with pytest.raises(UserError, match=r"--graph on: classifier_loss \(.*waiting.py:8\) cannot be part"):
         trained(waiting, steps=20, graph="on")
-    torch.rand(3, device="cuda")  # the process is not left as if it were still capturing
+    torch.rand(3, device="cuda")  # the process is no longer in capture mode
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""ImageData files of all kinds: what is read of them is what a person sees, and what is written keeps it."""
+"""Image files of all formats are read as a viewer shows them, and written without loss of metadata."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_sixteen_bit_colour_is_rgb_and_a_fourth_channel_is_what_the_file_declare
     assert "not transparency was left out" in found.note
 
     half = np.full_like(DEEP, 32768)
-    half[..., :3] //= 2  # as they are where they were multiplied by it
+    half[..., :3] //= 2  # premultiplied colours stay as they are
     tifffile.imwrite(file, half, photometric="rgb", extrasamples=["assocalpha"])
     assert np.abs(read_image(file).pixels.astype(int) - 32768).max() <= 2
 
@@ -72,7 +72,7 @@ def test_sixteen_bit_colour_is_rgb_and_a_fourth_channel_is_what_the_file_declare
 
 def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
     file = tmp_path / "planes.tif"
-    narrow = DEEP[:, :3, :3]  # as many columns as colours
+    narrow = DEEP[:, :3, :3]  # as many columns as channels
     tifffile.imwrite(file, np.moveaxis(narrow, -1, 0), photometric="rgb", planarconfig="separate")
     assert np.array_equal(read_image(file).pixels, narrow)
     with pytest.raises(BadImage, match="16-bit colours in separate planes"):
@@ -93,7 +93,7 @@ def test_sixteen_bit_grey_runs_from_black_to_white_for_any_photometric_and_bit_d
 
 
 def row_of_twelve_bits(*values: int) -> bytes:
-    """A grey TIFF of one row, which tifffile cannot write."""
+    """Return a grey TIFF of one row with 12 bits, which tifffile cannot write."""
     bits = "".join(f"{value:012b}" for value in values)
     row = int(bits, 2).to_bytes(len(bits) // 8, "big")
     tags = {256: len(values), 257: 1, 258: 12, 259: 1, 262: 1, 273: 8 + 2 + 9 * 12 + 4, 277: 1, 278: 1, 279: len(row)}

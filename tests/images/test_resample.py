@@ -1,4 +1,4 @@
-"""Images made smaller and larger on the device are those that Pillow makes."""
+"""Images resampled on the device equal Pillow's."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_a_resampled_image_equals_the_one_of_pillow(name, factor):
     assert np.abs(ours - ours.round()).max() < 1e-4, "not one of 256 levels"
     difference = np.abs(ours - pillows)
     assert difference.max() < 1.01
-    assert (difference > 0.5).mean() < 0.02  # where a sum lies on a half, to the last bits
+    assert (difference > 0.5).mean() < 0.02  # sums that lie on a rounding boundary
 
 
 def test_the_plain_filter_keeps_what_eight_bit_rounding_would_lose():
@@ -42,7 +42,7 @@ def test_the_plain_filter_keeps_what_eight_bit_rounding_would_lose():
     small = bicubic(steps, 16, 16)
     assert small.dtype == torch.float32
     means = steps[0, 0, 0].view(16, 4).mean(1)
-    torch.testing.assert_close(small[0, 0, 8, 2:-2], means[2:-2], atol=1e-5, rtol=0)  # borders weigh otherwise
+    torch.testing.assert_close(small[0, 0, 8, 2:-2], means[2:-2], atol=1e-5, rtol=0)  # borders are weighted differently
     assert bicubic(steps.double(), 8, 8).dtype == torch.float64
 
 

@@ -1,4 +1,4 @@
-"""Tiles with the halo that was found give what the whole image gives, and one pixel less does not always."""
+"""Tiles with the computed halo give the result of the whole image; one pixel less does not always."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def field_of(network: nn.Module, output_scale: int = 1) -> ReceptiveField:
 
 
 def lively(network: nn.Module) -> nn.Module:
-    """A network of random weights whose every part matters, in float64."""
+    """Return a float64 network with random weights that all affect the output."""
     torch.manual_seed(0)
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
@@ -44,7 +44,7 @@ def lively(network: nn.Module) -> nn.Module:
 
 
 def middle_from_a_tile(network: nn.Module, whole: Tensor, halo: int, begin: int, side: int, scale: int) -> Tensor:
-    """A tile in the middle of the image, computed from itself and its halo alone."""
+    """Compute a tile in the middle of the image from itself and its halo alone."""
     rows = slice(max(0, begin - halo), begin + side + halo)
     made = network(whole[..., rows, rows])
     place = slice((begin - rows.start) * scale, (begin - rows.start + side) * scale)
@@ -102,7 +102,7 @@ def test_layers_that_see_the_whole_image_are_reported():
     assert normed.obstacles == ("it normalises by the statistics of the whole image",)
     assert (
         field_of(SRResNet(2, width=4, num_blocks=1).train(), 2).obstacles == normed.obstacles
-    )  # BatchNorm that learns
+    )  # BatchNorm in training mode
     assert "whole image" in field_of(Squeezed()).obstacles[0]
     assert "whole image" in field_of(Pooled()).obstacles[0]
     assert field_of(Turned()).obstacles == ("the receptive field of the operation 'flip' is not known",)

@@ -1,4 +1,4 @@
-"""Processes on one machine: a killed one leads to a restart, a hung one to an end, and none is open to the network."""
+"""Processes on one machine: a killed one is restarted, a hung one is ended, and none listens on the network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_training(seen: Path) -> bool:
 
 
 def listeners(processes: list[int]) -> list[str]:
-    """The addresses at which some processes listen."""
+    """Return the addresses on which some processes listen."""
     found = []
     for process in processes:
         sockets = {os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()}
@@ -71,7 +71,7 @@ def test_a_user_error_is_not_retried(tmp_path: Path) -> None:
 
 
 def test_ranks_rendezvous_under_real_torchrun_too(tmp_path: Path) -> None:
-    """Its agent serves the store, and our ranks join that one."""
+    """torchrun's agent serves the store, and our ranks join it."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "paceline"]
     done = subprocess.run(
         [sys.executable, *words, "train", TINY, "--images", "96", "--out", str(tmp_path / "run")],

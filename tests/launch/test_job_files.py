@@ -1,4 +1,4 @@
-"""Job files and commands for other machines: each word arrives as it was said, and nothing in it is executed."""
+"""Job files and commands for other machines: each argument arrives unchanged, and nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ exit 0
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, whose srun only notes what it was asked, and whose scontrol notes that it was."""
+    """A working folder with stand-ins for srun and scontrol that record their calls."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in {"srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >> scontrol\n'}.items():

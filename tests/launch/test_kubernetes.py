@@ -1,4 +1,4 @@
-"""Kubernetes takes what is written, key by key; words of a person stay words."""
+"""Kubernetes accepts every key of the written files; user arguments are never interpreted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_core(one: dict[str, Any]) -> None:
 
 
 def words(pod: dict[str, Any]) -> list[str]:
-    """The command as the container gets it: Kubernetes makes one $ of two."""
+    """Return the command as the container receives it: Kubernetes turns $$ into $."""
     return [word.replace("$$", "$") for word in pod["containers"][0]["command"]]
 
 

@@ -1,4 +1,4 @@
-"""A function and its arguments run in one process per device, and how they end is how the command ends."""
+"""A task runs in one process per device, and its exit code is the command's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Two processes on a CPU, which can import the functions of these tests."""
+    """Return settings for two CPU processes that can import the functions of these tests."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     flags = {"devices": "2", "strategy": "ddp", "accelerator": "cpu", "seed": "7"}
     return configure(TINY, flags)

@@ -8,7 +8,7 @@ ALMOST_ONE = 1 - 2**-24
 
 
 def numbers(num: int, **chosen: float) -> torch.Tensor:
-    """Numbers that change nothing, but for the chosen ones."""
+    """Return draws that change nothing, except for the given ones."""
     uniforms = torch.full((num, NUM_UNIFORMS), 0.5)
     for name, value in chosen.items():
         uniforms[:, getattr(diffaugment, name)] = value

@@ -1,4 +1,4 @@
-"""VGG19's features: from torchvision's files or the rescaled network, frozen, and in no module tree."""
+"""VGG19 features: from torchvision's files or the rescaled network, frozen, and in no module tree."""
 
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def test_the_rescaled_network_converts_colours_in_its_first_layer(tmp_path):
     network = layers()
     torch.manual_seed(1)
     colours = nn.Conv2d(3, 3, 1)
-    numbers = iter((2, 5, 9, 12, 16, 19, 22, 25, 29, 32, 35, 38, 42, 45, 48, 51))  # paddings stand between
+    numbers = iter((2, 5, 9, 12, 16, 19, 22, 25, 29, 32, 35, 38, 42, 45, 48, 51))  # padding layers lie in between
     tensors = {f"0.{name}": tensor for name, tensor in colours.state_dict().items()}
     for module in network:
         if isinstance(module, nn.Conv2d):

@@ -1,4 +1,4 @@
-"""Layers that compute what torch's do in another way."""
+"""Layers that compute what torch's layers do, in another way."""
 
 from __future__ import annotations
 

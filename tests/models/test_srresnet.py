@@ -1,4 +1,4 @@
-"""The networks that enlarge and restore pictures, and the one that tells them from real ones."""
+"""The networks for super-resolution and restoration, and their discriminator."""
 
 import pytest
 import torch

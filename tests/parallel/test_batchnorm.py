@@ -1,4 +1,4 @@
-"""Our synchronised BatchNorm is torch's BatchNorm, in float32 and for inputs that are hard on sums."""
+"""Our synchronised BatchNorm equals torch's in float32, also for numerically difficult inputs."""
 
 from __future__ import annotations
 

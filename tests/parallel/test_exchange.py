@@ -1,4 +1,4 @@
-"""Sums over processes keep what a tensor is, by either exchange."""
+"""Sums over processes keep a tensor's shape and dtype with either exchange."""
 
 from __future__ import annotations
 

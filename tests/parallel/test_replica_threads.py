@@ -14,7 +14,7 @@ def test_a_replica_keeps_its_thread_across_steps() -> None:
     both = threading.Barrier(2, timeout=30)
 
     def name() -> str:
-        both.wait()  # only two that run at the same time get through
+        both.wait()  # only two concurrent threads pass
         return threading.current_thread().name
 
     steps = [threads.run([name, name]) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What Paceline uses of torch's private interfaces is there in the shape that it needs, and nowhere but in one file."""
+"""The private interfaces of torch that Paceline uses exist as expected, and only one file uses them."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_only_one_file_uses_private_names_of_torch() -> None:
 
 
 def _torch_names(node: ast.AST) -> list[str]:
-    """The dotted names under `torch` that an import or an attribute has; none for other nodes."""
+    """Return the dotted names under `torch` of an import or an attribute; none for other nodes."""
     match node:
         case ast.Import(names=names):
             return [part for one in names if one.name.split(".")[0] == "torch" for part in one.name.split(".")]

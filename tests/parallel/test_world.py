@@ -1,4 +1,4 @@
-"""Each process finds its place, its GPU and the others, whatever started it."""
+"""Each process finds its rank, its GPU and the others, whatever launched it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_jobs_and_steps_on_one_host_use_separate_ports() -> None:
 
 
 class Gpus:
-    """GPUs that are not there, for a process whose environment says where it is."""
+    """Simulated GPUs for a process whose environment gives its rank."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.patch = monkeypatch
@@ -113,7 +113,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     ("visible", "named", "ids", "backend"),
     [
         (4, "", [0, 1, 2, 3], "nccl"),
-        (1, "", [0, 0, 0, 0], "nccl"),  # srun --gpus-per-task=1: one GPU for each, and all are called 0
+        (1, "", [0, 0, 0, 0], "nccl"),  # srun --gpus-per-task=1: one GPU each, and each is number 0
         (4, "3,2,1,0", [3, 2, 1, 0], "nccl"),
         (4, "0,0,1,1", [0, 0, 1, 1], "gloo"),
         (1, "0,0,0,0", [0, 0, 0, 0], "gloo"),

@@ -45,7 +45,7 @@ def test_the_tensors_of_a_file_fit_the_recipe():
     recipe = Translation(TranslationSettings(**tiny, norm="instance"), spec)
     other = Translation(TranslationSettings(**tiny, norm="instance"), spec)
     written = dict(other.generators["GS1"].state_dict())
-    written["model.1.running_mean"] = torch.zeros(1)  # as old versions of torch kept for InstanceNorm
+    written["model.1.running_mean"] = torch.zeros(1)  # as old versions of torch stored for InstanceNorm
     network = networks_of(["latest_net_G1.pth", "latest_net_G22.pth"])["latest_net_G22.pth"]
     state = renamed(network, written, recipe.state_dict())
     assert {name for name in recipe.state_dict() if name.startswith("generators.GS1.")} == state.keys()

@@ -27,7 +27,7 @@ def make_batch(recipe: DualGan, **columns: float) -> dict[str, torch.Tensor]:
 
 
 def generator_losses(recipe: DualGan, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """What the generator's loss is against the first and against the second discriminator."""
+    """Return the generator's loss against the first and against the second discriminator."""
     fake = recipe.predict(batch)["image"]
     return tuple(BCE.generator(d(fake)).mean().item() for d in (recipe.discriminator_1, recipe.discriminator_2))
 

@@ -1,4 +1,4 @@
-"""What every recipe must keep to; a new file in recipes/ is tested by existing, and so are those that `new` writes."""
+"""The recipe contract, for every file in recipes/ and for the files that `paceline new` writes."""
 
 import ast
 import dataclasses
@@ -25,7 +25,7 @@ NUM_SAMPLES = 4
 
 
 def written_by_new() -> list[str]:
-    """The recipe files that `paceline new` writes."""
+    """Return the recipe files that `paceline new` writes."""
     files = sorted(Path(new.__file__).with_name("templates").glob("*.py"))
     return [str(file) for file in files if file.stem != "source"]
 
@@ -35,7 +35,7 @@ def load(name: str) -> type[Recipe]:
 
 
 def load_small(name: str) -> dict[str, Any]:
-    """The recipe's own settings that make it small."""
+    """Return the recipe's settings that make it small."""
     own = {field.name for field in dataclasses.fields(load(name).Settings)}
     return {key: value for key, value in load(name).small.items() if key in own}
 
@@ -60,7 +60,7 @@ def make_batch(recipe: Recipe) -> Batch:
 
 
 def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:
-    """Each phase once, in order, as a step runs them, with the gradients of that phase alone."""
+    """Run each phase once, in order, and yield it with its own gradients."""
     batch = make_batch(recipe)
     for phase in recipe.phases:
         recipe.requires_grad_(False)
@@ -133,7 +133,7 @@ def test_losses_of_a_recipe_draw_no_random_numbers_of_their_own(name):
     recipe = build(name)
     for module in recipe.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.eval()  # the one exception: the engine seeds dropout
+            module.eval()  # the only exception: the engine seeds dropout
     before = torch.get_rng_state()
     for _ in run_phases(recipe):
         assert torch.equal(before, torch.get_rng_state())
@@ -176,7 +176,7 @@ def test_a_recipe_uses_no_device_and_no_stream(name):
 
 
 def choices(name: str) -> Iterator[tuple[str, Any]]:
-    """Settings of a recipe with values to try: some of the allowed words, and one more of what is counted."""
+    """Return settings of a recipe with values to try: allowed choices, and numbers plus one."""
     recipe_class = load(name)
     hints = typing.get_type_hints(recipe_class.Settings)
     for field in dataclasses.fields(recipe_class.Settings):
@@ -200,7 +200,7 @@ def test_settings_that_change_the_meaning_of_weights_are_declared(name):
             continue
         try:
             recipe = build(name, **settings).eval()
-        except UserError:  # these do not go together
+        except UserError:  # these settings conflict
             continue
         shapes = {key: tuple(value.shape) for key, value in recipe.state_dict().items()}
         alike = str((shapes, [(usual | settings)[setting] for setting in bound]))

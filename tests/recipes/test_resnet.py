@@ -11,7 +11,7 @@ def num_parameters(network: nn.Module) -> int:
 
 
 def with_meta_weights(make, **settings) -> nn.Module:
-    """A network without memory for its weights: counting them needs none."""
+    """Return a network on the meta device, to count its weights without memory."""
     with torch.device("meta"):
         return make(**settings)
 

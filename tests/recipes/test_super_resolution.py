@@ -1,4 +1,4 @@
-"""Super-resolution and paired restoration: what their losses are made of, and where small pictures come from."""
+"""Super-resolution and paired restoration: their loss terms, and where low-resolution images come from."""
 
 import dataclasses
 from typing import Any
@@ -135,7 +135,7 @@ def test_restoration_maps_images_to_their_targets(network):
     made = recipe.predict(batch)
     assert torch.equal(made["target"], batch["target"]) and torch.equal(made["input"], batch["image"])
     assert recipe.image_to_image(make_batch(21, 35)["image"])["image"].shape == (3, 3, 21, 35)
-    batch["target"] = batch["image"] / 2  # something that few steps can learn
+    batch["target"] = batch["image"] / 2  # a task that a few steps can learn
     optimizer = torch.optim.Adam(recipe.parameters(), 0.01)
     losses = []
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""A report of finished runs: its numbers are those of the runs, wherever they are shown."""
+"""A report of finished runs shows the numbers of the runs everywhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY += ["--epochs", "2", "--accelerator", "cpu"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds in one process, one of them in two, and their report."""
+    """Two seeds in one process, one of them also in two, and their report."""
     folder = tmp_path_factory.mktemp("finished")
     for seed in ("2", "4"):
         done = run_fork(folder, *TINY, "--seed", seed, "--out", f"single-{seed}")
@@ -43,7 +43,7 @@ def report(runs: Path) -> dict[str, Any]:
 
 
 class Page(HTMLParser):
-    """Collects the numbers of a page with their places, and everything that would be fetched."""
+    """Collect the numbers of a page with their positions, and everything that would be fetched."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a report may say of its runs: like is put beside like, and chance is called chance."""
+"""What a report may conclude: it compares equal settings, and accounts for noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cell(
     hardware: dict[str, str] | None = None,
     **settings: str,
 ) -> Cell:
-    """A run that ended, as its folder would be read."""
+    """Return a finished run as read from its folder."""
     place = HARDWARE | (hardware or {})
     speeds = Speed(speed, speed, num_log_intervals=3, std_over_log_intervals=spread, with_warm_up=with_warm_up)
     name = f"{strategy}-{devices}-{batch}-{seed}-{'-'.join([*settings.values(), *(hardware or {}).values()])}"
@@ -73,7 +73,7 @@ def cell(
 
 
 def made(*cells: Cell, **more: Any) -> tuple[Report, str]:
-    """A report and its summary as it is read."""
+    """Return a report and its summary as text."""
     report = make_report("a title", cells, **more)
     return report, " ".join(document_of(report).summary)
 

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, is never pickled, and a damaged one is named and passed over."""
+"""A checkpoint is complete or absent, never pickled, and a damaged one is reported and skipped."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_every_bit_of_a_checkpoint_is_checked(tmp_path: Path) -> None:
             broken = bytearray(content)
             broken[position] ^= 1 << (position % 8)
             file.write_bytes(broken)
-            # A bit of the manifest's white space may go unnoticed, as long as it still says the same.
+            # A changed bit in the manifest's white space may go undetected if the content is the same.
             unchanged = file.name == "manifest.json" and is_whole(path) and json.loads(file.read_text()) == whole
             assert not is_whole(path) or unchanged, f"{file.name}: byte {position}"
         file.write_bytes(content)
@@ -280,7 +280,7 @@ def test_a_save_that_does_not_fit_ends_in_one_line(tmp_path: Path, tiny: str, de
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with one megabyte, where this user may mount one."""
+    """A file system of one megabyte, if this user may mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:
@@ -295,7 +295,7 @@ def test_a_full_disk_ends_in_one_line_and_keeps_the_last_checkpoint(
     run, constant = small_disk / "run", ("--set", "schedule=constant")
     command = ("train", tiny, "--out", str(run), *constant)
     assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
-    for room in (0, 8192, 16384, 24576):  # it runs full at the settings, the log, the metrics or a checkpoint
+    for room in (0, 8192, 16384, 24576):  # the disk fills up at the settings, the log, the metrics or a checkpoint
         kept = Checkpoints(run / "checkpoints").all()[-1]
         before = weights_of(run)
         filler = small_disk / "filler"

@@ -1,4 +1,4 @@
-"""What a person sees on a terminal, what comes out elsewhere, and what the run's folder keeps of it."""
+"""What the user sees on a terminal, what is printed elsewhere, and what the run folder logs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ with Display(100, 0, "title", True):
 
 
 class Terminal:
-    """A program on a terminal of its own."""
+    """A program on its own terminal."""
 
     def __init__(self, code: str, *arguments: str, columns: int = 100, **streams: int) -> None:
         self.master, slave = pty.openpty()
@@ -65,7 +65,7 @@ class Terminal:
         self.text = ""
 
     def read(self, until: str | None = None) -> str:
-        """What came out so far, up to a text or to the program's end."""
+        """Return the output so far, up to a text or to the program's end."""
         while until is None or until not in self.text:
             try:
                 piece = os.read(self.master, 65536)
@@ -219,7 +219,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rendered(text: str) -> list[str]:
-    """The lines that a terminal shows in the end, for the few codes that the display uses."""
+    """Return the lines that a terminal finally shows, for the few codes that the display uses."""
     lines, row, column = [""], 0, 0
     position = 0
     while position < len(text):

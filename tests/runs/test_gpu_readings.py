@@ -1,4 +1,4 @@
-"""GPU readings: there on a GPU, absent and harmless elsewhere."""
+"""GPU readings: present on a GPU, absent elsewhere."""
 
 from __future__ import annotations
 

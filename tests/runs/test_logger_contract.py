@@ -1,4 +1,4 @@
-"""Every logger keeps the contract; a logger that fails is switched off, and a user's own file is one."""
+"""Every logger keeps the contract; a failing one is switched off, and a user file can be one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl and samples: whole lines, cut back on resume; what TensorBoard shows of them."""
+"""A run's metrics.jsonl and samples: whole lines, truncated on resume, and shown in TensorBoard."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def events(folder: Path) -> EventAccumulator:
 def test_a_line_holds_images_seconds_time_and_values(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path)
     writer.write(128, {"classifier/cross_entropy": 2.5})
-    (line,) = lines(tmp_path)  # before close: the line is there as soon as it is written
+    (line,) = lines(tmp_path)  # before close: the line is on disk as soon as it is written
     writer.close()
     assert list(line) == ["images", "seconds", "time", "classifier/cross_entropy"]
     assert line["images"] == 128 and line["classifier/cross_entropy"] == 2.5 and line["seconds"] >= 0

@@ -1,4 +1,4 @@
-"""A run copied elsewhere as it trains: readers see whole snapshots only, and training never notices what goes wrong."""
+"""A run mirrored as it trains: readers see whole snapshots only, and failures never disturb training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_run(folder: Path, *moments: int) -> Checkpoints:
-    """A run's folder with checkpoints at these images, the last two of them kept."""
+    """Create a run folder with checkpoints at these images, the last two of them kept."""
     folder.mkdir(exist_ok=True)
     checkpoints = Checkpoints(folder / "checkpoints")
     for images in moments:
@@ -65,7 +65,7 @@ def mirror_once(folder: Path, destination: Destination, run: str = "one") -> str
 
 
 def assert_whole(destination: Destination, scratch: Path) -> list[int]:
-    """Every manifest that is there names only what is there, to the bit; gives their images."""
+    """Check every manifest against its files, bit for bit; return their images."""
     manifests = [read_manifest(destination, name) for name in list_manifests(destination)]
     for manifest in manifests:
         for name, piece in manifest.files.items():
@@ -85,7 +85,7 @@ def test_a_credential_that_a_library_printed_is_not_mirrored_with_the_log(tmp_pa
 
 
 class Watched:
-    """A real destination; `before` is called with each operation's number before it is done."""
+    """A real destination; `before` is called with each operation's number first."""
 
     def __init__(self, beneath: Destination, before: Callable[[int], None]) -> None:
         self.beneath, self.before, self.operations = beneath, before, 0
@@ -120,7 +120,7 @@ def test_readers_see_whole_snapshots_whichever_operation_fails_or_is_the_last(tm
     beneath = open_destination(away, "--mirror")
     make_run(tmp_path / "run", 100)
     mirror_once(tmp_path / "run", beneath)
-    make_run(tmp_path / "run", 200, 300)  # 100 has to go when these are there
+    make_run(tmp_path / "run", 200, 300)  # 100 is deleted when these are uploaded
 
     def fail_once(at: int) -> Callable[[int], None]:
         def before(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The versions and hardware that are kept with a run."""
+"""The versions and hardware that are recorded with a run."""
 
 from __future__ import annotations
 

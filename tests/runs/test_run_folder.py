@@ -1,4 +1,4 @@
-"""One writer per run folder, and only the settings that may change do."""
+"""One writer per run folder, and only mutable settings change on resume."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_folder_with_other_files_is_rejected_and_left_alone(tmp_path: Path, ti
     )
     assert [file.name for file in full.iterdir()] == ["diary.txt"]
     (full / "diary.txt").rename(full / ".gitkeep")
-    (full / "launch").mkdir()  # where a job's file lies that begins the run
+    (full / "launch").mkdir()  # a job file may lie in the folder before the run starts
     assert run_fork(tmp_path, "train", tiny, "--out", "full").wait() == 0
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves has a version; a run, a mirror or a weights file of another version is reported in one line."""
+"""Runs, mirrors and weights files have a format; another one is reported in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop copies its state and goes on; a thread writes it, one checkpoint at a time, and its errors are not lost."""
+"""The loop copies its state and continues; a thread writes one checkpoint at a time, and its errors are raised."""
 
 from __future__ import annotations
 

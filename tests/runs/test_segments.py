@@ -1,4 +1,4 @@
-"""The segments of a run: what its record keeps when it resumes on other devices or another machine."""
+"""The segments of a run: what it records when it resumes on other devices or another machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def segment(devices: int = 1, accelerator: str = "cpu", machine: dict[str, str] 
 
 
 def resume(*starts: tuple[int, int]) -> list[tuple[int, int]]:
-    """What a run keeps that was started from so many images on so many devices, time after time."""
+    """Return the segments of a run started repeatedly, each time at some images on some devices."""
     earlier: tuple[Segment, ...] = ()
     last = segment(starts[0][1])
     for images, devices in starts[1:]:

@@ -1,4 +1,4 @@
-"""What hosts without a common disk agree on as a run starts."""
+"""What hosts without a shared disk agree on when a run starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phases that may run together, and networks through a compiler that may not be there."""
+"""Phases that may run concurrently, and compiled networks where a compiler may be missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a learner does with odd networks and odd first steps."""
+"""Learners with unusual networks and unusual first steps."""
 
 from __future__ import annotations
 

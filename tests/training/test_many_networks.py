@@ -1,4 +1,4 @@
-"""Many networks at once over several processes: image translation's ten, which learn in two groups."""
+"""Many networks over several processes: image translation's ten, trained in two groups."""
 
 from __future__ import annotations
 

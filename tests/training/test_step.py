@@ -1,4 +1,4 @@
-"""One step is the same however it is spread: phases, shared, facts, draws, accumulation, clipping, averages, rates."""
+"""A step is the same however it is distributed: phases, shared, signals, draws, accumulation, clipping, EMA, lr."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def seen_by(parts: Any, phase: str) -> list[dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def watched() -> Any:
-    """Seven steps of the duet in one process, with all that its phases were given."""
+    """Seven steps of the duet in one process, with all inputs of its phases."""
     parts = make_parts(str(Path(__file__).parents[1] / "duet.py"))
     parts.recipe.watched = True
     run_steps(parts, 7)
@@ -89,7 +89,7 @@ def test_signals_optimizers_and_emas_are_restored_from_a_snapshot(watched: Any, 
 
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, np.ndarray]]]:
-    """The same steps of the duet in 1, 2 and 3 processes, as each rank noted them."""
+    """The same steps of the duet in 1, 2 and 3 processes, as recorded by each rank."""
     folder = tmp_path_factory.mktemp("spread")
     duet = str(Path(__file__).parents[1] / "duet.py")
     running = {}

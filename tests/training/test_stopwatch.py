@@ -1,4 +1,4 @@
-"""Where the time goes: sections add up, and a measurement gives a median with its spread."""
+"""Timing: sections add up, and a measurement gives a median with its spread."""
 
 from __future__ import annotations
 
