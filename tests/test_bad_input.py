@@ -29,7 +29,7 @@ def assert_one_line(rejected: Running, *parts: str) -> None:
         assert part in rejected.stderr, rejected.stderr
 
 
-MISTAKES: dict[str, str] = {  # a command, and what its line contains
+USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train classificaton": "unknown recipe 'classificaton'; did you mean 'classification'?",
     "train ./nothing.py": "recipe 'nothing.py': no such file",
     "train ./broken_recipe.py": "recipe 'broken_recipe.py': cannot be imported: SyntaxError",
@@ -164,10 +164,10 @@ def bad_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", MISTAKES)
+@pytest.mark.parametrize("command", USER_ERRORS)
 def test_a_user_error_is_reported_in_one_line(bad_inputs: Path, command: str) -> None:
-    assert_one_line(run_fork(bad_inputs, *command.split()), MISTAKES[command])
-    assert not (bad_inputs / "runs").exists(), "a refused run left a folder"
+    assert_one_line(run_fork(bad_inputs, *command.split()), USER_ERRORS[command])
+    assert not (bad_inputs / "runs").exists(), "a rejected run left a folder"
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 17, 999])

@@ -199,11 +199,11 @@ def test_an_entry_point_that_names_another_class_is_reported(broken: Path, monke
 
 def test_a_broken_package_harms_no_command_that_uses_others(broken: Path, tiny: str, tmp_path: Path) -> None:
     trained = start_with((broken,), tmp_path, "train", tiny, *SHORT, "--out", "run")
-    mistaken = start_with((broken,), tmp_path, "train", tiny, "--set", "low_root=x")  # asks all sources
+    rejected = start_with((broken,), tmp_path, "train", tiny, "--set", "low_root=x")  # asks all sources
     doctor = start_with((broken,), tmp_path, "doctor")
     used = start_with((broken,), tmp_path, "train", tiny, "--strategy", "leaving")
     assert trained.wait() == 0 and not trained.stderr, trained.stderr
-    assert mistaken.wait() == 2 and "low_root belongs to source" in mistaken.stderr
+    assert rejected.wait() == 2 and "low_root belongs to source" in rejected.stderr
     assert doctor.wait() == 0, doctor.stderr
     assert used.wait() == 2
     assert used.stderr == f"paceline: plugin 'leaving' of package paceline-broken 0.1: {FAULTS['leaving']}\n"

@@ -71,10 +71,10 @@ def make_folder(base: Path) -> Path:
         f'recipe = "dcgan"\nmirror = "s3://user:{SECRET}@bucket/runs"\napi_key = "{SECRET}"\n'
         f'data_root = "https://host/data?token={SECRET}"\n\n[generator]\nlr = 0.3\n'
     )
-    pictures = make_run(root / "pictures", state="finished", host=host)
-    (pictures / "samples").mkdir()
+    with_samples = make_run(root / "pictures", state="finished", host=host)
+    (with_samples / "samples").mkdir()
     for images, color in ((0, 10), (100, 120), (200, 240)):
-        Image.new("RGB", (8, 8), (color, 0, 0)).save(pictures / "samples" / f"samples-{images:012}.png")
+        Image.new("RGB", (8, 8), (color, 0, 0)).save(with_samples / "samples" / f"samples-{images:012}.png")
     (base / "outside").mkdir()
     (base / "outside" / "metrics.jsonl").write_text(line(1, net__loss=1.0))
     (base / "outside" / "secret.txt").write_text(OUTSIDE)

@@ -223,7 +223,7 @@ def test_the_protocol_is_saved_with_the_metrics():
         (["--init-from", "both/pretrain", "--set", "width=3"], "learned with width=2 and not 3; use --set width=2"),
         (
             ["--init-from", "both/pretrain", *sets("blocks=shared", "num_blocks=2", "width=3", "tv=1")],
-            "use --set blocks=separate --set num_blocks=1 --set width=2",  # both errors at once
+            "use --set blocks=separate --set num_blocks=1 --set width=2",  # all at once, without those that fit
         ),
         (["--set", "stage=adversarial", "--vgg", "none.pth"], "--vgg none.pth: no such file"),
         (["--set", "scale=3"], "unknown value '3'"),

@@ -105,7 +105,7 @@ def test_a_loaded_classifier_takes_images_and_tensors_and_changes_no_global_stat
     found = model.predict(opened)
     assert found.shape == (len(files), 4) and torch.allclose(found.sum(1), torch.ones(len(files)).double())
     assert torch.equal(found, model.predict(tensor)) and torch.equal(found, model.predict(tensor.numpy()))
-    assert torch.equal(model.predict(opened[0]), model.predict(opened[:1])), "one picture is a list of one"
+    assert torch.equal(model.predict(opened[0]), model.predict(opened[:1])), "one image is a list of one"
     assert torch.equal(model.predict(tensor.numpy()[::-1]), model.predict(tensor.flip(0)))
     assert model.predict([]).shape == (0, 4)
     assert not any(network.training for network in model.networks.values())

@@ -80,7 +80,7 @@ def test_a_unet_takes_images_of_any_size(height, width):
     network = UNet(width=4, depth=3)
     some = random_images(height, width)
     assert network(some).shape == some.shape
-    assert (network(some) - some).abs().mean() < 0.1, "it begins near the picture that comes in"
+    assert (network(some) - some).abs().mean() < 0.1, "it starts near its input image"
 
 
 def test_a_unet_has_a_large_receptive_field():

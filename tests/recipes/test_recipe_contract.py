@@ -176,7 +176,7 @@ def test_a_recipe_uses_no_device_and_no_stream(name):
 
 
 def choices(name: str) -> Iterator[tuple[str, Any]]:
-    """Return settings of a recipe with values to try: allowed choices, and numbers plus one."""
+    """Yield settings of a recipe with values to try: allowed choices, and numbers plus one."""
     recipe_class = load(name)
     hints = typing.get_type_hints(recipe_class.Settings)
     for field in dataclasses.fields(recipe_class.Settings):

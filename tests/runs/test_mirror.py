@@ -256,12 +256,12 @@ def test_a_mirror_failure_is_printed_once_and_recorded_until_it_is_over(
     broken = threading.Event()
     broken.set()
 
-    def refuse(number: int) -> None:
+    def fail(number: int) -> None:
         if broken.is_set():
             raise PermissionError("wrong key, token=abcdef")
 
     beneath = open_destination(f"file://{tmp_path}/away", "--mirror")
-    mirror = Mirror(tmp_path / "run", Watched(beneath, refuse), "away", "one", every=0.01)  # type: ignore[arg-type]
+    mirror = Mirror(tmp_path / "run", Watched(beneath, fail), "away", "one", every=0.01)  # type: ignore[arg-type]
     mirror.check()
     mirror.begin()
     wait_until(lambda: mirror.destination.operations > 3)  # type: ignore[attr-defined]

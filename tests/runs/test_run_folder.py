@@ -160,7 +160,7 @@ def test_a_command_that_trains_nothing_does_not_change_a_finished_run(tmp_path: 
     for images, printed in (("96", "finished, at 96 images\n"), ("48", "past the requested 48: nothing")):
         again = run_fork(tmp_path, *command, "--images", images)
         assert again.wait() == 0 and printed in again.stdout, again.stderr
-        assert "test, of the checkpoint at 96 images" in again.stdout, "what it learned is judged all the same"
+        assert "test, of the checkpoint at 96 images" in again.stdout, "the trained weights are still evaluated"
         assert record() == before
 
 

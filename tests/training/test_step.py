@@ -238,7 +238,7 @@ def test_one_network_can_have_its_own_settings(duet: str) -> None:
     generator, critic = parts.step.learners["generator"], parts.step.learners["critic"]
     assert (generator.settings.lr, critic.settings.lr) == (0.5, 0.25)
     assert type(generator.optimizer).__name__ == "SGD" and type(critic.optimizer).__name__ == "Adam"
-    assert generator.ema and not critic.ema, "only the averaged network has a moving average"
+    assert generator.ema and not critic.ema, "only one network has an EMA"
 
 
 def test_a_phase_that_changes_its_loss_names_later_is_rejected(duet: str) -> None:
