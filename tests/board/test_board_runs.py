@@ -65,8 +65,8 @@ def test_a_run_records_how_it_ends(tmp_path: Path) -> None:
     folder.begin(640)
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "running"
     folder.end("failed", "two\nlines and s3://me:hunter2@bucket")
-    printed = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert printed["total_images"] == 640 and printed["why"].startswith("two lines") and "hunter2" not in printed["why"]
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["total_images"] == 640 and status["why"].startswith("two lines") and "hunter2" not in status["why"]
     folder.end("finished")
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     folder.release()

@@ -72,11 +72,11 @@ def test_the_same_command_resumes_and_another_value_is_rejected(place: Path) -> 
 
 
 def test_a_wrong_value_of_a_source_setting_ends_in_one_line(place: Path) -> None:
-    for printed, line in (
+    for assignment, line in (
         ("noise=-1", "noise=-1: must be at least 0"),
         ("noise=much", "--set noise: 'much' is not a num"),
     ):
-        wrong = run_fork(place, *TRAIN, "--set", printed)
+        wrong = run_fork(place, *TRAIN, "--set", assignment)
         assert wrong.wait() == 2 and wrong.stderr.startswith(f"paceline: {line}")
         assert wrong.stderr.count("\n") == 1
 
@@ -124,8 +124,8 @@ def test_recipe_defaults_for_one_source_are_unused_with_others(place: Path) -> N
 
 
 def test_a_resumed_run_may_change_settings_that_are_mutable_on_resume() -> None:
-    printed = {"data": "degraded", "test_root": "here", "degrade_seed": 1, "generator.lr": 0.1}
-    kept = resolve("own", Recipe, [("--set", printed)], RegisteredSources()).values()
+    given = {"data": "degraded", "test_root": "here", "degrade_seed": 1, "generator.lr": 0.1}
+    kept = resolve("own", Recipe, [("--set", given)], RegisteredSources()).values()
     layers = [("--set", {"data": "degraded", "test_root": "there", "degrade_seed": 2})]
     now = resolve("own", Recipe, layers, RegisteredSources())
     assert changed_settings(kept, now) == ["degrade_seed: 1 → 2", "generator.lr: 0.1 → None"]

@@ -217,8 +217,8 @@ def test_exif_after_the_pixels_is_rejected_by_name_or_decoded_first(
     save(file, 10, 16)
     turned = Image.Exif()
     turned[0x0112] = 6
-    content, printed = file.read_bytes(), b"eXIf" + turned.tobytes().removeprefix(b"Exif\0\0")
-    chunk = struct.pack(">I", len(printed) - 4) + printed + struct.pack(">I", zlib.crc32(printed))
+    content, chunk_data = file.read_bytes(), b"eXIf" + turned.tobytes().removeprefix(b"Exif\0\0")
+    chunk = struct.pack(">I", len(chunk_data) - 4) + chunk_data + struct.pack(">I", zlib.crc32(chunk_data))
     file.write_bytes(content[:-12] + chunk + content[-12:])  # before the end chunk of the file
     with pytest.raises(UserError, match=r"late\.png: 10×16 pixels, and 16×10 in its header; --bad-images skip takes"):
         Photos("train", settings(tmp_path)).read(0)

@@ -44,13 +44,13 @@ def test_a_plain_job_is_valid_and_its_pods_rendezvous_through_the_service(tmp_pa
     assert service["metadata"]["name"] == pod["subdomain"] == "my-run"
     assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
-    printed = words(pod)
-    assert printed[printed.index("--rdzv") + 1] == "my-run-0.my-run:29400"
+    command = words(pod)
+    assert command[command.index("--rdzv") + 1] == "my-run-0.my-run:29400"
     assert (
-        printed[printed.index("--out") + 1] == "/runs/my-run" and printed[printed.index("--data-root") + 1] == "/data"
+        command[command.index("--out") + 1] == "/runs/my-run" and command[command.index("--data-root") + 1] == "/data"
     )
     assert (
-        printed[printed.index("--devices") + 1] == "4"
+        command[command.index("--devices") + 1] == "4"
         and pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "4"
     )
     assert {"name": "shared-memory", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
@@ -63,8 +63,8 @@ def test_a_train_job_and_its_runtime_are_valid(tmp_path: Path) -> None:
     jsonschema.validate(job, TRAIN_JOB)
     template = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]
     check_core({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"}, "spec": template["spec"]})
-    printed = job["spec"]["trainer"]["command"]
-    assert printed[printed.index("--rdzv") + 1] == "cifar-node-0-0.cifar:29400"
+    command = job["spec"]["trainer"]["command"]
+    assert command[command.index("--rdzv") + 1] == "cifar-node-0-0.cifar:29400"
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"] == "cifar"
 
 

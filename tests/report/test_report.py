@@ -150,7 +150,7 @@ def test_other_data_another_recipe_or_no_run_is_rejected_by_name(
         assert changed != text
         (runs / name / "config.toml").write_text(_as_dcgan(changed) if name == "other-recipe" else changed)
     (runs / "empty").mkdir(exist_ok=True)
-    for words, printed in {
+    for words, message in {
         ("single-2", "other-data"): "single-2 and other-data used different data",
         ("single-2", "other-recipe"): "single-2 and other-recipe are of different recipes (classification, dcgan)",
         ("single-2", "empty"): "empty: not a run's folder",
@@ -158,7 +158,7 @@ def test_other_data_another_recipe_or_no_run_is_rejected_by_name(
     }.items():
         assert run(["compare", *words, "--out", "refused"]) == 2
         error = capsys.readouterr().err
-        assert printed in error and error.count("\n") == 1
+        assert message in error and error.count("\n") == 1
     assert not (runs / "refused").exists()
 
 
@@ -221,10 +221,8 @@ def test_segments_of_a_run_are_not_averaged_and_the_summary_notes_it(
     since = next(line["images"] for line in logged if line["epoch"] >= 1)
     later = [line for line in logged if line["images"] > since][1:]
     assert report["runs"]["went-on"]["speed"]["stretches"] == len(later)
-    (printed,) = [sentence for sentence in report["summary"] if "resumed differently" in sentence]
-    assert printed.startswith(
-        f"`went-on` resumed differently at {since:,} images (strategy ddp → single, devices 2 → 1)"
-    )
+    (note,) = [sentence for sentence in report["summary"] if "resumed differently" in sentence]
+    assert note.startswith(f"`went-on` resumed differently at {since:,} images (strategy ddp → single, devices 2 → 1)")
 
 
 def test_dp_on_a_cpu_is_reported_as_single(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,9 +214,9 @@ def test_a_mirror_of_another_or_a_longer_run_is_rejected_and_left_unchanged(tmp_
     destination = open_destination(f"file://{tmp_path}/away", "--mirror")
     mirror_once(tmp_path / "run", destination)
     before = destination.sizes("")
-    for folder, run, printed in (("run", "two", "holds another run"), ("empty", "one", "at 200 images, --out at 0")):
+    for folder, run, message in (("run", "two", "holds another run"), ("empty", "one", "at 200 images, --out at 0")):
         (tmp_path / folder).mkdir(exist_ok=True)
-        with pytest.raises(UserError, match=printed):
+        with pytest.raises(UserError, match=message):
             mirror_once(tmp_path / folder, destination, run)
     assert destination.sizes("") == before
 

@@ -92,7 +92,7 @@ def test_settings_that_make_another_run_are_rejected_by_name(tmp_path: Path, tin
     command = ("train", tiny, "--out", "run", "--images", "48")
     assert run_fork(tmp_path, *command).wait() == 0
     before = weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()
-    for change, printed in (
+    for change, message in (
         (("--lr", "0.2", "--seed", "3"), "(seed: 0 → 3; lr: 0.05 → 0.2)"),
         (("--set", "classifier.lr=0.2"), "(classifier.lr: None → 0.2)"),
         (("--set", "width=8"), "(width: 4 → 8)"),
@@ -101,7 +101,7 @@ def test_settings_that_make_another_run_are_rejected_by_name(tmp_path: Path, tin
     ):
         rejected = run_fork(tmp_path, *command, *change)
         assert rejected.wait() == 2
-        assert len(rejected.stderr.splitlines()) == 1 and printed in rejected.stderr, rejected.stderr
+        assert len(rejected.stderr.splitlines()) == 1 and message in rejected.stderr, rejected.stderr
     assert (weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()) == before
 
 
@@ -157,9 +157,9 @@ def test_a_command_that_trains_nothing_does_not_change_a_finished_run(tmp_path: 
         return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files if "logs" not in file.parts}
 
     before = record()
-    for images, printed in (("96", "finished, at 96 images\n"), ("48", "past the requested 48: nothing")):
+    for images, message in (("96", "finished, at 96 images\n"), ("48", "past the requested 48: nothing")):
         again = run_fork(tmp_path, *command, "--images", images)
-        assert again.wait() == 0 and printed in again.stdout, again.stderr
+        assert again.wait() == 0 and message in again.stdout, again.stderr
         assert "test, of the checkpoint at 96 images" in again.stdout, "the trained weights are still evaluated"
         assert record() == before
 
