@@ -1,4 +1,4 @@
-"""What all tests share: one thread per process, since small networks wait for each other on several; a cache apart.
+"""Shared by all tests: one thread per process, which is faster for small networks, and a separate cache.
 
 Where there is no GPU, Triton's kernels run in its interpreter.
 """
@@ -9,13 +9,13 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 _cache = tempfile.TemporaryDirectory(prefix="paceline-cache-")
-os.environ["XDG_CACHE_HOME"] = _cache.name  # what one test keeps there, a person's runs never see
+os.environ["XDG_CACHE_HOME"] = _cache.name  # the user's runs never see what tests cache
 
 import pytest  # noqa: E402
 import torch  # noqa: E402 - reads the number of threads
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, when it is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once, at import
 
 torch.set_num_threads(1)
 

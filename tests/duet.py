@@ -1,4 +1,4 @@
-"""A recipe for tests with all that the contract offers: two networks, three phases, shared, facts, draws."""
+"""A test recipe that uses the whole contract: two networks, three phases, shared tensors, signals, draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Recipe
 
 @dataclass(frozen=True)
 class DuetSettings:
-    """What a test wants to see."""
+    """Switches for tests."""
 
     norm: Literal["batch", "none"] = setting("batch", "normalisation")
 
@@ -48,11 +48,11 @@ class Duet(Recipe):
 
     def __init__(self, settings: DuetSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
-        self.seen: list[tuple[str, Batch]] = []  # what each phase was given, for tests that look
+        self.seen: list[tuple[str, Batch]] = []  # what each phase received, recorded for tests
         self.watched = False
         pixels = spec.channels * spec.height * spec.width
         norm = (lambda: nn.BatchNorm1d(8)) if settings.norm == "batch" else nn.Identity
-        biased = settings.norm == "none"  # BatchNorm takes a bias away again: its gradient would be rounding alone
+        biased = settings.norm == "none"  # BatchNorm cancels a bias: its gradient would be rounding error only
         self.generator = nn.Sequential(nn.Linear(5, 8, biased), norm(), nn.Tanh(), nn.Linear(8, pixels), nn.Tanh())
         self.critic = nn.Sequential(nn.Linear(pixels, 8, biased), norm(), nn.Tanh(), nn.Linear(8, 1))
 

@@ -1,4 +1,4 @@
-"""The rules of the layout, for a package on disk: each gives a line per violation, with file and line."""
+"""The rules of the layout for a package on disk: each yields a line per violation, with file and line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYERS = (  # from the top; a package imports from the layers below its own
     {"core"},
 )
 DEPTH = {unit: depth for depth, layer in enumerate(LAYERS) for unit in layer}
-SINGLE_DEVICE = {"models", "recipes"}  # these know nothing of processes
+SINGLE_DEVICE = {"models", "recipes"}  # these must not use torch.distributed
 PLUGIN_FOLDERS = tuple(kind.package for kind in KINDS.values())
 TEMPLATES = "commands/templates"  # files for users, who import the public names
 MAX_LINES = 300
@@ -51,7 +51,7 @@ class Import(NamedTuple):
 
     @property
     def target_unit(self) -> str | None:
-        """The unit that the import points to; None outside of the package and for the version."""
+        """Return the unit that the import points to; None outside the package and for the version."""
         first, _, rest = self.target.partition(".")
         if first != "paceline" or rest == "__version__":
             return None
@@ -60,13 +60,13 @@ class Import(NamedTuple):
 
 
 def modules(package: Path) -> Iterator[tuple[Path, ast.Module]]:
-    """Every file of a package by its path in it, parsed."""
+    """Return every parsed file of a package by its path."""
     for file in sorted(package.rglob("*.py")):
         yield file.relative_to(package), ast.parse(file.read_text(), str(file))
 
 
 def imports(package: Path) -> list[Import]:
-    """Every import in a package: those inside functions, dynamic ones and texts that name a module, too."""
+    """Return every import in a package, with those inside functions, dynamic ones and strings that name a module."""
     found = []
     for path, tree in modules(package):
         if path.is_relative_to(TEMPLATES):
@@ -106,7 +106,7 @@ def _parts_of_texts(tree: ast.Module) -> set[ast.AST]:
 
 
 def upward(package: Path, allowed: Collection[str] = ()) -> list[str]:
-    """The arrows that the layout forbids, less those of files that may name any package."""
+    """Return the imports that the layout forbids, except in files that may import any package."""
     faults = []
     for one in imports(package):
         here, there = one.unit, one.target_unit
@@ -122,7 +122,7 @@ def upward(package: Path, allowed: Collection[str] = ()) -> list[str]:
 
 
 def distributed(package: Path) -> list[str]:
-    """The imports of torch.distributed where a model or a recipe is defined."""
+    """Return the imports of torch.distributed in models and recipes."""
     return [
         str(one)
         for one in imports(package)
@@ -131,7 +131,7 @@ def distributed(package: Path) -> list[str]:
 
 
 def private(package: Path) -> list[str]:
-    """The imports of what begins with an underscore from outside of its package."""
+    """Return the imports of private modules and names from outside their package."""
     faults = []
     for one in imports(package):
         parts = tuple(one.target.split("."))
@@ -147,7 +147,7 @@ def private(package: Path) -> list[str]:
 
 
 def plugin_imports(package: Path) -> list[str]:
-    """The imports of plugins from outside of their folder."""
+    """Return the imports of plugins from outside their folder."""
     faults = []
     for one in imports(package):
         for folder in PLUGIN_FOLDERS:
@@ -159,7 +159,7 @@ def plugin_imports(package: Path) -> list[str]:
 
 
 def plugin_comparisons(package: Path) -> list[str]:
-    """The comparisons with the name of a plugin outside of the folders of plugins."""
+    """Return the comparisons with a plugin's name outside the plugin folders."""
     names = {name for folder in PLUGIN_FOLDERS for name in _plugins(package, folder)}
     faults = []
     for path, tree in modules(package):
@@ -173,7 +173,7 @@ def plugin_comparisons(package: Path) -> list[str]:
 
 
 def _compared(node: ast.AST, constants: Mapping[str, set[str]]) -> Iterator[tuple[int, str]]:
-    """The texts that a node compares something with, each with its line."""
+    """Return the strings that a node compares something with, each with its line."""
     match node:
         case ast.Compare() if any(isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for op in node.ops):
             for side in (node.left, *node.comparators):
@@ -183,7 +183,7 @@ def _compared(node: ast.AST, constants: Mapping[str, set[str]]) -> Iterator[tupl
 
 
 def _texts(node: ast.AST, constants: Mapping[str, set[str]]) -> set[str]:
-    """The texts that an expression is or lists; a name stands for what the module assigns to it."""
+    """Return the strings in an expression; a name stands for what the module assigns to it."""
     match node:
         case ast.Constant(value=str(text)):
             return {text}
@@ -212,7 +212,7 @@ def _plugins(package: Path, folder: str) -> set[str]:
 
 
 def long_files(package: Path) -> list[str]:
-    """The files with more lines than can be read in one sitting."""
+    """Return the files that are too long to read in one sitting."""
     return [
         f"{path}: {count} lines; split it by what a reader looks for"
         for path, count in _line_counts(package).items()
@@ -221,7 +221,7 @@ def long_files(package: Path) -> list[str]:
 
 
 def large_packages(package: Path) -> list[str]:
-    """The packages that hold too large a part of all lines."""
+    """Return the packages that hold too large a share of all lines."""
     counts = _line_counts(package)
     total, by_unit = sum(counts.values()), dict.fromkeys((path.parts[0] for path in counts), 0)
     for path, count in counts.items():

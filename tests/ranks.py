@@ -1,4 +1,4 @@
-"""What one rank does in the tests of several: a few steps, noted down."""
+"""What one rank does in multi-process tests: a few recorded steps."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ Mailbox = dict[str, np.ndarray]
 
 
 def make_parts(recipe: str, **settings: Any) -> Parts:
-    """The parts of a small float64 run."""
+    """Return the parts of a small float64 run."""
     return assemble(make_config(recipe, **settings))
 
 
 def make_config(recipe: str, **settings: Any) -> Config:
-    """The settings of a small float64 run."""
+    """Return the settings of a small float64 run."""
     return configure(recipe, {"precision": "fp64", "accelerator": "cpu"} | settings)
 
 
 def run_steps(parts: Parts, number: int) -> None:
-    """Trains for some steps."""
+    """Train for some steps."""
     parts.recipe.train()
     steps = parts.feed.steps(0, number * parts.feed.images_per_step)
     parts.strategy.drive(steps, lambda data: parts.step(data) and None)
 
 
 def weights(parts: Parts) -> dict[str, torch.Tensor]:
-    """The networks' floating-point tensors."""
+    """Return the networks' floating-point tensors."""
     return {name: value for name, value in parts.recipe.state_dict().items() if value.is_floating_point()}
 
 
 def difference(first: dict[str, Any], second: dict[str, Any]) -> float:
-    """The largest difference of any tensor, relative to the largest value of all."""
+    """Return the largest difference of any tensor, relative to the largest value."""
     assert first.keys() == second.keys()
     largest = max(float(abs(value).max()) for value in first.values())
     return max(float(abs(first[name] - second[name]).max()) for name in first) / largest
 
 
 def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> None:
-    """Trains and evaluates; writes to PATH-RANK.npz the samples, draws, facts, weights and evaluated samples."""
+    """Train and evaluate; write samples, draws, signals, weights and evaluated samples to PATH-RANK.npz."""
     parts = make_parts(recipe, **settings)
     parts.recipe.watched = True
     run_steps(parts, steps)
@@ -68,7 +68,7 @@ def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> 
 
 
 def spoil_and_check(recipe: str, spoiled: str, settings: dict[str, Any]) -> None:
-    """Checks the replicas at the start and after two steps, then when the last rank has changed one of its weights."""
+    """Check the replicas at the start, after two steps, and after the last rank changed one of its weights."""
     parts = make_parts(recipe, **settings)
     check_replicas(parts.recipe, parts.world)
     run_steps(parts, 2)

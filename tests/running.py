@@ -19,8 +19,8 @@ from typing import Any
 
 from paceline.core.heartbeat import die_with_parent
 
-PATIENCE_SECONDS = 120.0  # for anything that is sure to happen, on a busy machine
-_PRELOAD = [  # what a command imports, so that a forked one starts in a fraction of a second
+PATIENCE_SECONDS = 120.0  # seconds for anything that must happen, on a busy machine
+_PRELOAD = [  # imported before forking, so that a command starts in a fraction of a second
     "paceline.cli.app",
     "paceline.commands.train",
     "paceline.commands.evaluate",
@@ -43,9 +43,9 @@ _forks.set_forkserver_preload(_PRELOAD)
 
 @dataclass
 class Running:
-    """A command in a process, and session, of its own."""
+    """A command in its own process and session."""
 
-    folder: Path  # where it runs, and its output goes
+    folder: Path  # the working folder, also of its output
     pid: int
     wait_for_end: Callable[[float], int | None] = field(repr=False)
 
@@ -58,7 +58,7 @@ class Running:
         return (self.folder / f"stderr-{self.pid}").read_text()
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """The exit code, negative where a signal ended it."""
+        """Return the exit code, negative if a signal ended the process."""
         code = self.wait_for_end(seconds)
         assert code is not None, f"still running after {seconds:g} s:\n{self.stdout}\n{self.stderr}"
         return code
@@ -67,7 +67,7 @@ class Running:
         os.kill(self.pid, number)
 
     def interrupt_group(self, number: int = signal.SIGINT) -> None:
-        """What a terminal does for Ctrl-C."""
+        """Send SIGINT as a terminal does for Ctrl-C."""
         os.killpg(self.pid, number)
 
     @property
@@ -78,31 +78,31 @@ class Running:
 def start_fork(
     folder: Path, *arguments: str, largest_file: int | None = None, environment: dict[str, str] | None = None
 ) -> Running:
-    """Starts `paceline ARGUMENTS` in a process that is forked from one that has imported everything."""
+    """Start `paceline ARGUMENTS` in a process forked from one that has imported everything."""
     return _fork(folder, environment or {}, largest_file, _run_command, arguments)
 
 
 def start_ranks(folder: Path, size: int, *arguments: str) -> list[Running]:
-    """Starts `paceline ARGUMENTS` in several processes, in the environment that torchrun would give them."""
+    """Start `paceline ARGUMENTS` in several processes, in the environment that torchrun would set."""
     return start_function_in_ranks(folder, size, _run_command, arguments)
 
 
 def start_function_in_ranks(
     folder: Path, size: int, function: Callable[..., int | None], *values: Any
 ) -> list[Running]:
-    """Starts a function in several processes that can meet; it must be importable, and may give an exit code."""
+    """Start an importable function in several processes that can connect; it may return an exit code."""
     shared = {**_meeting_point(), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     environments = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(size)] if size > 1 else [{}]
     return [_fork(folder, environment, None, function, *values) for environment in environments]
 
 
 def run_hosts(folders: list[Path], *arguments: str) -> list[Running]:
-    """Runs `paceline ARGUMENTS` in one process for each folder, as on hosts without a common disk, to their ends."""
+    """Run `paceline ARGUMENTS` in one process per folder, as on hosts without a shared disk, and wait."""
     return run_function_on_hosts(folders, _run_command, arguments)
 
 
 def run_function_on_hosts(folders: list[Path], function: Callable[..., int | None], *values: Any) -> list[Running]:
-    """Runs a function in one process for each folder, as on hosts without a common disk, to their ends."""
+    """Run a function in one process per folder, as on hosts without a shared disk, and wait."""
     shared = {**_meeting_point(), "WORLD_SIZE": len(folders), "GROUP_WORLD_SIZE": len(folders)}
     shared |= {"LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}
     hosts = [_fork(folder, {**shared, "RANK": rank}, None, function, *values) for rank, folder in enumerate(folders)]
@@ -133,7 +133,7 @@ def _fork(
 
 
 def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -> Running:
-    """Starts `paceline ARGUMENTS` as a person does; `before` are words of a command that it is given to."""
+    """Start `paceline ARGUMENTS` as a user does; `before` is a command that it is passed to."""
     pending = [(folder / name).open("wb") for name in ("stdout", "stderr")]
     command = [*before, sys.executable, "-m", "paceline", *arguments]
     process = subprocess.Popen(
@@ -142,7 +142,7 @@ def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -
         stdout=pending[0],
         stderr=pending[1],
         start_new_session=True,
-        preexec_fn=die_with_parent,  # where a test fails, its command does not outlive the tests
+        preexec_fn=die_with_parent,  # the command of a failed test does not outlive the tests
     )
     for file in pending:
         file.close()
@@ -160,14 +160,14 @@ def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -
 def run_fork(
     folder: Path, *arguments: str, largest_file: int | None = None, environment: dict[str, str] | None = None
 ) -> Running:
-    """Runs a forked command to its end."""
+    """Run a forked command and wait for it."""
     running = start_fork(folder, *arguments, largest_file=largest_file, environment=environment)
     running.wait()
     return running
 
 
 def run_ranks(folder: Path, size: int, *arguments: str) -> list[int]:
-    """Runs a command in several processes to their ends; gives their exit codes."""
+    """Run a command in several processes and return their exit codes."""
     return [running.wait() for running in start_ranks(folder, size, *arguments)]
 
 
@@ -206,7 +206,7 @@ def _run_command(arguments: tuple[str, ...]) -> int:
 
 
 def wait_until(condition: Callable[[], Any], running: Running | None = None, seconds: float = PATIENCE_SECONDS) -> Any:
-    """The first true value of a condition that is asked again and again while a command runs."""
+    """Return the first truthy value of a condition, polled while a command runs."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         value = condition()
@@ -223,7 +223,7 @@ def wait_until(condition: Callable[[], Any], running: Running | None = None, sec
 
 
 def workers_of(launcher: int) -> dict[int, int]:
-    """The process id of each rank that a launcher started."""
+    """Return the process id of each rank that a launcher started."""
     ranks = {}
     for pid in _processes():
         if _read(pid, "stat").rpartition(")")[2].split()[1:2] == [str(launcher)]:
@@ -234,7 +234,7 @@ def workers_of(launcher: int) -> dict[int, int]:
 
 
 def processes_naming(text: str) -> list[int]:
-    """The processes that have a text in their command or environment, without this one; zombies have neither."""
+    """Return the other processes with a text in their command or environment; zombies have neither."""
     found = [pid for pid in _processes() if text in _read(pid, "cmdline") + _read(pid, "environ")]
     return [pid for pid in found if pid != os.getpid()]
 
@@ -251,7 +251,7 @@ def _read(pid: int, name: str) -> str:
 
 
 def metrics_without_times(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, less what no two runs share."""
+    """Return the lines of a run's metrics, without what differs between equal runs."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in row.items() if name not in ("time", "seconds") and not name.startswith("time/")}
@@ -260,7 +260,7 @@ def metrics_without_times(run: Path) -> list[dict[str, Any]]:
 
 
 def weights_of(run: Path, images: int | None = None) -> dict[str, bytes]:
-    """The tensor files of a run's last checkpoint, or of the one at so many images."""
+    """Return the tensor files of a run's last checkpoint, or of the one at `images`."""
     folders = sorted(path for path in (run / "checkpoints").iterdir() if path.name.isdigit())
     folder = folders[-1] if images is None else run / "checkpoints" / f"{images:012d}"
     return {name: (folder / name).read_bytes() for name in ("weights.safetensors", "state.safetensors", "state.json")}

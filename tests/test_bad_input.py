@@ -1,4 +1,4 @@
-"""What a person gets wrong ends in one line that names it, and exit code 2; nothing is lost."""
+"""A user error ends in one line that reports it, with exit code 2; nothing is lost."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ TINY = str(Path(__file__).parent / "tiny.py")
 NO_GPU = not torch.cuda.is_available()
 
 
-def assert_one_line(refused: Running, *parts: str) -> None:
-    assert refused.wait() == 2, refused.stdout + refused.stderr
-    assert len(refused.stderr.splitlines()) == 1, refused.stderr
-    assert refused.stderr.startswith("paceline: ")
-    assert "Traceback" not in refused.stdout + refused.stderr
+def assert_one_line(rejected: Running, *parts: str) -> None:
+    assert rejected.wait() == 2, rejected.stdout + rejected.stderr
+    assert len(rejected.stderr.splitlines()) == 1, rejected.stderr
+    assert rejected.stderr.startswith("paceline: ")
+    assert "Traceback" not in rejected.stdout + rejected.stderr
     for part in parts:
-        assert part in refused.stderr, refused.stderr
+        assert part in rejected.stderr, rejected.stderr
 
 
-MISTAKES: dict[str, str] = {  # a command, and what its line says
+USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train classificaton": "unknown recipe 'classificaton'; did you mean 'classification'?",
     "train ./nothing.py": "recipe 'nothing.py': no such file",
     "train ./broken_recipe.py": "recipe 'broken_recipe.py': cannot be imported: SyntaxError",
@@ -127,8 +127,8 @@ from paceline.contracts.recipe import Loss, Phase, Recipe
 class Mine(Recipe):
     phases = {phases}
 
-    def __init__(self, settings, facts):
-        super().__init__(settings, facts)
+    def __init__(self, settings, spec):
+        super().__init__(settings, spec)
         self.network = nn.Linear(1, 1)
 
     def {loss}(self, batch):
@@ -137,8 +137,8 @@ class Mine(Recipe):
 
 
 @pytest.fixture(scope="module")
-def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all kinds of files that do not do."""
+def bad_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all kinds of unusable files."""
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "broken_recipe.py").write_text("class Recipe(:\n")
     (folder / "failing_recipe.py").write_text("import a_module_that_is_not_there\n")
@@ -164,32 +164,32 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", MISTAKES)
-def test_a_mistake_is_named_in_one_line(mistakes: Path, command: str) -> None:
-    assert_one_line(run_fork(mistakes, *command.split()), MISTAKES[command])
-    assert not (mistakes / "runs").exists(), "a refused run left a folder"
+@pytest.mark.parametrize("command", USER_ERRORS)
+def test_a_user_error_is_reported_in_one_line(bad_inputs: Path, command: str) -> None:
+    assert_one_line(run_fork(bad_inputs, *command.split()), USER_ERRORS[command])
+    assert not (bad_inputs / "runs").exists(), "a rejected run left a folder"
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 17, 999])
-def test_the_share_for_validation_that_is_named_works(count: int, tmp_path: Path) -> None:
+def test_the_suggested_validation_fraction_works(count: int, tmp_path: Path) -> None:
     arrays = {"x_train": np.zeros((count, 4, 4), np.uint8), "y_train": np.arange(count) % 2}
     np.savez(tmp_path / "few.npz", **arrays, x_test=arrays["x_train"], y_test=arrays["y_train"])
     flags = {"data": "npz", "data_root": str(tmp_path / "few.npz")}
     for share in ("0.0001", "0.9999"):
-        with pytest.raises(UserError, match="none for a split") as refused:
+        with pytest.raises(UserError, match="none for a split") as rejected:
             open_sources(configure("classification", flags, assignments=[f"validation={share}"]))
-        named = str(refused.value).partition("--set ")[2].split()[0]
+        named = str(rejected.value).partition("--set ")[2].split()[0]
         sources = open_sources(configure("classification", flags, assignments=[named]))
         assert len(sources["train"]) + len(sources["validation"]) == count and len(sources["validation"]) >= 1
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there are GPUs here")
-def test_gpus_where_there_are_none_are_refused(tmp_path: Path) -> None:
+def test_gpus_are_rejected_where_there_are_none(tmp_path: Path) -> None:
     for flags in (("--gpus", "0"), ("--accelerator", "cuda")):
         assert_one_line(run_fork(tmp_path, "train", "classification", *flags), flags[0], "no CUDA device is visible")
 
 
-def test_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_gpus_than_available_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     check_devices(RunSettings(devices=2))
@@ -203,7 +203,7 @@ def test_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes of pictures; one training picture is cut off."""
+    """Two classes of images; one training image is truncated."""
     for name in ("train/cat", "train/dog", "test/cat", "test/dog"):
         folder = tmp_path / "photos" / name
         folder.mkdir(parents=True)
@@ -215,7 +215,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_an_unreadable_image_is_named_or_left_out(tmp_path: Path, photos: Path) -> None:
+def test_an_unreadable_image_is_reported_or_skipped(tmp_path: Path, photos: Path) -> None:
     command = (
         "train",
         TINY,
@@ -229,27 +229,27 @@ def test_an_unreadable_image_is_named_or_left_out(tmp_path: Path, photos: Path) 
         "validation=0.2",
     )
     for loader in ("workers", "resident"):
-        refused = run_fork(tmp_path, *command, "--loader", loader, "--out", loader)
-        assert_one_line(refused, str(photos / "train" / "cat" / "3.png"), "unreadable image", "--bad-images skip")
+        rejected = run_fork(tmp_path, *command, "--loader", loader, "--out", loader)
+        assert_one_line(rejected, str(photos / "train" / "cat" / "3.png"), "unreadable image", "--bad-images skip")
     skipping = run_fork(tmp_path, *command, "--bad-images", "skip", "--out", "skipping")
     assert skipping.wait() == 0, skipping.stderr
     assert "left out 1 unreadable of 16 images" in skipping.stdout and "cat/3.png" in skipping.stdout
 
 
-def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+def test_a_non_finite_loss_reports_its_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     command = ("train", TINY, "--out", "run", "--set", "not_finite_at=8", "--set", "save_every=2 steps")
-    refused = run_fork(tmp_path, *command)
-    assert_one_line(refused, "loss 'cross_entropy' of phase 'classifier' is not finite at step 8 (128 images seen)")
-    assert "the checkpoint at 128 images is unharmed" in refused.stderr
+    rejected = run_fork(tmp_path, *command)
+    assert_one_line(rejected, "loss 'cross_entropy' of phase 'classifier' is not finite at step 8 (128 images seen)")
+    assert "the checkpoint at 128 images is unharmed" in rejected.stderr
     checkpoint = weights_of(tmp_path / "run", 128)
     assert all(torch.isfinite(tensor).all() for tensor in tensors_in(checkpoint["weights.safetensors"]))
 
 
-def test_weights_that_are_not_finite_are_not_saved_though_the_loss_was(tmp_path: Path) -> None:
+def test_non_finite_weights_are_not_saved_even_if_the_loss_was_finite(tmp_path: Path) -> None:
     command = ("train", TINY, "--out", "run", "--set", "bad_gradient_at=3", "--set", "save_every=1 steps")
-    refused = run_fork(tmp_path, *command)
+    rejected = run_fork(tmp_path, *command)
     assert_one_line(
-        refused, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is unharmed"
+        rejected, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is unharmed"
     )
     assert all(
         torch.isfinite(tensor).all() for tensor in tensors_in(weights_of(tmp_path / "run")["weights.safetensors"])
@@ -262,37 +262,35 @@ def tensors_in(content: bytes) -> list[torch.Tensor]:
     return [tensor for tensor in safetensors.torch.load(content).values() if tensor.is_floating_point()]
 
 
-def test_an_exploding_learning_rate_ends_before_it_is_saved(tmp_path: Path) -> None:
-    refused = run_fork(tmp_path, "train", TINY, "--lr", "1e30", "--out", "run")
-    assert_one_line(refused, "not finite", "phase 'classifier'")
+def test_a_diverging_run_ends_before_it_is_saved(tmp_path: Path) -> None:
+    rejected = run_fork(tmp_path, "train", TINY, "--lr", "1e30", "--out", "run")
+    assert_one_line(rejected, "not finite", "phase 'classifier'")
 
 
-def test_a_parameter_without_a_gradient_is_named(tmp_path: Path) -> None:
-    refused = run_fork(tmp_path, "train", TINY, "--set", "unused=true", "--out", "run")
-    assert_one_line(refused, "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)")
+def test_a_parameter_without_a_gradient_is_reported(tmp_path: Path) -> None:
+    rejected = run_fork(tmp_path, "train", TINY, "--set", "unused=true", "--out", "run")
+    assert_one_line(rejected, "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)")
 
 
-def test_two_processes_say_a_mistake_once(tmp_path: Path, photos: Path) -> None:
+def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> None:
     command = ("train", TINY, "--devices", "2", "--set", "save_every=2 steps")
-    pictures = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
+    images = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
     of_all = start_command(tmp_path, *command, "--set", "not_finite_at=4", "--out", "loss")
-    # Only one rank reads the bad picture; the other loses its peer and keeps quiet about it.
-    of_one = start_command(
-        tmp_path, *command, *pictures, "--images", "64", "--set", "validation=0", "--out", "pictures"
-    )
+    # Only one rank reads the bad image; the other loses its peer and prints nothing.
+    of_one = start_command(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "pictures")
     assert_one_line(of_all, "loss 'cross_entropy' of phase 'classifier' is not finite at step 4 (64 images seen)")
     assert "the checkpoint at 64 images is unharmed" in of_all.stderr
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")
 
 
-def test_processes_that_someone_else_started_say_their_mistakes(tmp_path: Path) -> None:
-    for flags, said in (
+def test_externally_launched_processes_print_their_user_errors(tmp_path: Path) -> None:
+    for flags, expected in (
         (("--strategy", "single"), "--strategy single: one process, but 2 were started; use ddp or lightning"),
         (("--devices", "2", "--batch-size", "1"), "--batch-size 1: smaller than its 2 parts (2 devices × 1"),
     ):
         for rank in start_ranks(tmp_path, 2, "train", TINY, *flags, "--out", "run"):
-            assert_one_line(rank, said)
+            assert_one_line(rank, expected)
     first, second = start_ranks(tmp_path, 2, "train", TINY, "--devices", "2", "--set", "unused=true", "--out", "run")
-    said = "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)"
-    assert_one_line(first, said)
-    assert second.wait() == 2 and said in (tmp_path / "run" / "logs" / "rank-1.txt").read_text()
+    expected = "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)"
+    assert_one_line(first, expected)
+    assert second.wait() == 2 and expected in (tmp_path / "run" / "logs" / "rank-1.txt").read_text()

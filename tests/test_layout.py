@@ -1,4 +1,4 @@
-"""The layout holds: arrows point down only, plugins are found by name, files stay short, texts name no machine."""
+"""The layout: imports point down only, plugins are found by name, files stay short, texts mention no machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from layout_rules import (
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "paceline"
 
-MAY_NAME_ANY_PACKAGE = {"paceline/core/registry.py"}  # it says where the plugins of each kind are
+MAY_NAME_ANY_PACKAGE = {"paceline/core/registry.py"}  # it lists the plugin folders
 TOLERATED_IMPORTS: dict[str, str] = {}  # "file: imports the plugin module" and why
 TOLERATED_COMPARISONS = {
     "paceline/models/diffaugment.py: compares with the plugin 'translation'": "the paper's name for a shift",
@@ -68,7 +68,7 @@ def test_no_import_points_up() -> None:
         ("helpers.py", "import os", " 'helpers' is in no layer"),
     ],
 )
-def test_a_forbidden_arrow_is_named_with_file_and_line(tmp_path: Path, file: str, text: str, fault: str) -> None:
+def test_a_forbidden_import_is_reported_with_file_and_line(tmp_path: Path, file: str, text: str, fault: str) -> None:
     (found,) = upward(_package(tmp_path, {file: text}))
     assert found.startswith(f"paceline/{file}:") and fault in found
 
@@ -92,13 +92,13 @@ def test_arrows_down_and_within_a_package_pass(tmp_path: Path) -> None:
 # Models and recipes know one device
 
 
-def test_models_and_recipes_do_not_know_processes() -> None:
+def test_models_and_recipes_do_not_import_torch_distributed() -> None:
     faults = distributed(PACKAGE)
     assert not faults, "\n".join(["torch.distributed belongs in parallel/:", *faults])
 
 
 @pytest.mark.parametrize("text", ["import torch.distributed as dist", "from torch import distributed"])
-def test_a_model_that_imports_torch_distributed_is_named(tmp_path: Path, text: str) -> None:
+def test_a_model_that_imports_torch_distributed_is_reported(tmp_path: Path, text: str) -> None:
     (fault,) = distributed(_package(tmp_path, {"models/net.py": text}))
     assert fault == "paceline/models/net.py:1: models → torch.distributed"
 
@@ -121,7 +121,9 @@ def test_no_private_module_is_imported_from_another_package() -> None:
         ("runs/a.py", "from paceline.data.source import _underlying", "paceline.data"),
     ],
 )
-def test_a_private_module_or_name_of_another_package_is_named(tmp_path: Path, file: str, text: str, owner: str) -> None:
+def test_a_private_module_or_name_of_another_package_is_reported(
+    tmp_path: Path, file: str, text: str, owner: str
+) -> None:
     (fault,) = private(_package(tmp_path, {file: text, "data/source.py": ""}))
     assert fault.startswith(f"paceline/{file}:1: ") and fault.endswith(f"is private to {owner}")
 
@@ -156,7 +158,7 @@ def test_no_plugin_is_imported_from_outside_its_folder() -> None:
         ("recipes/parts/a.py", "from paceline.recipes.dcgan import DCGAN"),
     ],
 )
-def test_an_import_of_a_plugin_from_outside_is_named(tmp_path: Path, file: str, text: str) -> None:
+def test_an_import_of_a_plugin_from_outside_is_reported(tmp_path: Path, file: str, text: str) -> None:
     plugins = {"recipes/dcgan.py": "", "data/sources/photos.py": ""}
     (fault,) = plugin_imports(_package(tmp_path, {file: text, **plugins}))
     assert fault.startswith(f"paceline/{file}:1: imports the plugin paceline.")
@@ -191,7 +193,7 @@ def test_no_code_outside_plugin_folders_compares_with_a_plugins_name() -> None:
         "match name:\n    case 'dp' | 'ring': pass",
     ],
 )
-def test_a_comparison_with_a_plugins_name_is_named(tmp_path: Path, text: str) -> None:
+def test_a_comparison_with_a_plugins_name_is_reported(tmp_path: Path, text: str) -> None:
     package = _package(tmp_path, {"runs/a.py": text, "parallel/strategies/dp.py": ""})
     (fault,) = plugin_comparisons(package)
     assert fault.startswith("paceline/runs/a.py:") and fault.endswith(": compares with the plugin 'dp'")
@@ -206,7 +208,7 @@ def test_plugins_may_compare_names_and_others_may_use_them_as_values(tmp_path: P
 
 
 def _less(faults: list[str], tolerated: dict[str, str]) -> tuple[list[str], set[str]]:
-    """The faults that are not on a list, and what is on the list without being one; lines do not count."""
+    """Return violations that are not on a list, and list entries without a violation; line numbers are ignored."""
     kept = {re.sub(r"(\.py):\d+", r"\1", fault): fault for fault in faults}
     return [fault for key, fault in kept.items() if key not in tolerated], tolerated.keys() - kept.keys()
 
@@ -219,7 +221,7 @@ def test_source_files_can_be_read_in_one_sitting() -> None:
     assert not long, "\n".join([f"longer than {MAX_LINES} lines:", *long])
 
 
-def test_a_file_that_is_too_long_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_too_long_is_reported(tmp_path: Path) -> None:
     package = _package(tmp_path, {"runs/short.py": "#\n" * (MAX_LINES - 1), "runs/long.py": "#\n" * MAX_LINES})
     (fault,) = long_files(package)
     assert fault.startswith(f"runs/long.py: {MAX_LINES + 1} lines")
@@ -230,7 +232,7 @@ def test_no_package_holds_more_than_its_share_of_the_code() -> None:
     assert not large, "\n".join(large)
 
 
-def test_a_package_that_is_too_large_is_named(tmp_path: Path) -> None:
+def test_a_package_that_is_too_large_is_reported(tmp_path: Path) -> None:
     files = {f"{unit}/a.py": "#\n" * 12 for unit in ("cli", "runs", "data", "core", "images", "models", "launch")}
     assert large_packages(_package(tmp_path, files)) == []
     (fault,) = large_packages(_package(tmp_path, {"runs/b.py": "#\n" * 8}))
@@ -249,7 +251,7 @@ def test_the_command_line_starts_without_torch() -> None:
     )
 
 
-def test_any_set_of_test_files_can_be_named_together() -> None:
+def test_any_set_of_test_files_can_run_together() -> None:
     files = [file for file in (ROOT / "tests").rglob("*.py") if file.name != "conftest.py"]
     counts = Counter(file.name for file in files)
     assert not [name for name, count in counts.items() if count > 1], "two modules of one name"
@@ -266,7 +268,7 @@ PRIVATE = {
 }
 
 
-def test_no_text_names_one_machine_or_an_issue() -> None:
+def test_no_text_mentions_a_machine_or_an_issue() -> None:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
@@ -276,7 +278,7 @@ def test_no_text_names_one_machine_or_an_issue() -> None:
         try:
             lines = (ROOT / name).read_text().splitlines()
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
-            continue  # a picture, or a file that was deleted and is still in the index
+            continue  # an image, or a deleted file that is still in the index
         for number, line in enumerate(lines, start=1):
             faults += [f"{name}:{number}: {what}" for what, pattern in PRIVATE.items() if pattern.search(line)]
     assert not faults, "\n".join(faults)

@@ -1,4 +1,4 @@
-"""Plugins from installed packages and from the user's own files work like built-in ones; a broken one harms nobody."""
+"""Plugins from packages and user files work like built-in ones; a broken one affects nothing else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def from_example(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a package none of whose plugins works."""
+    """The folder of a package whose plugins are all broken."""
     folder = tmp_path_factory.mktemp("broken")
     make_package(
         folder,
@@ -85,7 +85,7 @@ def make_package(folder: Path, name: str, plugins: dict[str, dict[str, str]], **
 
 
 def start_with(packages: tuple[Path, ...], folder: Path, *words: str) -> Running:
-    """Start a command as a user does who has some packages installed."""
+    """Start a command as a user with some packages installed."""
     path = os.pathsep.join(filter(None, [*map(str, packages), os.environ.get("PYTHONPATH", "")]))
     return start_command(folder, *words, before=("env", f"PYTHONPATH={path}"))
 
@@ -151,7 +151,7 @@ def test_an_installed_recipe_and_source_are_listed_train_and_verify(example: Pat
     assert "rotation on shapes" in verified.stdout and "gradients" in verified.stdout
 
 
-def test_where_the_package_is_missing_its_names_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_package_its_names_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["settings", "rotation"]) == 2
     assert "unknown recipe 'rotation'" in capsys.readouterr().err
 
@@ -169,7 +169,7 @@ FAULTS = {
 }
 
 
-def test_settings_lists_what_is_broken_with_its_package_and_the_rest_as_ever(
+def test_settings_lists_broken_plugins_with_their_package_and_the_rest_as_usual(
     broken: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(broken)
@@ -199,11 +199,11 @@ def test_an_entry_point_that_names_another_class_is_reported(broken: Path, monke
 
 def test_a_broken_package_harms_no_command_that_uses_others(broken: Path, tiny: str, tmp_path: Path) -> None:
     trained = start_with((broken,), tmp_path, "train", tiny, *SHORT, "--out", "run")
-    mistaken = start_with((broken,), tmp_path, "train", tiny, "--set", "low_root=x")  # asks all sources
+    rejected = start_with((broken,), tmp_path, "train", tiny, "--set", "low_root=x")  # asks all sources
     doctor = start_with((broken,), tmp_path, "doctor")
     used = start_with((broken,), tmp_path, "train", tiny, "--strategy", "leaving")
     assert trained.wait() == 0 and not trained.stderr, trained.stderr
-    assert mistaken.wait() == 2 and "low_root belongs to source" in mistaken.stderr
+    assert rejected.wait() == 2 and "low_root belongs to source" in rejected.stderr
     assert doctor.wait() == 0, doctor.stderr
     assert used.wait() == 2
     assert used.stderr == f"paceline: plugin 'leaving' of package paceline-broken 0.1: {FAULTS['leaving']}\n"
@@ -253,7 +253,7 @@ def test_a_built_in_plugin_wins_over_an_installed_one_and_the_clash_is_reported_
     assert registry.faults() == [line] and registry.names("recipe").count("dcgan") == 1
 
 
-def test_two_packages_with_one_name_are_both_named_and_neither_is_chosen(
+def test_two_packages_with_one_name_are_both_reported_and_neither_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("paceline-one", "paceline-two"):
@@ -297,7 +297,7 @@ class Mine(Loader):
 """
 
 
-def test_a_loader_of_ones_own_gives_the_run_that_built_in_ones_give(tiny: str, tmp_path: Path) -> None:
+def test_a_user_loader_gives_the_same_run_as_built_in_ones(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "my_loader.py").write_text(OWN_LOADER)
     ours = run_fork(tmp_path, "train", tiny, *SHORT, "--loader", "workers", "--out", "ours")
     own = run_fork(tmp_path, "train", tiny, *SHORT, "--loader", "./my_loader.py", "--out", "own")
@@ -307,7 +307,7 @@ def test_a_loader_of_ones_own_gives_the_run_that_built_in_ones_give(tiny: str, t
     assert own_state["state.safetensors"] == ours_state["state.safetensors"]
 
 
-def test_a_strategy_of_ones_own_trains_in_its_processes_and_is_verified(tiny: str, tmp_path: Path) -> None:
+def test_a_user_strategy_trains_in_its_processes_and_is_verified(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "my_strategy.py").write_text(OWN_STRATEGY)
     own = ("--strategy", "./my_strategy.py", "--devices", "2")
     trained = start_command(tmp_path, "train", tiny, *SHORT, *own, "--out", "run")
@@ -319,7 +319,7 @@ def test_a_strategy_of_ones_own_trains_in_its_processes_and_is_verified(tiny: st
     assert verified.wait() == 0, verified.stdout + verified.stderr
 
 
-def test_a_source_of_ones_own_is_used_by_a_recipe_of_ones_own(tiny: str, tmp_path: Path) -> None:
+def test_a_user_source_works_with_a_user_recipe(tiny: str, tmp_path: Path) -> None:
     assert run_fork(tmp_path, "new", "source", "my_source").wait() == 0
     trained = run_fork(tmp_path, "train", tiny, *SHORT, "--data", "./my_source.py", "--out", "run")
     assert trained.wait() == 0, trained.stderr
@@ -327,11 +327,11 @@ def test_a_source_of_ones_own_is_used_by_a_recipe_of_ones_own(tiny: str, tmp_pat
 
 
 @pytest.mark.parametrize(("kind", "flag"), [("strategy", "--strategy"), ("loader", "--loader"), ("source", "--data")])
-def test_an_own_file_without_the_class_is_reported_before_a_run_is_made(
+def test_a_user_file_without_the_class_is_reported_before_a_run_is_created(
     kind: str, flag: str, tiny: str, tmp_path: Path
 ) -> None:
     (tmp_path / "empty.py").write_text("answer = 42\n")
-    refused = run_fork(tmp_path, "train", tiny, flag, "./empty.py", "--out", "run")
-    assert refused.wait() == 2
-    assert refused.stderr == f"paceline: {kind} './empty.py': defines no subclass of {kind.capitalize()}; add one\n"
+    rejected = run_fork(tmp_path, "train", tiny, flag, "./empty.py", "--out", "run")
+    assert rejected.wait() == 2
+    assert rejected.stderr == f"paceline: {kind} './empty.py': defines no subclass of {kind.capitalize()}; add one\n"
     assert not (tmp_path / "run").exists()

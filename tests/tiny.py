@@ -17,7 +17,7 @@ from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
 
 @dataclass(frozen=True)
 class TinySettings:
-    """What a test wants to see."""
+    """Switches for tests."""
 
     width: int = setting(4, "channels")
     norm: Literal["batch", "none"] = setting("batch", "normalisation")
@@ -57,7 +57,7 @@ class Tiny(Recipe):
     def __init__(self, settings: TinySettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
         self.settings, self.calls = settings, 0
-        self.seen: list[tuple[str, Batch]] = []  # what it was asked to predict, for tests that look
+        self.seen: list[tuple[str, Batch]] = []  # what it was asked to predict, recorded for tests
         self.watched = False
         width = settings.width
         self.classifier = nn.Sequential(
@@ -97,7 +97,7 @@ class Tiny(Recipe):
 
 
 def _note(folder: Path, samples: list[int]) -> None:
-    """A line per call, in one write, so that a kill leaves whole lines."""
+    """Append a line per call in one write, so that a kill leaves whole lines."""
     folder.mkdir(exist_ok=True)
     name = f"rank-{os.environ.get('RANK', '0')}-of-{os.environ.get('WORLD_SIZE', '1')}"
     with open(folder / name, "ab", buffering=0) as file:
@@ -105,7 +105,7 @@ def _note(folder: Path, samples: list[int]) -> None:
 
 
 def _slow_down_sync(seconds: float) -> None:
-    """Makes the time inside a save long enough to be hit."""
+    """Make a save take long enough to be interrupted."""
     sync = os.fsync
 
     def slow(descriptor: Any) -> None:

@@ -62,6 +62,6 @@ def test_verify_returns_a_difference_for_every_network_and_strategy() -> None:
     assert all(one.is_equal for one in found)
 
 
-def test_a_mistake_raises_the_error_that_the_command_prints() -> None:
+def test_a_user_error_raises_the_error_that_the_command_prints() -> None:
     with pytest.raises(paceline.UserError, match="unknown recipe 'clasification'; did you mean 'classification'"):
         paceline.train("clasification")

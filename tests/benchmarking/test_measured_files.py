@@ -1,4 +1,4 @@
-"""What processes measure together reaches the command through a JSON file, whose keys others read too."""
+"""Measurements of worker processes reach the command through a JSON file with fixed keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_ladder_has_the_keys_that_reports_read(tmp_path: Path) -> None:
     assert StepLadder.from_json(found) == ladder
 
 
-def test_a_device_test_survives_its_json_file(tmp_path: Path) -> None:
+def test_a_device_test_round_trips_through_its_json_file(tmp_path: Path) -> None:
     all_reduce = AllReduce(1.5, 1.0, 2.0, 10, "nccl", 2)
     for graph in (None, ReplayCheck(True, "a captured step", 0.0, 2, "nccl")):
         tested = DeviceTest(all_reduce, graph)
@@ -31,7 +31,7 @@ def test_a_device_test_survives_its_json_file(tmp_path: Path) -> None:
         assert DeviceTest.from_json(read_json(tmp_path / "tested.json")) == tested
 
 
-def test_processes_on_a_cpu_time_their_all_reduce_and_capture_nothing(tmp_path: Path) -> None:
+def test_cpu_processes_time_their_all_reduce_and_capture_no_graph(tmp_path: Path) -> None:
     config = configure(TINY, {"devices": "2", "strategy": "ddp", "accelerator": "cpu"})
     path = tmp_path / "tested.json"
     assert run_in_processes(Task.of(measure_devices, str(path)), config) == 0

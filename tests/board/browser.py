@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 60.0
 
 
 def find_chromium() -> str | None:
-    """The path of a Chromium on this machine."""
+    """Return the path of a Chromium on this machine, or None."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -69,17 +69,17 @@ class Browser:
         self._folder.cleanup()
 
     def open(self, url: str) -> None:
-        """Goes to a page."""
+        """Navigate to a page."""
         self._call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression of JavaScript on the page; a promise is awaited."""
+        """Return the value of a JavaScript expression on the page; promises are awaited."""
         answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def wait_for(self, expression: str) -> Any:
-        """The first value of an expression that is true."""
+        """Return the first truthy value of a JavaScript expression."""
         until = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < until:
             value = self.evaluate(expression)
@@ -89,7 +89,7 @@ class Browser:
         raise AssertionError(f"not true within {PATIENCE_SECONDS:g} s: {expression}")
 
     def screenshot(self, path: Path) -> None:
-        """Keeps what is to be seen."""
+        """Save a screenshot of the page."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:

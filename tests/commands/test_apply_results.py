@@ -1,4 +1,4 @@
-"""Where `apply` writes what it makes: names, files that are there already, and what is printed about it."""
+"""Where `apply` writes its results: names, existing files, and what it prints."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_tiny_weights(path: Path, recipe: str, settings: list[str], value: floa
 
 
 def save(*names: str) -> None:
-    """The same photograph under each name, in a file of the kind that the name says."""
+    """Save the same photo under each name, in the format of its suffix."""
     for name in names:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(PHOTO).save(name)
@@ -62,14 +62,14 @@ def names_in(folder: str) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
 
 
-def test_a_file_that_is_there_is_replaced_only_when_asked_to(weights, capsys):
+def test_an_existing_file_is_replaced_only_when_asked_to(weights, capsys):
     save("vacation/1.jpg", "vacation/2.jpg")
-    Image.new("RGB", (7, 7)).save("vacation/1.png")  # another picture, and nobody's result
+    Image.new("RGB", (7, 7)).save("vacation/1.png")  # another image, which is no result
     own = Path("vacation/1.png").read_bytes()
     words = [weights / "twice.safetensors", "vacation/1.jpg", "vacation/2.jpg", "--out", "vacation"]
     assert apply(*words) == 2
-    told = "--out vacation: vacation/1.png exists; --overwrite replaces it, --skip-existing leaves it\n"
-    assert told in capsys.readouterr().err
+    expected = "--out vacation: vacation/1.png exists; --overwrite replaces it, --skip-existing leaves it\n"
+    assert expected in capsys.readouterr().err
     assert Path("vacation/1.png").read_bytes() == own and not Path("vacation/2.png").exists()
     assert apply(*words, "--skip-existing") == 0
     assert "1 image left out: the results exist" in capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked_to(weights, capsys):
     assert apply(*words, "--overwrite", "--skip-existing") == 2
 
 
-def test_an_image_that_is_meant_is_never_overwritten(weights, capsys):
+def test_an_input_image_is_never_overwritten(weights, capsys):
     save("a.png")
     before = Path("a.png").read_bytes()
     for more in ([], ["--overwrite"], ["--skip-existing"]):
@@ -89,7 +89,7 @@ def test_an_image_that_is_meant_is_never_overwritten(weights, capsys):
     assert Path("a.png").read_bytes() == before
 
 
-def test_an_image_with_some_of_its_results_is_named_and_the_others_are_done(weights, capsys):
+def test_an_image_with_some_results_present_is_reported_and_the_others_are_processed(weights, capsys):
     save("in/a.png", "in/b.png")
     words = [weights / "stains.safetensors", "in", "--out", "out"]
     assert apply(*words) == 0
@@ -101,7 +101,7 @@ def test_an_image_with_some_of_its_results_is_named_and_the_others_are_done(weig
     assert names_in("out") == ["a-segmentation.png", "b-segmentation.png", "b-stain.png"]
 
 
-def test_names_are_made_longer_only_where_results_would_be_one_file(weights, capsys):
+def test_names_are_made_longer_only_where_results_would_collide(weights, capsys):
     save("in/a.jpg", "in/a.png", "in/b.png", "in/b.tif", "p/x.png", "q/x.png", "q/inner/y.png")
     assert apply(weights / "twice.safetensors", "in", "p/x.png", "q", "--out", "out") == 0
     lone = ["a.jpg.png", "a.png.png", "b.png", "b.tif", "inner/y.png"]
@@ -114,14 +114,14 @@ def test_names_are_made_longer_only_where_results_would_be_one_file(weights, cap
     assert listed[:2] == [f"not used: {path}: {reason}" for path in ("1/same/x.png", "2/same/x.png")]
 
 
-def test_an_image_that_is_named_twice_is_done_once(weights, capsys):
+def test_an_image_given_twice_is_processed_once(weights, capsys):
     save("in/inner/a.png")
     inner = Path("in/inner").resolve()
     assert apply(weights / "twice.safetensors", "in", "in/inner", inner / "a.png", "--out", "out") == 0
     assert names_in("out") == ["inner/a.png"] and "; 1 image on cpu" in capsys.readouterr().out
 
 
-def test_a_folder_gives_images_of_every_kind_and_other_files_are_left_alone(weights, capsys):
+def test_a_folder_yields_every_image_format_and_other_files_are_ignored(weights, capsys):
     save("in/a.avif", "in/b.jp2", "in/c.tga", "in/d.qoi", "in/e.jfif")
     Path("in/notes.txt").touch()
     Path("in/.hidden").touch()
@@ -134,10 +134,10 @@ def test_a_folder_gives_images_of_every_kind_and_other_files_are_left_alone(weig
     assert "\n5 other files ignored: 0.heic, 1.heic, 2.heic and 2 more\n" in capsys.readouterr().out
 
 
-def test_results_among_the_images_are_warned_of(weights, capsys):
+def test_results_among_the_input_images_print_a_warning(weights, capsys):
     save("in/a.jpg", "album/a.jpg")
     assert apply(weights / "twice.safetensors", "in", "--out", "in/made") == 0
-    assert "the next call" not in capsys.readouterr().out  # what is in a folder of results is no picture to take
+    assert "the next call" not in capsys.readouterr().out  # a folder of results holds no input images
     assert apply(weights / "twice.safetensors", "album", "--out", "album") == 0
     assert (
         "--out album: images are also read from it, so the next call would read these results"
@@ -145,7 +145,7 @@ def test_results_among_the_images_are_warned_of(weights, capsys):
     )
 
 
-def test_a_missing_image_keeps_no_other_from_being_done(weights, capsys):
+def test_a_missing_image_does_not_stop_the_others(weights, capsys):
     save("good.png")
     assert apply(weights / "twice.safetensors", "missing.png", "good.png", "none/*.png", "--out", "out") == 1
     assert capsys.readouterr().err.splitlines() == [
@@ -156,7 +156,7 @@ def test_a_missing_image_keeps_no_other_from_being_done(weights, capsys):
     assert names_in("out") == ["good.png"]
 
 
-def test_a_folder_that_cannot_be_made_is_named_before_the_work_begins(weights, capsys):
+def test_a_folder_that_cannot_be_created_is_reported_before_work_starts(weights, capsys):
     save("good.png")
     assert apply(weights / "twice.safetensors", "good.png", "--out", "good.png/out") == 2
     assert "--out good.png/out: cannot be written to: Not a directory" in capsys.readouterr().err
@@ -170,17 +170,17 @@ def test_a_result_that_is_not_finite_is_not_written(weights, capsys):
     assert names_in("out") == []
 
 
-def test_images_too_small_to_be_compared_are_told_their_own_size(weights, capsys):
+def test_images_too_small_to_compare_are_reported_with_their_size(weights, capsys):
     Image.fromarray(PHOTO[:5, :3]).save("tiny.png")
     Image.fromarray(PHOTO[:16, :17]).save("enough.png")
     words = [weights / "twice.safetensors", "tiny.png", "enough.png", "--out", "out", "--downsample", "bicubic"]
     assert apply(*words) == 1
-    said = capsys.readouterr()
-    assert "tiny.png: 3×5 pixels; to downsample by 2 and compare takes at least 16×16" in said.err
-    assert "enough.png: lr_psnr" in said.out
+    printed = capsys.readouterr()
+    assert "tiny.png: 3×5 pixels; to downsample by 2 and compare takes at least 16×16" in printed.err
+    assert "enough.png: lr_psnr" in printed.out
 
 
-def test_images_of_unbounded_numbers_are_told_apart_from_files_of_other_kinds(weights, capsys):
+def test_float_images_are_distinguished_from_other_unsupported_files(weights, capsys):
     tifffile.imwrite("colours.tif", PHOTO.astype(np.float32), photometric="rgb")
     tifffile.imwrite("grey.tif", PHOTO[..., 0].astype(np.float32))
     Path("text.tif").write_text("no picture")
@@ -191,7 +191,7 @@ def test_images_of_unbounded_numbers_are_told_apart_from_files_of_other_kinds(we
     assert "text.tif: not an image of a known format" in text
 
 
-def test_progress_is_told_in_pixels_where_they_are_few_and_ends_at_all_of_them(weights, capsys, monkeypatch):
+def test_progress_of_few_images_counts_pixels_and_ends_at_the_total(weights, capsys, monkeypatch):
     save("good.png")
     Path("cut.png").write_bytes(Path("good.png").read_bytes()[:-500])
     monkeypatch.setattr("paceline.inference.apply_progress.SECONDS_BETWEEN_LINES", -1.0)
@@ -202,7 +202,7 @@ def test_progress_is_told_in_pixels_where_they_are_few_and_ends_at_all_of_them(w
     assert "100%" in capsys.readouterr().out
 
 
-def test_who_interrupts_is_told_how_many_are_done_and_can_go_on(weights, tmp_path):
+def test_an_interrupt_prints_how_many_are_done_and_the_command_can_resume(weights, tmp_path):
     save(*(f"in/{number:03}.png" for number in range(200)))
     words = ["apply", str(weights / "twice.safetensors"), "in", "--out", "out", "--accelerator", "cpu"]
     running = start_fork(tmp_path, *words)
@@ -210,8 +210,8 @@ def test_who_interrupts_is_told_how_many_are_done_and_can_go_on(weights, tmp_pat
     running.interrupt_group()
     assert running.wait() == 130
     done = len(names_in("out"))
-    told = running.stderr.splitlines()[0]
-    assert told.endswith(" of 200 images were processed; --skip-existing processes the others")
-    assert 2 <= done < 200 and done - 1 <= int(told.split()[0]) <= done  # one may be written and not counted yet
+    printed = running.stderr.splitlines()[0]
+    assert printed.endswith(" of 200 images were processed; --skip-existing processes the others")
+    assert 2 <= done < 200 and done - 1 <= int(printed.split()[0]) <= done  # one may be written and not counted yet
     assert run([*words, "--skip-existing"]) == 0
     assert len(names_in("out")) == 200

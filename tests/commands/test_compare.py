@@ -1,4 +1,4 @@
-"""A grid of runs: what is done is not repeated, what fails is shown, and a stop loses nothing."""
+"""A grid of runs: finished runs are not repeated, failures are shown, and a stop loses nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quality(folder: Path) -> dict[str, Any]:
 
 
 def has_begun(folder: Path, seed: int) -> bool:
-    """Whether a run has logged, and so listens to signals."""
+    """Return whether a run has logged, and so handles signals."""
     metrics = seen(folder, seed) / "metrics.jsonl"
     return metrics.is_file() and metrics.stat().st_size > 0
 
@@ -64,7 +64,7 @@ def test_a_killed_comparison_repeats_no_finished_run_and_ends_with_the_same_tabl
         }
 
 
-def test_ctrl_c_ends_the_running_cell_in_order(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_running_cell_cleanly(tmp_path: Path) -> None:
     running = start_fork(tmp_path, *TINY, "--epochs", "400")
     wait_until(lambda: has_begun(tmp_path, 0), running)
     running.interrupt_group()
@@ -75,7 +75,7 @@ def test_ctrl_c_ends_the_running_cell_in_order(tmp_path: Path) -> None:
     assert not seen(tmp_path, 1).exists()
 
 
-def test_a_failing_cell_is_shown_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failing_cell_is_shown_with_its_reason_and_the_others_run(tmp_path: Path) -> None:
     words = [
         *TINY,
         "--set",
@@ -101,7 +101,7 @@ def test_a_failing_cell_is_shown_with_its_reason_and_the_others_go_on(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--strategies", ","], "--strategies ',': the list is empty"),
         (["--strategies", "dpp"], "did you mean 'dp'?"),
@@ -113,17 +113,17 @@ def test_a_failing_cell_is_shown_with_its_reason_and_the_others_go_on(tmp_path: 
         (["--preset", "quik"], "did you mean 'quick'?"),
     ],
 )
-def test_a_mistake_ends_in_one_line_before_anything_runs(
+def test_a_user_error_ends_in_one_line_before_anything_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["compare", "classification", "--accelerator", "cpu", *words]) == 2
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -139,7 +139,7 @@ def config() -> Config:
     return configure("classification", {"accelerator": "cpu"})
 
 
-def test_single_has_one_device_and_weak_scaling_a_batch_per_device(config: Config) -> None:
+def test_single_uses_one_device_and_weak_scaling_a_batch_per_device(config: Config) -> None:
     grid = Grid.parse(["classification"], "single,ddp", "2,4", "64", "0", "weak")
     cells = [one.cell for one in grid.cells({"classification": config})]
     assert [(cell.strategy, cell.devices, cell.batch) for cell in cells] == [
@@ -150,7 +150,7 @@ def test_single_has_one_device_and_weak_scaling_a_batch_per_device(config: Confi
     assert len({cell.name for cell in cells}) == 3
 
 
-def test_a_device_count_that_is_not_there_is_a_reason_and_no_error(
+def test_an_unavailable_device_count_is_a_reason_and_not_an_error(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,4 +1,4 @@
-"""A comparison reports the runs that were asked for: none that differs, is unfinished or counts twice."""
+"""A comparison reports only the requested runs: none that differs, is unfinished or counts twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CELL = "cells/classification-single-1-batch64-seed0"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a comparison of one run, whose learning rate is in a file, and one of a person's own recipe."""
+    """A folder with a comparison of one run, whose learning rate is in a file, and one of a user recipe."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "rate.toml").write_text("lr = 0.1\n")
     assert run_fork(folder, *TINY, "--config", "rate.toml", "--out", "table").wait() == 0
@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, to change and to stand in."""
+    """A copy of it to change, as the current folder."""
     shutil.copytree(made, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -50,30 +50,30 @@ def report(folder: Path) -> dict[str, Any]:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """All files but the lock, which says who had it last."""
+    """Return all files but the lock, which records its last holder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 @pytest.mark.parametrize(
-    ("rate", "words", "told"),
+    ("rate", "words", "message"),
     [
         ("0.1", ["--images", "64"], "images: 128 → 64"),
         ("0.1", ["--precision", "fp64"], "precision: auto → fp64"),
         ("0.2", [], "lr: 0.1 → 0.2"),
     ],
 )
-def test_runs_that_were_made_otherwise_are_refused_before_anything_is_touched(
-    place: Path, capsys: pytest.CaptureFixture[str], rate: str, words: list[str], told: str
+def test_runs_made_with_other_settings_are_rejected_before_anything_is_changed(
+    place: Path, capsys: pytest.CaptureFixture[str], rate: str, words: list[str], message: str
 ) -> None:
     (place / "rate.toml").write_text(f"lr = {rate}\n")
     before = contents(place / "table")
     assert run([*TINY, "--config", "rate.toml", *words, "--out", "table"]) == 2
-    said = f"--out table: its run {CELL.removeprefix('cells/')} differs ({told}); choose another --out\n"
-    assert capsys.readouterr().err == f"paceline: {said}"
+    expected = f"--out table: its run {CELL.removeprefix('cells/')} differs ({message}); choose another --out\n"
+    assert capsys.readouterr().err == f"paceline: {expected}"
     assert contents(place / "table") == before
 
 
-def test_a_recipe_of_ones_own_that_has_changed_is_another(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_user_recipe_is_another_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "./mine.py", *SHORT[2:], "--strategies", "single", "--out", "own"]
     assert run(words) == 0
     assert "(done before)" in capsys.readouterr().out
@@ -83,15 +83,15 @@ def test_a_recipe_of_ones_own_that_has_changed_is_another(place: Path, capsys: p
     assert "differs (code in mine.py: " in capsys.readouterr().err
 
 
-def test_data_that_has_changed_is_refused_before_a_new_run_is_made(
+def test_changed_data_is_rejected_before_a_new_run_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    pictures = np.random.default_rng(0).integers(0, 255, (16, 8, 8, 3), dtype=np.uint8)
-    for number, picture in enumerate(pictures):
+    images = np.random.default_rng(0).integers(0, 255, (16, 8, 8, 3), dtype=np.uint8)
+    for number, image in enumerate(images):
         file = Path("pictures", ("train", "test")[number % 2], ("cat", "dog")[number // 8], f"{number}.png")
         file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(file)
+        Image.fromarray(image).save(file)
     words = [*TINY, "--data", "folder", "--data-root", "pictures", "--set", "size=8", "--images", "8"]
     words += ["--batch-size", "4", "--set", "validation=0.25", "--out", "table"]
     assert run(words) == 0
@@ -100,25 +100,23 @@ def test_data_that_has_changed_is_refused_before_a_new_run_is_made(
     Path("pictures/train/cat/0.png").unlink()
     before = contents(tmp_path / "table")
     assert run([*words, "--seeds", "0,1,2"]) == 2
-    told = capsys.readouterr().err
-    assert "--out table: its run classification-single-1-batch4-seed0 was trained on other data (6 samples, " in told
-    assert told.endswith("; use the same data to resume, or choose another --out\n") and told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert "--out table: its run classification-single-1-batch4-seed0 was trained on other data (6 samples, " in printed
+    assert printed.endswith("; use the same data to resume, or choose another --out\n") and printed.count("\n") == 1
     assert contents(tmp_path / "table") == before
     shutil.rmtree("pictures")
-    assert run([*words, "--seeds", "0,1"]) == 0  # what is done needs its data no more
+    assert run([*words, "--seeds", "0,1"]) == 0  # finished runs no longer need their data
     assert capsys.readouterr().out.count("(done before)") == 2
 
 
-def test_without_its_record_a_run_is_taken_as_it_is_or_not_at_all(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_its_record_is_used_as_it_is_or_rejected(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = (place / "table/report.json").read_bytes()
     record = place / "table" / CELL / "cell.json"
     record.unlink()
     assert run([*TINY, "--config", "rate.toml", "--images", "64", "--out", "table"]) == 1
-    told = capsys.readouterr()
-    assert "holds a run of 128 images, which is not the length that was asked for; choose another --out" in told.out
-    assert "no run finished; table/report.html is unchanged" in told.err
+    printed = capsys.readouterr()
+    assert "holds a run of 128 images, which is not the length that was asked for; choose another --out" in printed.out
+    assert "no run finished; table/report.html is unchanged" in printed.err
     assert (place / "table/report.json").read_bytes() == good
     record.write_text('{"made_')
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 0
@@ -126,7 +124,7 @@ def test_without_its_record_a_run_is_taken_as_it_is_or_not_at_all(
     assert read_json(record)["ended"] is True
 
 
-def test_a_run_that_was_trained_on_since_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_trained_further_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = json.loads((place / "table" / CELL / "status.json").read_text())
     (place / "table" / CELL / "status.json").write_text(json.dumps(status | {"state": "stopped"}))
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 1
@@ -140,7 +138,7 @@ def test_a_run_that_cannot_be_read_is_a_failed_cell(place: Path, capsys: pytest.
     assert f"failed: table/{CELL}/config.toml: names no recipe" in capsys.readouterr().out
 
 
-def test_a_comparison_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
+def test_a_comparison_in_progress_is_left_alone(tmp_path: Path) -> None:
     words = [*TINY, "--images", "640000", "--out", "table"]
     first = start_fork(tmp_path, *words)
     wait_until(lambda: (tmp_path / "table" / CELL / "metrics.jsonl").is_file(), first)
@@ -152,14 +150,14 @@ def test_a_comparison_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
     assert read_json(tmp_path / "table" / CELL / "cell.json")["ended"] is False
 
 
-def test_of_a_recipe_with_stages_the_last_one_is_the_cells_run(
+def test_the_last_stage_of_a_recipe_is_the_run_of_its_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    pictures = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3), dtype=np.uint8)
-    for number, picture in enumerate(pictures):
-        Image.fromarray(picture).save(tmp_path / "photos" / f"{number}.png")
+    images = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3), dtype=np.uint8)
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / "photos" / f"{number}.png")
     settings = ["stage=both", "num_blocks=1", "width=2", "d_width=2", "vgg=random", "vgg_layer=relu2_1", "scale=2"]
     words = ["--data", "photos", "--data-root", "photos", "--crop", "16", "--batch-size", "4", "--images", "8"]
     words += [word for setting in [*settings, "validation=0.25"] for word in ("--set", setting)]
@@ -175,7 +173,7 @@ def test_of_a_recipe_with_stages_the_last_one_is_the_cells_run(
     assert group["seeds"] == [0, 1]
 
 
-def test_parity_is_that_of_the_settings_that_were_compared(tmp_path: Path) -> None:
+def test_parity_is_measured_with_the_compared_settings(tmp_path: Path) -> None:
     flags = {"accelerator": "cpu", "preset": "quick", "sync_batchnorm": "off"}
     configs = {"classification": configure("classification", flags, assignments=["width=2"])}
     grid = Grid.parse(["classification"], "ddp", "2", "64", "0", "strong")
@@ -185,7 +183,7 @@ def test_parity_is_that_of_the_settings_that_were_compared(tmp_path: Path) -> No
     assert any(one.value > one.tolerance for one in differences)
 
 
-def test_a_run_counts_once_under_all_its_names(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_counts_once_under_several_names(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(place / "table" / CELL, place / "run")
     good = (place / "table/report.json").read_bytes()
     assert run(["compare", "run", "./run", "run/", str(place / "run")]) == 0
@@ -200,14 +198,14 @@ def test_a_run_counts_once_under_all_its_names(place: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     "words", [["--epochs", "9"], ["--seeds", "7"], ["--verify"], ["--set", "lr=1"], ["--scaling", "weak"]]
 )
-def test_what_is_said_of_runs_to_be_made_is_refused_for_finished_ones(
+def test_options_for_new_runs_are_rejected_for_finished_ones(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert run(["compare", f"table/{CELL}", *words]) == 2
     assert f"{words[0]}: applies to new runs, but table/{CELL} is a finished run" in capsys.readouterr().err
 
 
-def test_a_folder_of_a_recipes_name_is_meant_only_where_it_holds_a_run(
+def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "classification").mkdir()
@@ -220,7 +218,7 @@ def test_a_folder_of_a_recipes_name_is_meant_only_where_it_holds_a_run(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([""], "compare '': an empty name; give recipes or run folders"),
         (["classification", "--set", "seed=5"], "--set seed: each run of a comparison has its own; use --seeds"),
@@ -241,13 +239,13 @@ def test_a_folder_of_a_recipes_name_is_meant_only_where_it_holds_a_run(
         (["classification", "--out", "mine.py"], "--out mine.py: File exists"),
     ],
 )
-def test_a_word_that_would_be_passed_over_ends_in_one_line(
-    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+def test_an_argument_that_would_be_ignored_ends_in_one_line(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     for folder in ("a", "b"):
         (place / folder).mkdir()
         shutil.copy("mine.py", folder)
     assert run(["compare", *words, *([] if words == [""] else ["--accelerator", "cpu"])]) == 2
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert not (place / "runs").exists()

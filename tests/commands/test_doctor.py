@@ -1,4 +1,4 @@
-"""`paceline doctor`: what it keeps of this machine, and what others decide by it."""
+"""`paceline doctor`: what it records about this machine, and what depends on it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Keeps the result of a self-test on a machine with two GPUs, which this one now is."""
+    """Save the result of a self-test, and pretend that this machine has two GPUs."""
     monkeypatch.setattr(machine_record, "identity", lambda: TWO_GPUS)
 
     def keep(result: Any) -> None:
@@ -54,7 +54,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     return keep
 
 
-def test_what_is_missing_comes_with_how_to_install_it(
+def test_a_missing_package_is_listed_with_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(load_class("loader", "dali", Loader), "package", "a_package_that_is_not_there")
@@ -72,7 +72,7 @@ def test_a_strategy_whose_package_is_missing_cannot_run_here(
     assert " no " in row and "package no_such_package.inside is not installed" in row
 
 
-def test_a_strategy_that_needs_gpus_says_so_where_there_are_none(
+def test_a_strategy_that_needs_gpus_reports_it_where_there_are_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -103,7 +103,7 @@ def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(kept: Callable[
         ({"graph": PASSED | {"processes": 1}}, "had 1 GPUs, not 2"),
     ],
 )
-def test_any_other_result_leaves_the_step_eager_and_says_why(
+def test_any_other_result_leaves_the_step_eager_and_prints_why(
     changed: dict[str, Any], reason: str, kept: Callable[[Any], None]
 ) -> None:
     kept(GOOD | changed)
@@ -112,7 +112,7 @@ def test_any_other_result_leaves_the_step_eager_and_says_why(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
-def test_no_result_or_a_damaged_one_is_none(content: str, kept: Callable[[Any], None]) -> None:
+def test_a_missing_or_damaged_result_is_none(content: str, kept: Callable[[Any], None]) -> None:
     kept(content)
     assert "paceline doctor --self-test" in doubt_about_graphs(processes=2, hosts=1)
 
@@ -143,7 +143,7 @@ def check(capture: Callable[[Step], RunStep]) -> ReplayCheck:
         torch.use_deterministic_algorithms(before)
 
 
-def test_the_check_of_a_captured_step_passes_when_it_learns_the_same() -> None:
+def test_the_check_of_a_captured_step_passes_when_the_weights_are_equal() -> None:
     result = check(lambda step: step)
     assert result.passed and result.difference == 0.0 and result.processes == 1
 
@@ -153,13 +153,13 @@ def test_the_check_of_a_captured_step_fails_when_an_update_is_lost() -> None:
     assert not result.passed and result.difference > 1e-6 and "differed" in result.what
 
 
-def test_loaders_are_measured_and_kept(
+def test_loaders_are_measured_and_the_results_saved(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loader_ceilings, "BLOCK_SECONDS", 0.02)
     words = ["doctor", "--loaders", "--data", "digits", "--batch-size", "16", "--workers", "0", "--accelerator", "cpu"]
     assert run(words) == 0 and run(words) == 0
-    (result,) = read_kept(LOADERS)["measured"]  # the second takes the place of the first
+    (result,) = read_kept(LOADERS)["measured"]  # the second replaces the first
     assert result["batch_size"] == 16 and result["samples"] == 1438 and result["machine"] == identity()
     by_name = {one["loader"]: one for one in result["loaders"]}
     for name in ("resident", "workers"):
@@ -170,7 +170,7 @@ def test_loaders_are_measured_and_kept(
     assert machine_record.loader_ceilings("digits") == [result] and machine_record.loader_ceilings("photos") == []
 
 
-def test_data_that_a_run_would_not_keep_in_memory_is_not_read_into_it(
+def test_data_that_a_run_would_not_keep_in_memory_is_not_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loader_ceilings, "BLOCK_SECONDS", 0.02)
@@ -183,7 +183,7 @@ def test_data_that_a_run_would_not_keep_in_memory_is_not_read_into_it(
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_what_was_read_before_the_clock_starts_is_used_up_by_then() -> None:
+def test_batches_read_ahead_are_consumed_before_timing_starts() -> None:
     settings, asked = RunSettings(workers=5), 0
     source = Digits("test", settings)
     loader = Workers(source, torch.device("cpu"), settings)
@@ -210,12 +210,12 @@ def test_what_was_read_before_the_clock_starts_is_used_up_by_then() -> None:
         (["--loaders", "--data", "folder", "--data-root", "none"], "--data-root none: no such folder"),
     ],
 )
-def test_mistakes_end_in_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors_end_in_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", *words]) == 2
     assert line in capsys.readouterr().err
 
 
-def test_without_a_self_test_doctor_says_how_to_make_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_self_test_doctor_prints_how_to_run_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "no self-test was kept here" in out and "dali" in out

@@ -1,4 +1,4 @@
-"""Networks from elsewhere become weights that apply takes; what was learned leaves as ONNX and gives the same."""
+"""Networks of other projects are imported for `apply`; trained models exported to ONNX give the same results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TheirBlock(nn.Module):
 
 
 class TheirGenerator(nn.Module):
-    """A generator as other projects write it: names of its own, and lists that repeat one block."""
+    """A generator as other projects write it, with their names and lists that repeat one block."""
 
     def __init__(self, doublings: int = 2, shared: bool = True, bias: bool = True, slopes: int = 1) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def import_file(*words: str) -> int:
 @pytest.mark.parametrize(
     "wrapped", ["plain", "under 'generator'", "with module.", "without biases", "not shared", "by Lightning"]
 )
-def test_a_generator_from_elsewhere_gives_the_same_images_here(wrapped, capsys):
+def test_a_generator_of_another_project_gives_the_same_images(wrapped, capsys):
     theirs = TheirGenerator(shared=wrapped != "not shared", bias=wrapped != "without biases").eval()
     state: dict = theirs.state_dict()
     if wrapped in ("with module.", "under 'generator'"):
@@ -86,17 +86,17 @@ def test_a_generator_from_elsewhere_gives_the_same_images_here(wrapped, capsys):
         state = {"epoch": 3, "state_dict": {**state, "discriminator.0.weight": torch.zeros(1)}}
     torch.save(state, "theirs.pth")
     assert import_file("theirs.pth") == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     blocks = "separate" if wrapped == "not shared" else "shared"
-    assert "generator: " in said
-    assert f"recognised: scale=4, num_blocks=4, width={WIDTH}, norm=batch, blocks={blocks}\n" in said
-    assert "not stored in the file: output=tanh\n" in said
+    assert "generator: " in printed
+    assert f"recognised: scale=4, num_blocks=4, width={WIDTH}, norm=batch, blocks={blocks}\n" in printed
+    assert "not stored in the file: output=tanh\n" in printed
     ours = open_image_model("ours.safetensors")
     assert (ours.config.recipe.blocks == "shared") == (wrapped != "not shared")
     assert ours.output_scale == 4 and ours.config.recipe.num_blocks == 4
-    pictures = torch.rand(1, 3, 11, 13)
+    images = torch.rand(1, 3, 11, 13)
     with torch.no_grad():
-        wanted, made = theirs(pictures), ours.recipe.image_to_image(pictures * 2 - 1)["image"]
+        wanted, made = theirs(images), ours.recipe.image_to_image(images * 2 - 1)["image"]
     assert wanted.std() > 0.01 and (made - wanted).abs().max() < 1e-5
     Image.fromarray(data.astronaut()[:20, :30]).save("small.png")
     assert run(["apply", "ours.safetensors", "small.png", "--out", "made", "--accelerator", "cpu"]) == 0
@@ -104,7 +104,7 @@ def test_a_generator_from_elsewhere_gives_the_same_images_here(wrapped, capsys):
         assert made_file.size == (120, 80)
 
 
-def test_imported_weights_start_a_run():
+def test_imported_weights_can_start_a_run():
     torch.save(TheirGenerator(1, shared=False).state_dict(), "theirs.pth")
     assert import_file("theirs.pth") == 0
     Path("photos").mkdir()
@@ -169,22 +169,22 @@ class Surprise:
         (broken_at("residual.0.bn1.running_var", float("inf")), [], "theirs.pth: residual.0.bn1.running_var holds NaN"),
     ],
 )
-def test_what_does_not_fit_is_named(content, words, line, capsys):
+def test_weights_that_do_not_fit_are_reported(content, words, line, capsys):
     if isinstance(content, bytes):
         Path("theirs.pth").write_bytes(content)
     elif content is not None:
         torch.save(content, "theirs.pth")
     assert import_file("theirs.pth", *words) == 2
-    told = capsys.readouterr().err
-    assert line in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1
     assert not Path("ours.safetensors").exists()
 
 
-def test_code_in_a_file_does_not_run(capsys):
+def test_code_in_a_weights_file_does_not_run(capsys):
     Path("theirs.pth").write_bytes(pickle.dumps({"generator": Surprise()}))
     assert import_file("theirs.pth") == 2
-    said = capsys.readouterr()
-    assert "ran" not in said.out and len(said.err.splitlines()) == 1
+    printed = capsys.readouterr()
+    assert "ran" not in printed.out and len(printed.err.splitlines()) == 1
 
 
 NETS = ["--set", "generator=resnet_6", "--set", "segmentation_generator=unet_32", "--set", "ngf=1", "--set", "crop=32"]
@@ -192,7 +192,7 @@ NETS += ["--set", "panels=image,stain,segmentation", "--set", "dropout=0", "--se
 
 
 def write_deepliif(folder: Path, skip: str = "") -> Translation:
-    """The files of a model with one modality, as DeepLIIF names them."""
+    """Write the files of a model with one modality, as DeepLIIF names them."""
     settings = TranslationSettings(
         generator="resnet_6", segmentation_generator="unet_32", ngf=1, d_layers=1, dropout=0.0
     )
@@ -204,14 +204,14 @@ def write_deepliif(folder: Path, skip: str = "") -> Translation:
     return recipe.eval()
 
 
-def test_networks_of_deepliif_are_imported_together(capsys):
+def test_the_networks_of_deepliif_are_imported_together(capsys):
     theirs = write_deepliif(Path("nets"))
     assert run(["import", "nets", "--recipe", "translation", "--out", "ours.safetensors", *NETS]) == 0
     assert "generators.G1, generators.GS0, generators.GS1" in capsys.readouterr().out
-    pictures = torch.rand(1, 3, 40, 50) * 2 - 1
+    images = torch.rand(1, 3, 40, 50) * 2 - 1
     ours = open_image_model("ours.safetensors")
     with torch.no_grad():
-        wanted, made = theirs.image_to_image(pictures), ours.recipe.image_to_image(pictures)
+        wanted, made = theirs.image_to_image(images), ours.recipe.image_to_image(images)
     assert list(made) == ["stain", "segmentation"] and all(torch.equal(made[name], wanted[name]) for name in made)
     loaded = paceline.load("ours.safetensors", device="cpu").networks
     assert list(loaded) == ["generators.G1", "generators.GS0", "generators.GS1"], "without discriminators: none came"
@@ -226,14 +226,14 @@ def test_networks_of_deepliif_are_imported_together(capsys):
         ("", [*NETS, "--set", "norm=instance"], "choose its architecture with --set"),
     ],
 )
-def test_networks_of_deepliif_that_do_not_fit_are_named(skip, words, line, capsys):
+def test_networks_of_deepliif_that_do_not_fit_are_reported(skip, words, line, capsys):
     write_deepliif(Path("nets"), skip)
     assert run(["import", "nets", "--recipe", "translation", "--out", "ours.safetensors", *words]) == 2
-    told = capsys.readouterr().err
-    assert line in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1
 
 
-def test_recipes_without_importer_and_other_suffixes_are_rejected(capsys):
+def test_recipes_without_an_importer_and_other_suffixes_are_rejected(capsys):
     assert run(["import", "a.pth", "--recipe", "dcgan", "--out", "ours.safetensors"]) == 2
     line = "--recipe dcgan: has no importer; recipes that have one: super_resolution, translation"
     assert line in capsys.readouterr().err
@@ -286,14 +286,14 @@ class Own(Recipe):
 """
 
 
-def test_an_importer_of_ones_own_is_one_file_that_the_recipe_names(capsys):
+def test_a_user_importer_is_one_file_that_the_recipe_names(capsys):
     Path("own_importer.py").write_text(OWN_IMPORTER)
     Path("own_recipe.py").write_text(OWN_RECIPE)
     theirs = nn.ModuleDict({"first": nn.Conv2d(3, 3, 3, padding=1)})
     torch.save({f"module.{key}": tensor for key, tensor in theirs.state_dict().items()}, "theirs.pth")
     assert run(["import", "theirs.pth", "--recipe", "./own_recipe.py", "--out", "ours.safetensors"]) == 0
-    said = capsys.readouterr().out
-    assert "net: 2 tensors, 84 numbers → ours.safetensors" in said and "recognised: width=3\n" in said
+    printed = capsys.readouterr().out
+    assert "net: 2 tensors, 84 numbers → ours.safetensors" in printed and "recognised: width=3\n" in printed
     images = torch.rand(1, 3, 5, 7)
     with torch.no_grad():
         made = open_image_model("ours.safetensors").recipe.image_to_image(images)["image"]
@@ -320,22 +320,22 @@ def can_export(test):
         ),
     ],
 )
-def test_an_exported_network_gives_the_same_at_other_sizes(recipe, settings, capsys):
+def test_an_exported_network_gives_the_same_result_at_other_sizes(recipe, settings, capsys):
     import onnxruntime
 
     write_random_weights(Path("w.safetensors"), recipe, settings)
     assert run(["export", "w.safetensors", "--out", "model.onnx"]) == 0
-    said = capsys.readouterr().out
-    assert "largest difference from PyTorch" in said
+    printed = capsys.readouterr().out
+    assert "largest difference from PyTorch" in printed
     session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
     image_model = open_image_model("w.safetensors")
     assert [output.name for output in session.get_outputs()] == list(image_model.results)
-    pictures = torch.rand(3, 3, 32, 96) * 2 - 1
+    images = torch.rand(3, 3, 32, 96) * 2 - 1
     with torch.no_grad():
-        wanted = image_model.recipe.image_to_image(pictures)
-    for made, name in zip(session.run(None, {"images": pictures.numpy()}), wanted, strict=True):
+        wanted = image_model.recipe.image_to_image(images)
+    for made, name in zip(session.run(None, {"images": images.numpy()}), wanted, strict=True):
         assert np.abs(made - wanted[name].numpy()).max() < 1e-4
-    assert ("any size" in said) == (recipe == "super_resolution")
+    assert ("any size" in printed) == (recipe == "super_resolution")
     if recipe == "super_resolution":
         assert (
             session.run(None, {"images": np.zeros((1, 3, 5, 7), np.float32)})[0].shape[-1]
@@ -344,16 +344,16 @@ def test_an_exported_network_gives_the_same_at_other_sizes(recipe, settings, cap
     assert [path.name for path in Path.cwd().glob("model*")] == ["model.onnx"]
 
 
-def test_export_says_what_is_missing_or_wrong(capsys, monkeypatch):
+def test_export_reports_what_is_missing_or_wrong(capsys, monkeypatch):
     assert run(["export", "nowhere", "--out", "model.pt"]) == 2
     assert "--out model.pt: expected a name that ends in .onnx" in capsys.readouterr().err
     monkeypatch.setattr("paceline.commands.export.PACKAGES", ("onnx", "no_such_package"))
     assert run(["export", "nowhere", "--out", "model.onnx"]) == 2
-    assert "export needs " in (said := capsys.readouterr().err) and "pip install 'paceline[export]'" in said
+    assert "export needs " in (printed := capsys.readouterr().err) and "pip install 'paceline[export]'" in printed
 
 
-def test_our_own_network_is_what_a_generator_from_elsewhere_becomes():
-    """The shapes that the reader expects are those of the network that it is read into."""
+def test_an_imported_generator_has_the_shapes_of_our_network():
+    """The shapes that the importer expects equal those of our network."""
     theirs, ours = TheirGenerator(3, shared=True), SRResNet(8, 3, WIDTH, 4, shared=True)
     count = sum(parameter.numel() for parameter in theirs.parameters())
     assert count == sum(parameter.numel() for parameter in ours.parameters())

@@ -1,4 +1,4 @@
-"""`paceline new` writes files that work as they are."""
+"""`paceline new` writes files that work unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.data.source_settings import RegisteredSources
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Small networks are slower on several threads, and much slower where other tests keep the cores busy."""
+    """Use one thread: small networks are slower on several, above all when other tests use the cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -29,7 +29,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_new_recipe_learns_from_a_new_source(tmp_path: Path) -> None:
+def test_a_new_recipe_trains_on_a_new_source(tmp_path: Path) -> None:
     source_class = registry.load_class("source", str(new("source", "shapes", tmp_path)), ArraySource)
     recipe_class = registry.load_class("recipe", str(new("recipe", "shape_reader", tmp_path)), Recipe)
     assert source_class.__name__ == "ShapesSource" and recipe_class.__name__ == "ShapeReaderRecipe"
@@ -61,7 +61,7 @@ def test_a_new_recipe_learns_from_a_new_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (32, 32), (33, 47), (1, 1)])
-def test_a_new_recipe_takes_any_size_and_repeats_itself_on_a_gpu(tmp_path: Path, height: int, width: int) -> None:
+def test_a_new_recipe_takes_any_size_and_is_reproducible_on_a_gpu(tmp_path: Path, height: int, width: int) -> None:
     recipe_class = registry.load_class("recipe", str(new("recipe", "mine", tmp_path)), Recipe)
     recipe = recipe_class(
         recipe_class.Settings(width=2), DataSpec(channels=3, height=height, width=width, num_classes=5)
@@ -88,13 +88,13 @@ def test_a_new_source_has_the_same_samples_every_time(tmp_path: Path) -> None:
     assert set(first.arrays["label"]) == {0, 1}
 
 
-def test_a_new_recipe_says_what_data_it_needs(tmp_path: Path) -> None:
+def test_a_new_recipe_reports_what_data_it_needs(tmp_path: Path) -> None:
     recipe_class = registry.load_class("recipe", str(new("recipe", "unlabelled", tmp_path)), Recipe)
     with pytest.raises(UserError, match="--data"):
         recipe_class(recipe_class.Settings(), DataSpec(channels=1, height=8, width=8))
 
 
-def test_a_new_gan_is_trained_and_judged_and_draws(tmp_path: Path) -> None:
+def test_a_new_gan_trains_is_evaluated_and_generates_images(tmp_path: Path) -> None:
     new("gan", "drawer", tmp_path)
     short = ("--preset", "quick", "--images", "256", "--set", "width=8", "--set", "size=8", "--out", "run")
     trained = run_fork(tmp_path, "train", "./drawer.py", *short)
@@ -105,7 +105,7 @@ def test_a_new_gan_is_trained_and_judged_and_draws(tmp_path: Path) -> None:
     assert (tmp_path / "drawn.png").is_file()
 
 
-def test_the_guide_shows_what_the_new_gan_says(tmp_path: Path) -> None:
+def test_the_guide_shows_the_file_of_the_new_gan(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide" / "networks.md").read_text()
     section = guide.partition("## Several networks")[2].partition("\n## ")[0]
     shown = [line for line in section.partition("```python\n")[2].partition("```")[0].splitlines() if line]
@@ -129,13 +129,13 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["my-recipe", "class", "2x", "", "../x", "a.py", "a b"])
-def test_a_name_that_is_no_python_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_not_a_python_identifier_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="not a Python name"):
         new("recipe", name, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_kind_or_folder_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unknown_kind_or_folder_is_rejected_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'recipe'"):
         new("recipes", "x", tmp_path)
     with pytest.raises(UserError, match="nowhere"):

@@ -1,4 +1,4 @@
-"""Before a person's file is run, a line names it: from whatever it was named by, and once."""
+"""Before a user's file runs, one line announces it, once, however it was given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def announced(output: str) -> list[str]:
     return [line.removeprefix("runs the code in ") for line in output.splitlines() if line.startswith("runs the code")]
 
 
-def test_a_file_is_named_before_it_runs(tmp_path: Path) -> None:
+def test_a_user_file_is_announced_before_it_runs(tmp_path: Path) -> None:
     new("recipe", "mine", tmp_path)
     new("source", "shapes", tmp_path)
     (tmp_path / "settings.toml").write_text('data = "./shapes.py"\n')
@@ -28,13 +28,13 @@ def test_a_file_is_named_before_it_runs(tmp_path: Path) -> None:
     assert evaluated.stdout.startswith("runs the code in ")
 
 
-def test_a_file_that_fails_was_named(tmp_path: Path) -> None:
+def test_a_user_file_that_fails_was_announced(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text("raise SystemError('no')")
-    refused = run_fork(tmp_path, "train", "classification", "--data", "./failing.py")
-    assert refused.wait() == 2 and announced(refused.stdout) == ["failing.py"]
+    rejected = run_fork(tmp_path, "train", "classification", "--data", "./failing.py")
+    assert rejected.wait() == 2 and announced(rejected.stdout) == ["failing.py"]
 
 
-def test_the_processes_of_a_run_do_not_repeat_it_and_have_the_settings_of_both(tmp_path: Path) -> None:
+def test_worker_processes_do_not_repeat_it_and_have_the_settings_of_both(tmp_path: Path) -> None:
     new("recipe", "mine", tmp_path)
     new("source", "shapes", tmp_path)
     own = ("--data", "./shapes.py", "--set", "noise=7", "--devices", "2", "--accelerator", "cpu")

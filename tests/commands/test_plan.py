@@ -1,4 +1,4 @@
-"""What more devices would bring, from what one step and one exchange cost."""
+"""The speed-up of more devices, predicted from the cost of one step and one exchange."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SEEN = Measurement(
 PERFECT = Link(0.0, 1e18, 2)
 
 
-def test_without_costs_of_exchange_n_devices_are_n_times_as_fast() -> None:
+def test_without_communication_costs_n_devices_are_n_times_as_fast() -> None:
     assert predict(SEEN, PERFECT, 1, 64).images_per_second == pytest.approx(1600)
     assert predict(SEEN, PERFECT, 4, 64).images_per_second == pytest.approx(6400)
     assert predict(SEEN, PERFECT, 8, 512).images_per_second == pytest.approx(8 * 1600)
 
 
-def test_an_exchange_costs_its_bytes_around_the_ring_and_its_small_ones() -> None:
+def test_an_exchange_costs_its_bytes_around_the_ring_and_its_latencies() -> None:
     link = Link(latency_seconds=1e-4, bytes_per_second=1e9, devices=2)
     assert link.all_reduce_seconds(10_000_000, 2) == pytest.approx(1e-4 + 0.010)
     assert link.all_reduce_seconds(10_000_000, 4) == pytest.approx(2e-4 + 0.015)
@@ -59,20 +59,20 @@ def test_overlap_hides_all_but_the_last_bucket() -> None:
     assert predict(hidden, link, 2, 64).exchange_seconds == pytest.approx(2 * 0.001)
 
 
-def test_it_says_where_more_devices_stop_paying() -> None:
+def test_the_plan_reports_where_more_devices_stop_paying_off() -> None:
     assert stops_paying_at(SEEN, PERFECT, 64) is None
     slow = Link(0.0, 1e9, 2)  # 15 ms of exchange against a step of 40 ms
     assert stops_paying_at(SEEN, slow, 64) == 2
     assert stops_paying_at(SEEN, Link(0.0, 1e6, 2), 64) == 1
 
 
-def test_a_step_between_two_measured_batches_lies_between_them() -> None:
+def test_a_step_time_between_two_measured_batches_is_interpolated() -> None:
     assert SEEN.seconds_of_step(48) == pytest.approx(0.030)
     assert SEEN.seconds_of_step(128) == pytest.approx(0.080)
     assert 0 < SEEN.seconds_of_step(1) < 0.010
 
 
-def test_a_measurement_survives_its_json_file(tmp_path: Path) -> None:
+def test_a_measurement_round_trips_through_its_json_file(tmp_path: Path) -> None:
     whole = replace(SEEN, link=Link(1e-4, 1e9, 2), checked=(Checked(predicted=90.0, measured=100.0),))
     for one in (SEEN, whole):
         write_json(tmp_path / "measured.json", one.to_json())
@@ -86,7 +86,7 @@ def test_one_device_has_the_machine_to_itself() -> None:
     assert stops_paying_at(replace(SEEN, alone_seconds={64: 0.019}), PERFECT, 64) == 1
 
 
-def test_one_device_has_the_batchnorm_of_a_run_on_one_device() -> None:
+def test_one_device_uses_the_batchnorm_of_a_run_on_one_device() -> None:
     config = configure("classification", {"preset": "quick", "accelerator": "cpu"}, assignments=["width=2"])
     here = World(Place(), torch.device("cpu"))
     kinds = [
@@ -104,12 +104,12 @@ def test_one_device_has_the_batchnorm_of_a_run_on_one_device() -> None:
         *(("200Gbit/s", 25e9), ("10gbit/s", 1.25e9), ("80 GBITS/S", 1e10), ("2 Gbyte/s", 2e9), ("1e9", 1e9)),
     ],
 )
-def test_bandwidth_is_said_in_bytes_or_bits(text: str, value: float) -> None:
+def test_bandwidth_is_given_in_bytes_or_bits(text: str, value: float) -> None:
     assert parse_bandwidth(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["100gb", "100gbps", "100GBPS", "25GB/S", "25G"])
-def test_a_bandwidth_that_may_be_bytes_or_bits_is_refused(text: str) -> None:
+def test_an_ambiguous_bandwidth_unit_is_rejected(text: str) -> None:
     with pytest.raises(
         UserError, match=rf"--bandwidth {text}: bytes or bits\? expected something like 25GB/s \(bytes\)"
     ):
@@ -117,19 +117,19 @@ def test_a_bandwidth_that_may_be_bytes_or_bits_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0GB/s", "1e999"])
-def test_a_link_has_a_speed(text: str) -> None:
+def test_a_bandwidth_that_is_not_positive_and_finite_is_rejected(text: str) -> None:
     with pytest.raises(UserError, match=f"--bandwidth {text}: must be above 0 and finite"):
         parse_bandwidth(text)
 
 
-def test_latency_has_a_unit() -> None:
+def test_latency_is_given_with_a_unit() -> None:
     assert parse_seconds("20us") == pytest.approx(2e-5) and parse_seconds("0.1 ms") == pytest.approx(1e-4)
     for text in ("soon", "1e999"):
         with pytest.raises(UserError, match=f"--latency {text}: expected something like 20us"):
             parse_seconds(text)
 
 
-def test_what_is_said_of_a_link_is_used_and_the_rest_is_measured_or_assumed() -> None:
+def test_given_link_values_are_used_and_the_rest_is_measured_or_assumed() -> None:
     measured = Link(3e-4, 4e9, 2)
     neither, slow, wide = LinkOverride.parse("", ""), LinkOverride.parse("", "5ms"), LinkOverride.parse("100Gbps", "")
     assert neither.apply(measured) == measured
@@ -148,7 +148,7 @@ def test_what_is_said_of_a_link_is_used_and_the_rest_is_measured_or_assumed() ->
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--bandwidth", "fast"], "--bandwidth fast: expected something like 25GB/s"),
         (["--devices", "8", "--nodes", "3"], "--nodes 3: does not divide --devices 8"),
@@ -161,13 +161,13 @@ def test_what_is_said_of_a_link_is_used_and_the_rest_is_measured_or_assumed() ->
         ),
     ],
 )
-def test_a_mistake_ends_in_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_ends_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "classification", "--preset", "quick", "--accelerator", "cpu", *words]) == 2
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
 
 
-def test_threads_that_are_no_number_end_in_one_line(
+def test_a_thread_count_that_is_not_a_number_ends_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
@@ -178,7 +178,7 @@ def test_threads_that_are_no_number_end_in_one_line(
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What a plan over two nodes says, and one over two processes here, in a narrow window."""
+    """The output of a plan over two nodes, and of one over two local processes, in a narrow terminal."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two processes are measured at once")
     small = ("plan", "classification", "--preset", "quick", "--set", "width=2", "--batch-size", "4", "--devices", "2")
@@ -203,13 +203,13 @@ def test_a_plan_over_a_given_link_needs_one_device(plans: list[str]) -> None:
     assert row.endswith(" 0.2 0.141")  # the learning rates for two devices: linear, square root
 
 
-def test_a_narrow_window_cuts_no_number(plans: list[str]) -> None:
+def test_a_narrow_terminal_truncates_no_number(plans: list[str]) -> None:
     for text in plans:
         assert "…" not in text
         assert "devices batch images/s efficiency images/day lr, linear lr, sqrt" in _rows(text)
 
 
-def test_a_plan_counts_from_one_device_alone_and_with_the_latency_that_was_said(plans: list[str]) -> None:
+def test_a_plan_starts_from_one_device_alone_and_uses_the_given_latency(plans: list[str]) -> None:
     _, here = plans
     assert "one of several, 2 at once, without exchange: 2:" in here
     assert "bandwidth measured over 2 processes, " in here and "latency as given, 1,000,000 µs per exchange" in here
@@ -218,4 +218,4 @@ def test_a_plan_counts_from_one_device_alone_and_with_the_latency_that_was_said(
     one, two = (next(row for row in _rows(here) if row.startswith(start)).split() for start in ("1 4 ", "2 2 "))
     assert float(one[2].replace(",", "")) == pytest.approx(4000 / float(alone[1]), rel=0.05)
     assert one[3] == "100%"
-    assert two[2:4] == ["0", "0%"]  # images a second, where each of many exchanges waits for one
+    assert two[2:4] == ["0", "0%"]  # images per second with one latency for each of many exchanges

@@ -1,4 +1,4 @@
-"""Runs that restore images, as a user runs them: stages, starting weights, strips, numbers on other images."""
+"""Restoration runs as a user starts them: stages, initial weights, strips, metrics on other images."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ TRAIN += [*sets(*NETWORKS, *CADENCE), "--crop", "16", "--batch-size", "8", "--im
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with some photographs, a test set with small images, and a run of two stages."""
+    """A folder with some photos, a test set with low-resolution images, and a run of two stages."""
     folder = tmp_path_factory.mktemp("restoring")
-    picture = data.astronaut()
+    image = data.astronaut()
     for number in range(10):
         height, width = 32 + 2 * number, 56 - 2 * number
-        save(folder / "photos" / f"{number}.png", picture[20 * number : 20 * number + height, 200 : 200 + width])
+        save(folder / "photos" / f"{number}.png", image[20 * number : 20 * number + height, 200 : 200 + width])
     for number in range(3):
-        high = picture[300 + 40 * number : 340 + 40 * number, 100 : 150 + 2 * number]
+        high = image[300 + 40 * number : 340 + 40 * number, 100 : 150 + 2 * number]
         low = Image.fromarray(high).resize((high.shape[1] // 2, 20), Image.Resampling.BICUBIC)
         save(folder / "set3" / "HR" / f"{number}.png", high)
         save(folder / "set3" / "LR" / f"{number}.png", np.asarray(low))
@@ -57,16 +57,16 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
 
 
-def save(path: Path, picture: np.ndarray) -> None:
+def save(path: Path, image: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture).save(path)
+    Image.fromarray(image).save(path)
 
 
 def weights(folder: str, which: str = "last") -> dict[str, torch.Tensor]:
     return choose_checkpoint(Checkpoints(Path(folder) / "checkpoints"), which).weights
 
 
-def test_both_stages_are_runs_of_their_own_the_second_from_the_best_of_the_first():
+def test_each_stage_is_a_run_and_the_second_starts_from_the_best_of_the_first():
     assert {name.split(".")[0] for name in weights("both/pretrain")} == {"generator"}
     assert {name.split(".")[0] for name in weights("both/adversarial")} == {"generator", "discriminator"}
     kept = Path("both/adversarial/config.toml").read_text()
@@ -75,32 +75,32 @@ def test_both_stages_are_runs_of_their_own_the_second_from_the_best_of_the_first
     assert {"generator/perceptual", "generator/adversarial", "discriminator/real"} <= set().union(*rows)
 
 
-def test_a_run_of_stages_goes_on_under_another_name_of_its_folder(place):
+def test_a_run_with_stages_resumes_under_another_name_of_its_folder(place):
     again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", str(place / "both"))
     assert again.wait() == 0 and "finished, at 32 images" in again.stdout, again.stderr
 
 
-def test_what_a_later_stage_lacks_is_named_before_the_first(place):
-    refused = run_fork(place, *TRAIN, "--set", "stage=both", "--vgg", "nope.pth", "--out", "lacking")
-    assert refused.wait() == 2 and "--vgg nope.pth: no such file" in refused.stderr
+def test_what_a_later_stage_lacks_is_reported_before_the_first_starts(place):
+    rejected = run_fork(place, *TRAIN, "--set", "stage=both", "--vgg", "nope.pth", "--out", "lacking")
+    assert rejected.wait() == 2 and "--vgg nope.pth: no such file" in rejected.stderr
     assert not (place / "lacking").exists()
 
 
-def test_a_test_image_that_cannot_be_evaluated_is_named_before_training(place):
+def test_a_test_image_that_cannot_be_evaluated_is_reported_before_training(place):
     save(place / "flat" / "wide.png", data.astronaut()[:14, :60])
-    refused = run_fork(place, *TRAIN, "--test-root", "flat", "--out", "unjudged")
-    assert refused.wait() == 2 and "wide.png: a side of 14 pixels is too short to compare" in refused.stderr
+    rejected = run_fork(place, *TRAIN, "--test-root", "flat", "--out", "unjudged")
+    assert rejected.wait() == 2 and "wide.png: a side of 14 pixels is too short to compare" in rejected.stderr
     assert not (place / "unjudged").exists()
 
 
-def test_a_second_start_goes_on_with_the_stage_that_had_begun(place):
+def test_a_second_start_resumes_the_stage_that_had_started(place):
     before = {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
     again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", "both")
     assert again.wait() == 0 and "finished, at 32 images" in again.stdout
     assert before == {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
 
 
-def test_a_stage_that_was_stopped_is_finished_before_the_next_one_begins(tmp_path):
+def test_a_stopped_stage_is_finished_before_the_next_one_starts(tmp_path):
     config = configure("super_resolution", {"out": str(tmp_path / "run")}, assignments=["stage=both"])
     assert [Path(stage.run.out).name for stage in stages_of(config)] == ["pretrain", "adversarial"]
     (tmp_path / "run/pretrain").mkdir(parents=True)
@@ -111,8 +111,8 @@ def test_a_stage_that_was_stopped_is_finished_before_the_next_one_begins(tmp_pat
     assert [stage.recipe.stage for stage in stages_of(config)] == ["adversarial"]
 
 
-def test_two_processes_go_through_both_stages(place):
-    # With a rate of zero the weights stay those that the first stage began with.
+def test_two_processes_train_both_stages(place):
+    # With a learning rate of zero the weights stay those that the first stage started with.
     words = [*TRAIN, "--set", "stage=both", "--lr", "0", "--set", "perceptual=0", "--images", "8", "--strategy", "ddp"]
     assert run_ranks(place, 2, *words, "--out", "ranks") == [0, 0]
     start, end = weights("ranks/pretrain"), weights("ranks/adversarial")
@@ -120,7 +120,7 @@ def test_two_processes_go_through_both_stages(place):
 
 
 def run_two_hosts(first: Path, second: Path, *words: str) -> list[Running]:
-    """Goes on with a run of both stages in two processes that have a folder each."""
+    """Resume a run of both stages in two processes with separate folders."""
     root = str(Path("photos").absolute())
     words = (*TRAIN, "--set", "stage=both", "--data-root", root, "--strategy", "ddp", "--timeout", "60", *words)
     hosts = run_hosts([first, second], *words, "--out", "both")
@@ -129,7 +129,7 @@ def run_two_hosts(first: Path, second: Path, *words: str) -> list[Running]:
 
 
 @pytest.mark.parametrize("replaced", [0, 1])
-def test_a_host_that_was_replaced_goes_on_with_the_stage_that_the_other_had_begun(replaced, tmp_path):
+def test_a_replaced_host_resumes_the_stage_that_the_other_had_started(replaced, tmp_path):
     folders = [tmp_path / "0", tmp_path / "1"]
     folders[replaced].mkdir()
     shutil.copytree("both/adversarial", folders[1 - replaced] / "both/adversarial")
@@ -137,10 +137,10 @@ def test_a_host_that_was_replaced_goes_on_with_the_stage_that_the_other_had_begu
     assert "resuming from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
     first, second = (weights(str(folder / "both/adversarial")) for folder in folders)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not any((folder / "both/pretrain").exists() for folder in folders)  # it has begun, and needs that no more
+    assert not any((folder / "both/pretrain").exists() for folder in folders)  # a started stage no longer needs it
 
 
-def test_a_stage_without_a_checkpoint_starts_from_the_weights_of_the_host_that_has_most(tmp_path):
+def test_a_stage_without_a_checkpoint_starts_from_the_host_with_the_most_progress(tmp_path):
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         shutil.copytree("both/pretrain", folder / "both/pretrain")
@@ -172,7 +172,7 @@ def test_a_run_starts_from_given_weights(place, origin, tmp_path):
     assert all(torch.equal(found[name], best[name]) for name in parameters)
 
 
-def test_training_keeps_strips_which_sample_shows_again_and_animates(capsys):
+def test_training_saves_strips_that_sample_shows_and_animates(capsys):
     names = sorted(path.name for path in Path("both/pretrain/samples").iterdir())
     assert names == [f"samples-{images:012}.png" for images in (0, 16, 32)]
     assert run(["sample", "both/pretrain", "--checkpoint", "last", "--accelerator", "cpu"]) == 0
@@ -189,7 +189,7 @@ def test_training_keeps_strips_which_sample_shows_again_and_animates(capsys):
         assert moving.n_frames == 3
 
 
-def test_a_folder_of_photographs_is_evaluated_as_a_whole_from_its_small_images(capsys):
+def test_a_photo_folder_is_evaluated_as_a_whole_from_its_low_resolution_images(capsys):
     command = ["evaluate", "both/pretrain", "--data", "photos", "--data-root", "set3/HR", "--accelerator", "cpu"]
     assert run([*command, "--set", "low_root=set3/LR"]) == 0
     printed = capsys.readouterr().out
@@ -201,13 +201,13 @@ def test_a_folder_of_photographs_is_evaluated_as_a_whole_from_its_small_images(c
     assert run([*command, "--low-root", "set3/LR"]) == 0
     assert capsys.readouterr().out == printed
     others = ["--test-root", "set3/HR", "--test-low-root", "set3/LR", "--accelerator", "cpu"]
-    assert run(["evaluate", "both/pretrain", *others]) == 0  # and not the run's own photographs
+    assert run(["evaluate", "both/pretrain", *others]) == 0  # and not the run's own photos
     assert capsys.readouterr().out == printed
     assert run([*command, "--set", "low_root=set3/LR", "--set", "protocol=rgb"]) == 0
     assert "bicubic_psnr[rgb]" in capsys.readouterr().out
 
 
-def test_the_protocol_is_kept_with_the_numbers():
+def test_the_protocol_is_saved_with_the_metrics():
     kept = json.loads(Path("both/pretrain/protocols.json").read_text())
     assert kept["validation"]["y"]["border"] == 2
 
@@ -223,20 +223,20 @@ def test_the_protocol_is_kept_with_the_numbers():
         (["--init-from", "both/pretrain", "--set", "width=3"], "learned with width=2 and not 3; use --set width=2"),
         (
             ["--init-from", "both/pretrain", *sets("blocks=shared", "num_blocks=2", "width=3", "tv=1")],
-            "use --set blocks=separate --set num_blocks=1 --set width=2",  # at once, and nothing that fits anyway
+            "use --set blocks=separate --set num_blocks=1 --set width=2",  # all at once, without those that fit
         ),
         (["--set", "stage=adversarial", "--vgg", "none.pth"], "--vgg none.pth: no such file"),
         (["--set", "scale=3"], "unknown value '3'"),
         (["--set", "stage=adversarial", "--set", "vgg_layer=conv9"], "unknown layer of VGG19 'conv9'"),
     ],
 )
-def test_a_mistake_is_one_line(words, line, capsys, tmp_path):
+def test_a_user_error_is_one_line(words, line, capsys, tmp_path):
     assert run([*TRAIN, *words, "--out", str(tmp_path / "run")]) == 2
-    told = capsys.readouterr().err
-    assert line in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1
 
 
-def test_the_last_stage_that_is_finished_is_evaluated_and_shown(capsys, tmp_path):
+def test_the_last_finished_stage_is_evaluated_and_shown(capsys, tmp_path):
     assert run(["evaluate", "both", "--accelerator", "cpu"]) == 0
     of_folder = capsys.readouterr().out
     assert run(["evaluate", "both/adversarial", "--accelerator", "cpu"]) == 0
@@ -245,24 +245,24 @@ def test_the_last_stage_that_is_finished_is_evaluated_and_shown(capsys, tmp_path
     assert "adversarial at 32 images" in capsys.readouterr().out
 
 
-def test_images_that_the_networks_are_not_for_are_told_from_wrong_weights(capsys):
+def test_images_that_do_not_fit_the_networks_are_distinguished_from_wrong_weights(capsys):
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "channels=1"]) == 2
-    told = "--data photos: its images have 1 channel, both/pretrain is for 3; use --set channels=3"
-    assert told in capsys.readouterr().err
+    expected = "--data photos: its images have 1 channel, both/pretrain is for 3; use --set channels=3"
+    assert expected in capsys.readouterr().err
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "width=3"]) == 2
     assert "these weights are of another network" in capsys.readouterr().err
 
 
-def test_a_folder_of_runs_is_no_run_and_names_some(capsys, tmp_path):
+def test_a_folder_of_runs_is_rejected_and_some_of_its_runs_are_listed(capsys, tmp_path):
     for number in range(7):
         (tmp_path / f"run-{number}").mkdir()
         shutil.copy("both/pretrain/config.toml", tmp_path / f"run-{number}")
     assert run(["evaluate", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert f"name one of the runs in it: {tmp_path}/run-0, " in told and "run-4 and 2 more" in told
+    printed = capsys.readouterr().err
+    assert f"name one of the runs in it: {tmp_path}/run-0, " in printed and "run-4 and 2 more" in printed
 
 
-def test_the_last_stage_that_is_finished_is_applied(capsys, tmp_path):
+def test_the_last_finished_stage_is_applied(capsys, tmp_path):
     words = ["photos/0.png", "--accelerator", "cpu", "--out"]
     assert run(["apply", "both", *words, str(tmp_path / "last")]) == 0
     assert "super_resolution from both/adversarial at 32 images" in capsys.readouterr().out
@@ -272,19 +272,19 @@ def test_the_last_stage_that_is_finished_is_applied(capsys, tmp_path):
     metrics = both / "adversarial/metrics.jsonl"
     metrics.write_text("".join(line for line in metrics.open() if "test/of_images" not in line))
     assert run(["apply", str(both), *words, str(tmp_path / "first")]) == 0
-    told = capsys.readouterr()
-    assert "both/pretrain at 32 images" in told.out
-    assert told.err.startswith(f"{both}/adversarial is not finished: using {both}/pretrain\n")
+    printed = capsys.readouterr()
+    assert "both/pretrain at 32 images" in printed.out
+    assert printed.err.startswith(f"{both}/adversarial is not finished: using {both}/pretrain\n")
     assert (tmp_path / "first/0.png").read_bytes() != (tmp_path / "last/0.png").read_bytes()
 
 
-def test_a_stage_that_was_finished_once_counts_while_it_goes_on(capsys, tmp_path):
+def test_a_finished_stage_still_counts_while_it_is_trained_further(capsys, tmp_path):
     shutil.copytree("both", tmp_path / "both")
-    leave_unfinished(tmp_path / "both/adversarial")  # as a longer training that was stopped does
+    leave_unfinished(tmp_path / "both/adversarial")  # as a longer training that was stopped leaves it
     assert run(["evaluate", str(tmp_path / "both"), "--accelerator", "cpu"]) == 0
-    told = capsys.readouterr()
-    assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos" in told.out
-    assert "not finished" not in told.err
+    printed = capsys.readouterr()
+    assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos" in printed.out
+    assert "not finished" not in printed.err
 
 
 def leave_unfinished(run_folder: Path) -> None:
@@ -292,7 +292,7 @@ def leave_unfinished(run_folder: Path) -> None:
     status.write_text(status.read_text().replace("finished", "stopped"))
 
 
-def test_weights_of_a_file_that_holds_other_networks_are_refused(capsys, tmp_path):
+def test_a_weights_file_of_other_networks_is_rejected(capsys, tmp_path):
     path = tmp_path / "other.safetensors"
     safetensors.torch.save_file({"encoder.weight": torch.zeros(1)}, path)
     assert run([*TRAIN, "--init-from", str(path), "--out", str(tmp_path / "run")]) == 2
@@ -300,7 +300,7 @@ def test_weights_of_a_file_that_holds_other_networks_are_refused(capsys, tmp_pat
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 
-def test_weights_that_fit_and_mean_something_else_are_refused_by_the_settings_kept_with_them(capsys, tmp_path):
+def test_weights_that_fit_but_have_conflicting_settings_are_rejected(capsys, tmp_path):
     shared = configure("super_resolution", {}, assignments=[*NETWORKS, "blocks=shared"], elsewhere=True)
     spec = DataSpec(3, 16, 16)
     write_weights(tmp_path / "shared.safetensors", shared, spec, build(shared, spec).state_dict())
@@ -311,19 +311,19 @@ def test_weights_that_fit_and_mean_something_else_are_refused_by_the_settings_ke
     assert run([*words, "--out", str(tmp_path / "same")]) == 0
 
 
-def test_a_run_that_has_begun_needs_the_weights_no_more_that_it_started_from(monkeypatch, tmp_path):
+def test_a_started_run_no_longer_needs_its_initial_weights(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     shutil.copytree("both/pretrain", tmp_path / "given")
     words = [*TRAIN, "--init-from", "~/given", "--set", "ema_half_life=8 images", "--out", str(tmp_path / "run")]
     assert run([*words, "--images", "8", "--lr", "0"]) == 0
     started = weights(str(tmp_path / "run"))
-    averages = [name for name in started if name.startswith("ema/")]
-    assert averages and all(torch.equal(started[name], started[name.removeprefix("ema/")]) for name in averages)
+    emas = [name for name in started if name.startswith("ema/")]
+    assert emas and all(torch.equal(started[name], started[name.removeprefix("ema/")]) for name in emas)
     shutil.rmtree(tmp_path / "given")
     assert run([*words, "--images", "16", "--lr", "0"]) == 0
 
 
-def test_two_processes_give_the_weights_of_one_with_the_frozen_network_too(place, tmp_path):
+def test_two_processes_give_the_weights_of_one_also_with_a_frozen_network(place, tmp_path):
     generator = torch.Generator().manual_seed(0)
     layers = {"features.0.weight": (4, 3), "features.2.weight": (4, 4), "features.5.weight": (5, 4)}
     tensors = {name: torch.randn(*shape, 3, 3, generator=generator) for name, shape in layers.items()}

@@ -1,4 +1,4 @@
-"""What a generator makes, as a user sees it: grids, interpolations, animations, two runs side by side."""
+"""Generated images as a user sees them: grids, interpolations, animations, two runs side by side."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.inference.interpolation import slerp
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 BRIGHT = (255, 0, 255)
-CELL_PX = 32 + GAP_PX  # the digits' 8 pixels, enlarged
+CELL_PX = 32 + GAP_PX  # the digits' 8 pixels, upscaled
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two generators, of which one trained for longer, and a classifier."""
+    """A folder with two generators, one of them trained for longer, and a classifier."""
     folder = tmp_path_factory.mktemp("runs")
     for name, more in (("short", ["--seed", "1", "--images", "1280"]), ("long", [])):
         trained = run_fork(folder, "train", TINY_GAN, "--accelerator", "cpu", "--out", name, *more)
@@ -38,17 +38,17 @@ def inside(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pixels(path: str | Path) -> np.ndarray:
-    with Image.open(path) as picture:
-        return np.asarray(picture.convert("RGB"))
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
 
 
-def test_training_keeps_a_grid_of_the_same_noise_from_its_start_to_its_end():
+def test_training_saves_grids_of_the_same_noise_from_start_to_end():
     names = sorted(path.name for path in Path("long/samples").iterdir())
     assert names == [f"samples-{images:012}.png" for images in (0, 640, 1280, 1920)]
     assert not np.array_equal(pixels(Path("long/samples", names[0])), pixels(Path("long/samples", names[-1])))
 
 
-def test_a_grid_shows_what_training_kept_at_that_checkpoint(capsys):
+def test_a_grid_equals_the_one_that_training_saved_at_that_checkpoint(capsys):
     assert run(["sample", "long", "--checkpoint", "1280"]) == 0
     assert np.array_equal(pixels("long/grid.png"), pixels("long/samples/samples-000000001280.png"))
     assert "long at 1,280 images → long/grid.png" in capsys.readouterr().out
@@ -61,7 +61,7 @@ def test_a_smaller_grid_shows_the_first_images_of_the_larger_one():
     assert np.array_equal(small[:CELL_PX], large[:CELL_PX, : 5 * CELL_PX + GAP_PX])
 
 
-def test_an_interpolation_goes_from_one_fixed_image_to_the_next():
+def test_an_interpolation_runs_from_one_fixed_image_to_the_next():
     assert run(["sample", "long", "--checkpoint", "last", "--interpolate", "--grid", "2x7"]) == 0
     between, whole = pixels("long/interpolation.png"), pixels("long/samples/samples-000000001920.png")
     assert between.shape == (2 * CELL_PX + GAP_PX, 7 * CELL_PX + GAP_PX, 3)
@@ -70,7 +70,7 @@ def test_an_interpolation_goes_from_one_fixed_image_to_the_next():
         assert np.abs(end - whole[:CELL_PX, column * CELL_PX : (column + 1) * CELL_PX].astype(int)).max() <= 1
 
 
-def test_the_way_between_two_noises_keeps_to_their_length():
+def test_interpolated_noise_keeps_its_norm():
     torch.manual_seed(0)
     start, end = torch.randn(2, 500, dtype=torch.float64)
     middle = slerp(start, end, torch.tensor(0.5).double())
@@ -78,7 +78,7 @@ def test_the_way_between_two_noises_keeps_to_their_length():
     assert torch.allclose(slerp(start, start * 2, torch.tensor(0.25).double()), start * 1.25)
 
 
-def test_an_animation_has_a_frame_for_each_kept_grid(capsys):
+def test_an_animation_has_a_frame_for_each_saved_grid(capsys):
     assert run(["sample", "long", "--animate"]) == 0
     for name in ("long/animation.gif", "long/animation.webp"):
         with Image.open(name) as moving:
@@ -86,7 +86,7 @@ def test_an_animation_has_a_frame_for_each_kept_grid(capsys):
     assert "4 frames → long/animation.gif, long/animation.webp" in capsys.readouterr().out
 
 
-def test_two_runs_stand_side_by_side():
+def test_two_runs_are_shown_side_by_side():
     assert run(["sample", "long", "--beside", "short", "--grid", "2x2", "--out", "both.png"]) == 0
     width = 2 * CELL_PX + GAP_PX
     assert pixels("both.png").shape[1] == 2 * width + 4 * GAP_PX
@@ -112,39 +112,39 @@ def test_two_runs_stand_side_by_side():
         ("long --checkpoint 7", "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )
-def test_what_cannot_be_shown_is_said_in_one_line(command, line, capsys):
+def test_what_cannot_be_shown_is_reported_in_one_line(command, line, capsys):
     assert run(["sample", *command.split()]) == 2
-    told = capsys.readouterr().err
-    assert line in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1
 
 
-def test_an_animation_keeps_colours_that_few_pixels_have(tmp_path):
-    pictures = []
+def test_an_animation_keeps_rare_colours(tmp_path):
+    images = []
     for left in (10, 40, 70):
-        picture = data.coffee()[:100, :150].copy()
-        picture[10:13, left : left + 3] = BRIGHT
-        pictures.append(picture)
+        image = data.coffee()[:100, :150].copy()
+        image[10:13, left : left + 3] = BRIGHT
+        images.append(image)
     for suffix, largest in ((".gif", 64), (".webp", 0)):
-        save_animation([Image.fromarray(picture) for picture in pictures], tmp_path / f"moving{suffix}", suffix)
+        save_animation([Image.fromarray(image) for image in images], tmp_path / f"moving{suffix}", suffix)
         with Image.open(tmp_path / f"moving{suffix}") as moving:
             frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(moving)]
         assert len(frames) == 3
-        for left, frame, picture in zip((10, 40, 70), frames, pictures, strict=True):
+        for left, frame, image in zip((10, 40, 70), frames, images, strict=True):
             assert tuple(frame[11, left + 1]) == BRIGHT
-            assert np.abs(frame.astype(int) - picture).max() <= largest
+            assert np.abs(frame.astype(int) - image).max() <= largest
 
 
-def test_a_caption_is_shortened_or_has_room():
-    picture = Image.new("RGB", (20, 20), "black")
-    assert captioned(picture, "a long caption").width == 20
-    wide = captioned(picture, "a long caption", room=True)
+def test_a_caption_fits_or_is_shortened():
+    image = Image.new("RGB", (20, 20), "black")
+    assert captioned(image, "a long caption").width == 20
+    wide = captioned(image, "a long caption", room=True)
     assert wide.width > 60 and np.asarray(wide)[:18, 40:].min() < 255, "its end is not written"
-    assert captioned(picture, "a", room=True).width == 20
+    assert captioned(image, "a", room=True).width == 20
 
 
 def test_a_grid_has_room_for_every_image():
-    pictures = np.arange(5, dtype=np.uint8).reshape(5, 1, 1, 1).repeat(40, 1).repeat(40, 2) + 1
-    whole = grid(pictures)
+    images = np.arange(5, dtype=np.uint8).reshape(5, 1, 1, 1).repeat(40, 1).repeat(40, 2) + 1
+    whole = grid(images)
     assert whole.shape == (2 * 42 + GAP_PX, 3 * 42 + GAP_PX, 1)
     assert sorted(set(whole.flatten())) == [0, 1, 2, 3, 4, 5]
-    assert grid(pictures, columns=5).shape == (42 + GAP_PX, 5 * 42 + GAP_PX, 1)
+    assert grid(images, columns=5).shape == (42 + GAP_PX, 5 * 42 + GAP_PX, 1)

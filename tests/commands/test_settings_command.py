@@ -1,4 +1,4 @@
-"""What can be set is listed by the command itself: of a recipe, of a source, of every run and network."""
+"""`paceline settings` lists the settings of a recipe, of a source, and of every run and network."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Mine(Source):
 
 
 def rows(printed: str) -> dict[str, list[str]]:
-    """The lines of a listing that name something, by the name as it is set, as words."""
+    """Return the lines of a listing, split into words, by the name of their setting."""
     lines = [line.split() for line in printed.splitlines() if line.startswith("  ")]
     return {words[0].removeprefix("--").replace("-", "_"): words[1:] for words in lines}
 
 
 @pytest.mark.parametrize("recipe", names("recipe"))
-def test_every_setting_is_listed_with_the_value_that_a_run_would_have(
+def test_every_setting_is_listed_with_the_value_that_a_run_would_use(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["settings", recipe]) == 0
@@ -52,7 +52,7 @@ def test_values_are_those_of_the_recipe_and_its_preset(capsys: pytest.CaptureFix
     assert quick["num_blocks"][0] == "3" and quick["data"][0] == "pairs" and "low_root" not in quick
 
 
-def test_a_source_of_ones_own_is_listed_too(
+def test_a_user_source_is_listed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(SOURCE)
@@ -63,14 +63,14 @@ def test_a_source_of_ones_own_is_listed_too(
     assert " ".join(listed["plain"]) == "nothing said"
 
 
-def test_without_a_recipe_those_that_there_are_are_listed_with_the_sources(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_recipe_all_recipes_and_sources_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["settings"]) == 0
     listed = rows(capsys.readouterr().out)
     assert listed.keys() == {*names("recipe"), *names("source")}
     assert all(listed.values()), "something says nothing of itself"
 
 
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
         (["restoratoin"], "unknown recipe 'restoratoin'; did you mean 'restoration'?"),
         (["restoration", "--data", "pair"], "unknown source 'pair'; did you mean 'pairs'?"),

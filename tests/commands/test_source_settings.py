@@ -1,4 +1,4 @@
-"""A source has settings of its own: given, kept and checked like a run's, and refused where another source is used."""
+"""Source settings are given, saved and checked like a run's, and rejected for other sources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNFIT = "its Settings must be a frozen @dataclass that extends RunSettings"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a source of one's own, and a run on it whose noise was set."""
+    """A folder with a user source, and a run on it with its noise set."""
     folder = tmp_path_factory.mktemp("own")
     new("source", "shapes", folder)
     trained = run_fork(folder, *TRAIN, "--set", "noise=3")
@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def source_file(folder: Path, settings: str) -> str:
-    """A source whose class has these lines in it."""
+    """Write a source whose class contains these lines."""
     lines = ["from dataclasses import dataclass", "from paceline.data.source import ArraySource"]
     lines += ["from paceline.config.settings import RunSettings, setting", "class Own(ArraySource):"]
     file = folder / "own.py"
@@ -48,13 +48,13 @@ def source_file(folder: Path, settings: str) -> str:
     return str(file)
 
 
-def refused(*layers: tuple[str, dict[str, Any]]) -> str:
+def rejected(*layers: tuple[str, dict[str, Any]]) -> str:
     with pytest.raises(UserError) as caught:
         resolve("own", Recipe, layers, RegisteredSources())
     return str(caught.value)
 
 
-def test_a_setting_of_ones_own_source_is_kept_and_changes_the_data(place: Path) -> None:
+def test_a_setting_of_a_user_source_is_saved_and_changes_the_data(place: Path) -> None:
     kept = (place / "run" / "config.toml").read_text()
     assert "noise = 3.0" in kept and "degrade" not in kept and "panels" not in kept
     source_class = registry.load_class("source", str(place / "shapes.py"), Source)
@@ -62,7 +62,7 @@ def test_a_setting_of_ones_own_source_is_kept_and_changes_the_data(place: Path) 
     assert len(np.unique(still)) == 2 and len(np.unique(noisy)) > 20
 
 
-def test_the_same_command_goes_on_and_another_value_is_refused(place: Path) -> None:
+def test_the_same_command_resumes_and_another_value_is_rejected(place: Path) -> None:
     again = run_fork(place, *TRAIN, "--set", "noise=3", "--images", "128")
     assert again.wait() == 0 and "resuming from 64 images" in again.stdout, again.stderr
     other = run_fork(place, *TRAIN, "--set", "noise=4", "--images", "128")
@@ -71,18 +71,18 @@ def test_the_same_command_goes_on_and_another_value_is_refused(place: Path) -> N
     assert evaluated.wait() == 0 and "test of ./shapes.py" in evaluated.stdout, evaluated.stderr
 
 
-def test_a_wrong_value_of_it_ends_in_one_line(place: Path) -> None:
-    for said, line in (
+def test_a_wrong_value_of_a_source_setting_ends_in_one_line(place: Path) -> None:
+    for assignment, line in (
         ("noise=-1", "noise=-1: must be at least 0"),
         ("noise=much", "--set noise: 'much' is not a num"),
     ):
-        wrong = run_fork(place, *TRAIN, "--set", said)
+        wrong = run_fork(place, *TRAIN, "--set", assignment)
         assert wrong.wait() == 2 and wrong.stderr.startswith(f"paceline: {line}")
         assert wrong.stderr.count("\n") == 1
 
 
-def test_what_needs_no_data_needs_no_source_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place / "run")  # where ./shapes.py is not
+def test_commands_that_need_no_data_need_no_source_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place / "run")  # a folder without ./shapes.py
     assert config_of(".", own_source=False).run.data == "./shapes.py"
     assert config_of(".", [("flag", {"data": "digits"})]).run.data == "digits"
     with pytest.raises(UserError, match=r"shapes\.py': no such file"):
@@ -111,27 +111,27 @@ def test_what_needs_no_data_needs_no_source_file(place: Path, monkeypatch: pytes
         ([("--set", {"data": "photo"})], "unknown source 'photo'; did you mean 'photos'?"),
     ],
 )
-def test_a_setting_of_another_source_is_refused_with_its_name(layers: list[Any], line: str) -> None:
-    assert refused(*layers) == line
+def test_a_setting_of_another_source_is_rejected_with_that_source(layers: list[Any], line: str) -> None:
+    assert rejected(*layers) == line
 
 
-def test_what_a_recipe_says_of_one_source_is_unused_with_others(place: Path) -> None:
+def test_recipe_defaults_for_one_source_are_unused_with_others(place: Path) -> None:
     usual = configure("translation", {"preset": "pix2pix"}).run
     assert usual.panels == "image,target"  # type: ignore[attr-defined]
     other = configure("translation", {"preset": "pix2pix", "data": str(place / "shapes.py")}, assignments=["noise=1"])
     assert other.run.noise == 1 and other.run.crop == 256 and "panels" not in other.values()  # type: ignore[attr-defined]
-    assert refused(("recipe own", Inherited(degrade_nose=3))).startswith("recipe own: unknown setting 'degrade_nose'")
+    assert rejected(("recipe own", Inherited(degrade_nose=3))).startswith("recipe own: unknown setting 'degrade_nose'")
 
 
-def test_a_resumed_run_may_change_those_that_are_free() -> None:
-    said = {"data": "degraded", "test_root": "here", "degrade_seed": 1, "generator.lr": 0.1}
-    kept = resolve("own", Recipe, [("--set", said)], RegisteredSources()).values()
+def test_a_resumed_run_may_change_settings_that_are_mutable_on_resume() -> None:
+    given = {"data": "degraded", "test_root": "here", "degrade_seed": 1, "generator.lr": 0.1}
+    kept = resolve("own", Recipe, [("--set", given)], RegisteredSources()).values()
     layers = [("--set", {"data": "degraded", "test_root": "there", "degrade_seed": 2})]
     now = resolve("own", Recipe, layers, RegisteredSources())
     assert changed_settings(kept, now) == ["degrade_seed: 1 → 2", "generator.lr: 0.1 → None"]
 
 
-def test_the_last_that_names_the_data_decides_whose_settings_there_are() -> None:
+def test_the_last_data_argument_decides_which_source_settings_exist() -> None:
     layers = [("recipe", {"data": "digits"}), ("file", {"degrade_blur": 2}), ("flag", {"data": "degraded"})]
     assert resolve("own", Recipe, layers, RegisteredSources()).run.degrade_blur == 2  # type: ignore[attr-defined]
 
@@ -154,11 +154,11 @@ def test_the_last_that_names_the_data_decides_whose_settings_there_are() -> None
         ),
     ],
 )
-def test_settings_that_cannot_be_used_are_named(lines: str, line: str, tmp_path: Path) -> None:
-    assert re.search(line, refused(("flag", {"data": source_file(tmp_path, lines)})))
+def test_invalid_source_settings_are_reported(lines: str, line: str, tmp_path: Path) -> None:
+    assert re.search(line, rejected(("flag", {"data": source_file(tmp_path, lines)})))
 
 
-def test_a_source_may_know_a_better_default_and_plain_fields(tmp_path: Path) -> None:
+def test_a_source_may_change_defaults_and_use_plain_fields(tmp_path: Path) -> None:
     lines = (
         "@dataclass(frozen=True)\nclass Settings(RunSettings):\n    size: int = setting(24, 'side')\n    plain: int = 5"
     )
@@ -167,10 +167,10 @@ def test_a_source_may_know_a_better_default_and_plain_fields(tmp_path: Path) -> 
     assert (run_settings.size, run_settings.plain) == (24, 6)  # type: ignore[attr-defined]
 
 
-def test_photographs_are_degraded_as_the_settings_say(tmp_path: Path) -> None:
+def test_photos_are_degraded_as_configured(tmp_path: Path) -> None:
     for number in range(10):
-        picture = np.full((20, 24, 3), 20 * number, dtype=np.uint8)
-        Image.fromarray(picture).save(tmp_path / f"{number}.png")
+        image = np.full((20, 24, 3), 20 * number, dtype=np.uint8)
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
     words = ("--data", "degraded", "--data-root", ".", "--crop", "16", "--images", "8", "--batch-size", "8")
     words += ("--set", "width=2", "--set", "depth=1", "--set", "degrade_noise=10", "--accelerator", "cpu")
     trained = run_fork(tmp_path, "train", "restoration", *words, "--out", "run")
@@ -182,13 +182,13 @@ def test_photographs_are_degraded_as_the_settings_say(tmp_path: Path) -> None:
     assert "--set degrade_noise belongs to source 'degraded'; --data is 'photos'" in packed.stderr
 
 
-def test_folders_of_photographs_are_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_photo_folders_are_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--help"]) == 0
     shown = capsys.readouterr().out
     assert all(flag in shown for flag in ("--low-root", "--test-root", "--test-low-root"))
 
 
-def test_the_source_of_the_guide_takes_its_setting(tmp_path: Path) -> None:
+def test_the_source_in_the_guide_accepts_its_setting(tmp_path: Path) -> None:
     section = GUIDE.read_text().partition("## Your own source")[2]
     (tmp_path / "my_source.py").write_text(section.partition("```python\n")[2].partition("```")[0])
     for split, count in (("train", 40), ("test", 8)):

@@ -1,4 +1,4 @@
-"""Image translation as a user runs it: rows in a folder, training, strips, numbers."""
+"""Image translation as a user runs it: rows in a folder, training, strips, metrics."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from running import run_fork
 
 from paceline.cli.app import run
 
-SIDE = 40  # neither a multiple of the crop nor of what a U-Net of five levels can halve
+SIDE = 40  # a multiple neither of the crop nor of 32, as a U-Net of five levels needs
 TINY = "generator=resnet_6,segmentation_generator=unet_32,ngf=1,ndf=1,d_layers=1,dropout=0"
 
 
 def write_row(file: Path, seed: int) -> None:
-    """An input, a stain that is its negative, and a mask of its bright half."""
-    picture = np.random.default_rng(seed).integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)
-    mask = np.zeros_like(picture)
+    """Save an input, a stain that is its negative, and a mask of its bright half."""
+    image = np.random.default_rng(seed).integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)
+    mask = np.zeros_like(image)
     mask[:, : SIDE // 2] = 255
     file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.concatenate([picture, 255 - picture, mask], axis=1)).save(file)
+    Image.fromarray(np.concatenate([image, 255 - image, mask], axis=1)).save(file)
 
 
 def settings() -> list[str]:
@@ -48,7 +48,7 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def test_training_evaluates_every_panel_and_keeps_strips():
+def test_training_evaluates_every_panel_and_saves_strips():
     rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     evaluated = [row for row in rows if "validation/psnr" in row]
     assert [row["images"] for row in evaluated] == [2, 4]
@@ -56,16 +56,16 @@ def test_training_evaluates_every_panel_and_keeps_strips():
     names = sorted(path.name for path in Path("run/samples").iterdir())
     assert names == [f"samples-{images:012}.png" for images in (0, 2, 4)]
     with Image.open(Path("run/samples", names[-1])) as strip:
-        assert strip.width >= 5 * SIDE  # the input, two made panels and two real ones
+        assert strip.width >= 5 * SIDE  # the input, two generated panels and two real ones
 
 
 def test_a_run_is_evaluated_on_whole_rows(capsys):
     assert run(["evaluate", "run", "--accelerator", "cpu"]) == 0
-    said = capsys.readouterr().out
-    assert "stain_psnr" in said and "dice" in said
+    printed = capsys.readouterr().out
+    assert "stain_psnr" in printed and "dice" in printed
 
 
-def test_a_folder_of_rows_that_was_named_is_measured_whole(capsys):
+def test_a_given_folder_of_rows_is_evaluated_as_a_whole(capsys):
     for number in range(5):
         write_row(Path("others", f"{number}.png"), number)
     assert run(["evaluate", "run", "--accelerator", "cpu", "--data-root", "others"]) == 0
@@ -80,6 +80,6 @@ def test_a_row_that_does_not_fit_ends_in_one_line(capsys):
         assert run([*command, *settings()]) == 2
     finally:
         Path("rows/train/odd.png").unlink()
-    said = capsys.readouterr().err.strip()
-    assert "odd.png: 122×40 pixels are not 3 panels of one width" in said and len(said.splitlines()) == 1
+    printed = capsys.readouterr().err.strip()
+    assert "odd.png: 122×40 pixels are not 3 panels of one width" in printed and len(printed.splitlines()) == 1
     assert not Path("other").exists()

@@ -1,4 +1,4 @@
-"""A trained model is used: from Python, on files, as ONNX; and what it says is what was measured and shown."""
+"""A trained model gives the measured results from Python, on files and as ONNX."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CLASSES = ("nought", "one", "three", "two")  # as folders are sorted
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier of files in named folders, a generator, and weights that restore."""
+    """A classifier of files in named folders, a generator, and weights for restoration."""
     folder = tmp_path_factory.mktemp("trained")
     digits = load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images[:400], digits.target[:400], strict=True)):
@@ -41,8 +41,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             name = ("nought", "one", "two", "three")[label]
             place = folder / "digits" / ("test" if number % 3 == 0 else "train") / name
             place.mkdir(parents=True, exist_ok=True)
-            picture = Image.fromarray((pixels * 15.9).astype(np.uint8)).resize((24, 24), Image.Resampling.NEAREST)
-            picture.crop((0, 0, 24, 26)).save(place / f"{number}.png")  # not square
+            image = Image.fromarray((pixels * 15.9).astype(np.uint8)).resize((24, 24), Image.Resampling.NEAREST)
+            image.crop((0, 0, 24, 26)).save(place / f"{number}.png")  # not square
     words = ["train", "classification", "--data", "folder", "--data-root", "digits", "--set", "size=12"]
     words += ["--set", "width=4", "--set", "ema_half_life=64 images", "--images", "1024", "--batch-size", "32"]
     words += ["--set", "channels=1", "--set", "pad_crop=0", "--accelerator", "cpu", "--out"]
@@ -59,15 +59,15 @@ def inside(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pixels(path: str | Path) -> np.ndarray:
-    with Image.open(path) as picture:
-        return np.asarray(picture)
+    with Image.open(path) as image:
+        return np.asarray(image)
 
 
 def predict(*words: str) -> int:
     return run(["predict", *words, "--accelerator", "cpu"])
 
 
-def test_classes_of_other_names_are_refused_rather_than_counted_as_those_of_their_numbers(tmp_path, capsys):
+def test_classes_with_other_names_are_rejected_instead_of_matched_by_index(tmp_path, capsys):
     shutil.copytree("digits", tmp_path / "digits")
     words = ["evaluate", "classifier", "--accelerator", "cpu", "--data-root", str(tmp_path / "digits")]
     assert run(words) == 0
@@ -75,12 +75,14 @@ def test_classes_of_other_names_are_refused_rather_than_counted_as_those_of_thei
         (tmp_path / "digits" / split / "nought").rename(tmp_path / "digits" / split / "zero")
     capsys.readouterr()
     assert run(words) == 2
-    told = "--data folder: class 0 of its test split is 'one', and classifier was trained with 'nought'; use data with"
+    expected = (
+        "--data folder: class 0 of its test split is 'one', and classifier was trained with 'nought'; use data with"
+    )
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert expected in error and error.count("\n") == 1
 
 
-def test_the_classes_of_files_have_the_accuracy_that_evaluate_measures(capsys):
+def test_predictions_for_files_have_the_accuracy_that_evaluate_measures(capsys):
     assert run(["evaluate", "classifier", "--accelerator", "cpu"]) == 0
     measured = re.search(r"top1 +([\d.]+)\n.*\n +count +(\d+)", capsys.readouterr().out)
     assert measured and 30 < float(measured[1]) < 100, "neither by chance nor all, so that it can differ"
@@ -91,19 +93,19 @@ def test_the_classes_of_files_have_the_accuracy_that_evaluate_measures(capsys):
     assert 100 * sum(right) / len(right) == pytest.approx(float(measured[1]), abs=1e-5)
 
 
-def test_a_loaded_classifier_takes_images_and_tensors_and_leaves_the_program_as_it_was():
+def test_a_loaded_classifier_takes_images_and_tensors_and_changes_no_global_state():
     torch.set_float32_matmul_precision("medium")
     model = paceline.load(Path("classifier"), device="cpu")
     assert model.classes == CLASSES and (model.spec.channels, model.spec.height) == (1, 12)
     files = sorted(Path("digits/test").rglob("*.png"))[::7]
-    opened = [Image.open(file).convert("RGBA") for file in files]  # transparent nowhere, so of the same greys
+    opened = [Image.open(file).convert("RGBA") for file in files]  # fully opaque, so the same grey values
     assert opened[0].width != opened[0].height
-    as_source = [picture.convert("L").resize((12, 12), Image.Resampling.BICUBIC, (0, 1, 24, 25)) for picture in opened]
+    as_source = [image.convert("L").resize((12, 12), Image.Resampling.BICUBIC, (0, 1, 24, 25)) for image in opened]
     tensor = torch.from_numpy(np.stack([np.asarray(one) for one in as_source]))[:, None]
     found = model.predict(opened)
     assert found.shape == (len(files), 4) and torch.allclose(found.sum(1), torch.ones(len(files)).double())
     assert torch.equal(found, model.predict(tensor)) and torch.equal(found, model.predict(tensor.numpy()))
-    assert torch.equal(model.predict(opened[0]), model.predict(opened[:1])), "one picture is a list of one"
+    assert torch.equal(model.predict(opened[0]), model.predict(opened[:1])), "one image is a list of one"
     assert torch.equal(model.predict(tensor.numpy()[::-1]), model.predict(tensor.flip(0)))
     assert model.predict([]).shape == (0, 4)
     assert not any(network.training for network in model.networks.values())
@@ -111,7 +113,7 @@ def test_a_loaded_classifier_takes_images_and_tensors_and_leaves_the_program_as_
     torch.set_float32_matmul_precision("highest")
 
 
-def test_a_loaded_classifier_has_the_ema_that_was_evaluated():
+def test_a_loaded_classifier_uses_the_evaluated_ema():
     weights = paceline.load("classifier", checkpoint=1024).networks["classifier"].state_dict()
     path = next(Path("classifier/checkpoints").glob("*1024/weights.safetensors"))
     kept = importlib.import_module("safetensors.torch").load_file(path)
@@ -122,7 +124,7 @@ def test_a_loaded_classifier_has_the_ema_that_was_evaluated():
 
 
 @pytest.mark.parametrize(
-    ("pictures", "line"),
+    ("images", "line"),
     [
         (torch.zeros(2, 1, 12, 12), "expected images as uint8 [n, 1, 12, 12], not torch.float32 [2, 1, 12, 12]"),
         (torch.zeros(2, 3, 12, 12, dtype=torch.uint8), "not torch.uint8 [2, 3, 12, 12]"),
@@ -135,34 +137,34 @@ def test_a_loaded_classifier_has_the_ema_that_was_evaluated():
         (7, "not int"),
     ],
 )
-def test_images_that_a_classifier_cannot_take_are_named(pictures, line):
+def test_images_that_a_classifier_cannot_take_are_reported(images, line):
     with pytest.raises(UserError) as raised:
-        paceline.load("classifier", device="cpu").predict(pictures)
+        paceline.load("classifier", device="cpu").predict(images)
     assert line in str(raised.value)
 
 
-def test_a_file_that_cannot_be_used_is_named_and_the_others_are_told(tmp_path, capsys):
+def test_an_unusable_file_is_reported_and_the_others_are_predicted(tmp_path, capsys):
     good = next(Path("digits/test/one").iterdir())
     Image.open(good).save(tmp_path / "good.png")
     (tmp_path / "broken.png").write_bytes(b"no picture")
     (tmp_path / "notes.txt").write_text("left alone")
     table = tmp_path / "made" / "table.csv"
     assert predict("classifier", str(tmp_path), "nowhere.png", "--top", "9", "--out", str(table)) == 1
-    said = capsys.readouterr()
-    assert f"not used: {tmp_path}/broken.png: not an image of a known format" in said.err
-    assert "not used: nowhere.png: no such image or folder" in said.err
-    assert "1 of 3 images were processed, 2 could not be used" in said.err
-    told = next(line for line in said.out.splitlines() if line.startswith(f"{tmp_path}/good.png: "))
-    assert len(re.findall(r"\w+ \(\d+\.\d%\)", told)) == 4, "all classes, where there are fewer than asked for"
+    printed = capsys.readouterr()
+    assert f"not used: {tmp_path}/broken.png: not an image of a known format" in printed.err
+    assert "not used: nowhere.png: no such image or folder" in printed.err
+    assert "1 of 3 images were processed, 2 could not be used" in printed.err
+    prediction = next(line for line in printed.out.splitlines() if line.startswith(f"{tmp_path}/good.png: "))
+    assert len(re.findall(r"\w+ \(\d+\.\d%\)", prediction)) == 4, "all classes, where there are fewer than asked for"
     (row,) = csv.DictReader(table.open())
     probabilities = [float(row[f"probability_{n}"]) for n in range(1, 5)]
     assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) == pytest.approx(1)
     assert sorted(row[f"class_{n}"] for n in range(1, 5)) == list(CLASSES)
-    assert f"{row['class_1']} ({probabilities[0]:.1%})" in told
+    assert f"{row['class_1']} ({probabilities[0]:.1%})" in prediction
     assert sorted(path.name for path in table.parent.iterdir()) == ["table.csv"]
 
 
-def test_results_that_are_there_are_replaced_only_if_asked(capsys):
+def test_existing_results_are_replaced_only_if_asked(capsys):
     Path("there.csv").write_text("mine")
     assert predict("classifier", "digits/test/one", "--out", "there.csv") == 2
     assert "--out there.csv: the file exists; --overwrite replaces it" in capsys.readouterr().err
@@ -183,10 +185,10 @@ def test_results_that_are_there_are_replaced_only_if_asked(capsys):
         (["--checkpoint", "7"], "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )
-def test_wrong_options_of_predict_are_named(words, line, capsys):
+def test_wrong_options_of_predict_are_reported(words, line, capsys):
     assert predict("classifier", "digits/test", *words) == 2
-    told = capsys.readouterr().err
-    assert line in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -198,15 +200,15 @@ def test_wrong_options_of_predict_are_named(words, line, capsys):
         ("apply", "classifier", "predict"),
     ],
 )
-def test_a_command_that_is_not_for_a_recipe_names_the_one_that_is(command, of, other, tmp_path, capsys):
+def test_a_command_that_does_not_support_a_recipe_names_the_one_that_does(command, of, other, tmp_path, capsys):
     assert run([command, of, "digits/test", "--out", str(tmp_path / "x.csv")]) == 2
-    told = capsys.readouterr().err
-    assert f"which `{command}` does not do: use `{other}`" in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert f"which `{command}` does not do: use `{other}`" in printed and len(printed.splitlines()) == 1
     with pytest.raises(UserError, match=f"`{command}` does not do: use `{other}`"):
         getattr(paceline.load(of, device="cpu"), command)(None)
 
 
-def test_a_loaded_generator_draws_what_sample_shows():
+def test_a_loaded_generator_generates_what_sample_shows():
     assert run(["sample", "generator", "--accelerator", "cpu", "--grid", "3x5", "--out", "grid.png"]) == 0
     model = paceline.load("generator", device="cpu")
     made = model.sample(15)
@@ -217,13 +219,13 @@ def test_a_loaded_generator_draws_what_sample_shows():
     assert list(model.networks) == ["generator", "discriminator"] and not model.networks["generator"].training
 
 
-def test_a_loaded_restorer_makes_what_apply_writes(tmp_path):
+def test_a_loaded_restorer_returns_what_apply_writes(tmp_path):
     photo = data.astronaut()[100:141, 180:233]
     for name, one in (("colour", photo), ("grey", photo[..., 0])):
         Image.fromarray(one).save(tmp_path / f"{name}.png")
     words = ["apply", "restorer.safetensors", str(tmp_path), "--accelerator", "cpu", "--out", str(tmp_path / "made")]
     assert run(words) == 0
-    torch.use_deterministic_algorithms(False)  # which the command needs, and a program may not
+    torch.use_deterministic_algorithms(False)  # which the command needs and a program may lack
     model = paceline.load("restorer.safetensors", device="cpu")
     for name in ("colour", "grey"):
         made = model.apply(Image.open(tmp_path / f"{name}.png"))
@@ -231,12 +233,12 @@ def test_a_loaded_restorer_makes_what_apply_writes(tmp_path):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_loaded_restorer_names_what_is_no_image():
+def test_a_loaded_restorer_rejects_what_is_not_an_image():
     with pytest.raises(UserError, match=r"expected a Pillow image, not str; Image.open\(FILE\) opens a file"):
         paceline.load("restorer.safetensors", device="cpu").apply("one.png")
 
 
-def test_a_device_that_is_not_there_is_named():
+def test_an_unavailable_device_is_reported():
     with pytest.raises(UserError, match="device='gpu': expected 'cpu', 'cuda' or one of several GPUs"):
         paceline.load("classifier", device="gpu")
     wrong = "cuda:99" if torch.cuda.is_available() else "cuda"
@@ -244,11 +246,11 @@ def test_a_device_that_is_not_there_is_named():
         paceline.load("classifier", device=wrong)
 
 
-def test_a_recipe_that_nothing_can_use_is_refused_by_name(tmp_path, capsys):
+def test_a_recipe_that_no_command_supports_is_rejected_by_name(tmp_path, capsys):
     (tmp_path / "mute.py").write_text(
         "from torch import nn\nfrom paceline.contracts.recipe import Loss, Phase, Recipe\n\n\nclass Mute(Recipe):\n"
         "    defaults = {'data': 'digits', 'size': 8}\n    phases = (Phase('net', 'net'),)\n\n"
-        "    def __init__(self, settings, facts):\n        super().__init__(settings, facts)\n"
+        "    def __init__(self, settings, spec):\n        super().__init__(settings, spec)\n"
         "        self.net = nn.Conv2d(1, 1, 1)\n\n"
         "    def net_loss(self, batch):\n        return Loss({'size': self.net(batch['image']).square().mean()})\n"
     )
@@ -267,22 +269,22 @@ def can_export(test):
 
 
 @can_export
-def test_an_exported_classifier_takes_images_as_they_are_and_knows_its_classes(tmp_path, capsys):
+def test_an_exported_classifier_takes_raw_images_and_knows_its_classes(tmp_path, capsys):
     import onnxruntime
 
     file = str(tmp_path / "model.onnx")
     assert run(["export", "classifier", "--out", file]) == 0
-    said = capsys.readouterr().out
-    assert "input `images` uint8 [n, 1, 12, 12] in 0…255; output probabilities [n, 4]" in said
+    printed = capsys.readouterr().out
+    assert "input `images` uint8 [n, 1, 12, 12] in 0…255; output probabilities [n, 4]" in printed
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    pictures = torch.randint(256, (5, 1, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    (made,) = session.run(["probabilities"], {"images": pictures.numpy()})
-    assert np.abs(made - paceline.load("classifier", device="cpu").predict(pictures).numpy()).max() < 1e-5
+    images = torch.randint(256, (5, 1, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    (made,) = session.run(["probabilities"], {"images": images.numpy()})
+    assert np.abs(made - paceline.load("classifier", device="cpu").predict(images).numpy()).max() < 1e-5
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(CLASSES)
 
 
 @can_export
-def test_an_exported_generator_takes_the_noise_that_images_are_made_of_alone(tmp_path, capsys):
+def test_an_exported_generator_takes_noise_as_its_only_input(tmp_path, capsys):
     import onnxruntime
 
     file = str(tmp_path / "model.onnx")
@@ -298,7 +300,7 @@ def test_an_exported_generator_takes_the_noise_that_images_are_made_of_alone(tmp
 
 
 def write_weights_of(recipe: str, spec: DataSpec, *settings: str, spoilt: bool = False) -> str:
-    """A weights file of a recipe that was never trained."""
+    """Write a weights file of an untrained recipe."""
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
     weights = build(config, spec).state_dict()
     if spoilt:
@@ -309,7 +311,7 @@ def write_weights_of(recipe: str, spec: DataSpec, *settings: str, spoilt: bool =
 
 @can_export
 @pytest.mark.parametrize("size", [0, 20])
-def test_a_classifier_that_learned_from_windows_is_exported_for_the_images_that_are_evaluated(size, tmp_path, capsys):
+def test_a_classifier_trained_on_crops_is_exported_for_evaluation_images(size, tmp_path, capsys):
     import onnxruntime
 
     trained = str(tmp_path / "run")
@@ -324,9 +326,9 @@ def test_a_classifier_that_learned_from_windows_is_exported_for_the_images_that_
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     model = paceline.load(trained, device="cpu")
     for px in [(20, 20)] if size else [(20, 33), (64, 8)]:
-        pictures = np.random.default_rng(0).integers(0, 256, (3, 1, *px), np.uint8)
-        (made,) = session.run(None, {"images": pictures})
-        assert np.abs(made - model.predict(pictures).numpy()).max() < 1e-5
+        images = np.random.default_rng(0).integers(0, 256, (3, 1, *px), np.uint8)
+        (made,) = session.run(None, {"images": images})
+        assert np.abs(made - model.predict(images).numpy()).max() < 1e-5
     if size:
         with pytest.raises(UserError, match=r"expected images as uint8 \[n, 1, 20, 20\], not uint8 \[1, 1, 8, 8\]"):
             model.predict(np.zeros((1, 1, 8, 8), np.uint8))
@@ -349,8 +351,8 @@ class Dice(Recipe):
     evaluator = "accuracy"
     phases = (Phase("net", "net"),)
 
-    def __init__(self, settings, facts):
-        super().__init__(settings, facts)
+    def __init__(self, settings, spec):
+        super().__init__(settings, spec)
         self.net = nn.Linear(64, 3)
         self.draws = {"spare": Draw((), "uniform"), "dice": Draw((3,), "normal")}
 
@@ -363,26 +365,26 @@ class Dice(Recipe):
 
 
 @can_export
-def test_a_classifier_that_reads_draws_is_not_exported_and_the_draw_is_named(tmp_path, capsys):
+def test_a_classifier_that_reads_draws_is_not_exported_and_the_draw_is_reported(tmp_path, capsys):
     (tmp_path / "dice.py").write_text(DICE)
     weights = write_weights_of(str(tmp_path / "dice.py"), DataSpec(1, 8, 8, num_classes=3), "data=digits", "size=8")
     assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
-    told = capsys.readouterr().err
-    assert "predict() of Dice reads the draw 'dice', and" in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert "predict() of Dice reads the draw 'dice', and" in printed and len(printed.splitlines()) == 1
 
 
 @can_export
-def test_a_classifier_of_one_size_that_learned_from_windows_is_refused_with_what_to_do(tmp_path, capsys):
+def test_a_fixed_size_classifier_trained_on_crops_is_rejected_with_a_fix(tmp_path, capsys):
     (tmp_path / "flat.py").write_text(DICE.replace(' + batch["dice"]', ""))
-    pictures, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 3
-    np.savez(tmp_path / "few.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+    images, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 3
+    np.savez(tmp_path / "few.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     words = ["train", str(tmp_path / "flat.py"), "--data", "npz", "--data-root", "few.npz", "--crop", "8"]
     words += ["--images", "32", "--batch-size", "32", "--accelerator", "cpu"]
     training = run_fork(tmp_path, *words, "--out", "run")
     assert training.wait() == 0, training.stderr
     assert run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.onnx")]) == 2
-    told = capsys.readouterr().err
-    assert "predict() of Dice cannot take whole images of 160×128 pixels" in told and len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert "predict() of Dice cannot take whole images of 160×128 pixels" in printed and len(printed.splitlines()) == 1
 
 
 @can_export
@@ -391,12 +393,12 @@ def test_a_classifier_of_one_size_that_learned_from_windows_is_refused_with_what
     [
         ('batch.get("noise")', ["noise"]),
         ('batch.pop("noise")', ["noise"]),
-        ('{**batch}["noise"]', ["noise", "coin"]),  # nobody knows what is read of a copy
+        ('{**batch}["noise"]', ["noise", "coin"]),  # reads of a copy cannot be traced
         ('(batch | {})["noise"]', ["noise", "coin"]),
         ('dict(batch.items())["noise"]', ["noise", "coin"]),
     ],
 )
-def test_however_a_generator_reads_its_noise_it_is_an_input(reading, names, tmp_path, capsys):
+def test_noise_is_an_input_however_the_generator_reads_it(reading, names, tmp_path, capsys):
     import onnxruntime
 
     text = Path(TINY_GAN).read_text()

@@ -1,4 +1,4 @@
-"""Settings have bounds, which are checked wherever a setting is given, and whole numbers keep their digits."""
+"""Bounds are checked wherever a setting is given, and integers keep their digits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.runs.config import resolve_config
 @dataclass(frozen=True)
 class OwnSettings:
     share: float = setting(0.5, "a share", above=0, at_most=1)
-    plain: int = 3  # a field of someone who does not know `setting`
+    plain: int = 3  # a plain field, without `setting`
 
 
 class OwnRecipe(Recipe):
@@ -44,13 +44,13 @@ def resolved(**settings: Any) -> Any:
         ({"lr": -0.1, "generator.lr": 0.1}, "--lr -0.1: must be at least 0"),
     ],
 )
-def test_a_value_out_of_bounds_is_named_with_them(given: dict[str, Any], line: str) -> None:
+def test_a_value_out_of_bounds_is_reported_with_the_bounds(given: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError) as caught:
         resolved(**given)
     assert str(caught.value) == line
 
 
-def test_the_bounds_themselves_are_taken() -> None:
+def test_the_bounds_themselves_are_accepted() -> None:
     config = resolved(share=1, plain=-5, seed=2**63 - 1, clip=0, generator={"momentum": 0})
     assert (config.recipe.share, config.recipe.plain, config.run.seed) == (1, -5, 2**63 - 1)
 
@@ -62,25 +62,25 @@ def test_all_defaults_and_presets_are_within_bounds(recipe: str) -> None:
         resolve_config(recipe, [("recipe", recipe_class.defaults), ("preset", layer)])
 
 
-def test_every_number_has_bounds_or_is_checked_by_whoever_uses_it() -> None:
+def test_every_number_has_bounds_or_is_checked_where_it_is_used() -> None:
     unbounded = {
         f.name
         for group in (RunSettings, LearnerSettings)
         for f in dataclasses.fields(group)
         if f.type in ("int", "float") and not f.metadata["bounds"]
     }
-    assert unbounded == {"size", "channels"}  # the sources say what they can do
+    assert unbounded == {"size", "channels"}  # sources declare their own limits
     assert set(RunSettings.__dataclass_fields__["seed"].metadata["bounds"]) <= set(BOUNDS)
 
 
 @pytest.mark.parametrize(
     ("text", "number"), [("9007199254740993", 2**53 + 1), ("5e4", 50_000), ("3.0", 3), (True, 1), (7.0, 7), (-0.0, 0)]
 )
-def test_whole_numbers_keep_every_digit(text: Any, number: int) -> None:
+def test_integers_keep_every_digit(text: Any, number: int) -> None:
     assert resolved(plain=text).recipe.plain == number
 
 
 @pytest.mark.parametrize("text", ["3.5", "many", "", "inf", "nan", 2.5, None])
-def test_other_numbers_are_not_taken_for_whole_ones(text: Any) -> None:
+def test_other_numbers_are_not_accepted_as_integers(text: Any) -> None:
     with pytest.raises(UserError, match="is not a whole number"):
         resolved(plain=text)

@@ -1,4 +1,4 @@
-"""Credentials are hidden, or refused, before anything is written or shown; other text stays as it is."""
+"""Credentials are hidden or rejected before anything is written or shown; other text is unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_credentials_are_hidden(text: str, shown: str) -> None:
         "http://host/a@b",
     ],
 )
-def test_other_text_stays(text: str) -> None:
+def test_other_text_is_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
@@ -50,11 +50,11 @@ def test_other_text_stays(text: str) -> None:
     [("AWS_SECRET_ACCESS_KEY", True), ("HF_TOKEN", True), ("DB_PASSWORD", True), ("OMP_NUM_THREADS", False),
      ("TOKENIZERS_PARALLELISM", False), ("SSH_AUTH_SOCK", False)],
 )  # fmt: skip
-def test_names_of_credentials_are_known(name: str, private: bool) -> None:
+def test_names_of_credentials_are_recognised(name: str, private: bool) -> None:
     assert is_private_name(name) is private
 
 
-def test_a_setting_with_a_credential_is_refused_and_not_written(
+def test_a_setting_with_a_credential_is_rejected_and_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

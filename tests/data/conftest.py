@@ -19,7 +19,7 @@ MakeData = Callable[..., RunSettings]
 
 @pytest.fixture
 def make_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeData:
-    """Writes a few samples as a named source expects them, and gives settings that point there."""
+    """Write a few samples as a named source expects them, and return settings that point there."""
 
     def make(name: str, **asked: int) -> RunSettings:
         root = tmp_path / name

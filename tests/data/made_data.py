@@ -19,7 +19,7 @@ from paceline.data.tickets import Tickets
 
 
 def raw_batches(loader: Loader, requests: Iterable[Tickets]) -> Iterator[Batch]:
-    """The batch of each request as the loader gives it, before the transforms."""
+    """Return the batch of each request as the loader yields it, before the transforms."""
     return map(loader.finish, loader.fetch(requests))
 
 
@@ -59,7 +59,7 @@ def write_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_photos(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one size, so that whole ones can share a batch; other tests mix sizes."""
+    """Save images of one size, so that whole ones can share a batch; other tests mix sizes."""
     for split, count in (("train", 4), ("test", 2)):
         (root / split).mkdir()
         for number, image in enumerate(random_images(count, 14, 20, 3)):
@@ -75,7 +75,7 @@ def write_pairs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_panels(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of two panels."""
+    """Save rows of two panels."""
     for split, count in (("train", 4), ("test", 2)):
         (root / split).mkdir()
         for number, row in enumerate(random_images(count, 14, 28, 3)):
@@ -133,7 +133,7 @@ def mnist_files() -> dict[str, bytes]:
 
 
 def zip_files(folder: Path, files: dict[str, bytes]) -> list[tuple[str, str]]:
-    """Writes each file compressed, and gives the names with their checksums."""
+    """Write each file compressed, and return the names with their checksums."""
     resources = []
     for name, content in files.items():
         file = folder / f"{name}.gz"
@@ -149,7 +149,7 @@ def write_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = dict(torchvision.datasets.SVHN.split_list)
     for split, count in (("train", 12), ("test", 6)):
         url, file, _ = known[split]
-        labels = np.arange(1, count + 1)[:, None] % 10 + 1  # the set calls the digit 0 ten
+        labels = np.arange(1, count + 1)[:, None] % 10 + 1  # SVHN labels the digit 0 as 10
         scipy.io.savemat(root / file, {"X": random_images(32, 32, 3, count), "y": labels})
         known[split] = [url, file, md5(root / file)]
     monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", known)

@@ -1,4 +1,4 @@
-"""Sources that lie in memory: digits and your own arrays."""
+"""Sources held in memory: digits and the user's arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.data.sources.digits import Digits
 from paceline.data.sources.npz import Npz
 
 
-def test_digits_have_a_fixed_split_of_four_to_one() -> None:
+def test_digits_have_a_fixed_four_to_one_split() -> None:
     training, test = Digits("train", RunSettings(size=8)), Digits("test", RunSettings(size=8))
     assert (len(training), len(test)) == (1438, 359)
     every = np.concatenate([training.arrays["image"], test.arrays["image"]])
@@ -73,13 +73,13 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
         ({"y_train": np.array([{}] * 6)}, "y_train cannot be read"),
     ],
 )
-def test_npz_names_the_file_and_the_key_that_is_wrong(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_npz_reports_the_file_and_the_wrong_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"own.npz: {message}") as raised:
         Npz("train", npz(tmp_path, **changes))
     assert "\n" not in str(raised.value)
 
 
-def test_npz_refuses_what_is_not_an_archive(tmp_path: Path) -> None:
+def test_npz_rejects_what_is_not_an_archive(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--data-root .*absent\.npz: no such file"):
         Npz("train", RunSettings(data_root=str(tmp_path / "absent.npz")))
     (tmp_path / "text.npz").write_text("not an archive")
@@ -89,7 +89,7 @@ def test_npz_refuses_what_is_not_an_archive(tmp_path: Path) -> None:
             Npz("train", RunSettings(data_root=str(tmp_path / name)))
 
 
-def test_npz_refuses_a_damaged_archive(tmp_path: Path) -> None:
+def test_npz_rejects_a_damaged_archive(tmp_path: Path) -> None:
     file = Path(npz(tmp_path, x_train=np.arange(120, dtype=np.uint8).reshape(6, 5, 4)).data_root)
     content = bytearray(file.read_bytes())
     content[content.index(bytes(range(20, 40)))] ^= 0xFF

@@ -1,4 +1,4 @@
-"""The DALI loader: the batches of `workers` from image files, and one line about all that it cannot serve."""
+"""The DALI loader: the batches of `workers` from image files, and one line for anything unsupported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DECODERS_DIFFER_BY = 2  # grey levels, where two builds of libjpeg round differe
 def has_dali() -> bool:
     try:
         return importlib.util.find_spec("nvidia.dali") is not None
-    except ModuleNotFoundError:  # not even its namespace
+    except ModuleNotFoundError:  # not even as a namespace package
         return False
 
 
@@ -58,7 +58,7 @@ def save(file: Path, height: int, width: int, **options: object) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of each kind, with images of mixed sizes; one photograph lies on its side."""
+    """A folder of each kind, with images of mixed sizes; one photo is rotated by EXIF."""
     root = tmp_path_factory.mktemp("files")
     sideways = Image.Exif()
     sideways[0x0112] = 6
@@ -99,7 +99,7 @@ def take(loader: Loader, count: int = 6) -> list[Batch]:
 
 @needs_dali
 @pytest.mark.parametrize("kind", ["png", "png with low", "pairs", "folder", "part of png", "jpeg"])
-def test_windows_and_labels_are_those_of_workers(kind: str, data: Path) -> None:
+def test_dali_gives_the_windows_and_labels_of_workers(kind: str, data: Path) -> None:
     source, allowed = open_source(data, kind), DECODERS_DIFFER_BY if kind == "jpeg" else 0
     settings = RunSettings(workers=2)
     found, expected = take(Dali(source, CPU, settings, CROP)), take(Workers(source, CPU, RunSettings(workers=0), CROP))
@@ -112,7 +112,7 @@ def test_windows_and_labels_are_those_of_workers(kind: str, data: Path) -> None:
 
 @needs_dali
 @pytest.mark.parametrize("kind", ["png", "png with low", "pairs", "folder"])
-def test_evaluation_gives_every_whole_image_once_and_the_last_batch_short(kind: str, data: Path) -> None:
+def test_evaluation_yields_every_whole_image_once_and_a_short_last_batch(kind: str, data: Path) -> None:
     source = open_source(data, kind, "test")
     for rank in range(2):
         loaders = (loader(source, CPU, RunSettings(workers=0)) for loader in (Dali, Workers))
@@ -124,7 +124,7 @@ def test_evaluation_gives_every_whole_image_once_and_the_last_batch_short(kind: 
 
 
 @needs_dali
-def test_requests_of_a_length_that_varies_by_one_are_served(data: Path) -> None:
+def test_requests_whose_length_varies_by_one_are_served(data: Path) -> None:
     source = open_source(data, "png")
     stream = Stream(0, len(source))
     requests = [stream.take(0, 2), stream.take(2, 5), stream.take(5, 6)]
@@ -133,12 +133,12 @@ def test_requests_of_a_length_that_varies_by_one_are_served(data: Path) -> None:
 
 
 @needs_dali
-def test_nothing_is_asked_for_and_nothing_comes(data: Path) -> None:
+def test_no_requests_give_no_batches(data: Path) -> None:
     assert list(raw_batches(Dali(open_source(data, "png"), CPU, RunSettings(), CROP), [])) == []
 
 
 @needs_dali
-def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+def test_a_truncated_file_is_reported(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "train" / f"{number}.png", 20, 20)
         save(tmp_path / "test" / f"{number}.png", 20, 20)
@@ -150,7 +150,7 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
 
 
 @needs_dali
-def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
+def test_a_file_that_disappeared_is_reported(tmp_path: Path) -> None:
     for number, split in itertools.product(range(2), ("train", "test")):
         save(tmp_path / split / f"{number}.png", 20, 20)
     source = Photos("train", Photos.Settings(data_root=str(tmp_path), crop=CROP))
@@ -161,7 +161,7 @@ def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
 
 
 @needs_dali
-def test_images_that_dali_would_show_differently_are_refused_by_name(tmp_path: Path) -> None:
+def test_images_that_dali_decodes_differently_are_rejected_by_name(tmp_path: Path) -> None:
     for split in ("train", "test"):
         save(tmp_path / split / "plain.png", 20, 20)
         pixels = random_images(20, 20, 4)
@@ -172,7 +172,7 @@ def test_images_that_dali_would_show_differently_are_refused_by_name(tmp_path: P
 
 
 @needs_dali
-def test_sources_that_change_their_files_images_are_refused(data: Path, tmp_path: Path) -> None:
+def test_sources_that_modify_their_images_are_rejected(data: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         save(tmp_path / split / "row.png", 14, 28)
     worse = Degraded("train", Degraded.Settings(data_root=str(data / "png"), crop=CROP))
@@ -185,7 +185,7 @@ def test_sources_that_change_their_files_images_are_refused(data: Path, tmp_path
             Dali(source, CPU, RunSettings())
 
 
-def test_without_dali_one_line_names_the_extra(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_dali_one_line_names_the_extra_to_install(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(UserError, match=r"not installed; pip install 'paceline\[dali\]'"):
         Dali(open_source(data, "png"), CPU, RunSettings(), CROP)

@@ -1,4 +1,4 @@
-"""What a run keeps of its data, to know it again: images and labels count."""
+"""The fingerprint of a run's data covers images and labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.data.source import ArraySource, Sample, Source
 
 
 class OnlyRead(Source):
-    """Nothing but reading a sample tells its label."""
+    """A source whose labels are known only by reading the samples."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.spec = source, source.spec
@@ -23,11 +23,11 @@ class OnlyRead(Source):
         return self.source.read(index)
 
 
-def test_samples_are_told_apart_by_their_labels_too() -> None:
+def test_the_fingerprint_depends_on_labels_too() -> None:
     image, labels = random_images(40, 6, 6, 3), np.arange(40)
     plain = describe_samples(ArraySource({"image": image}, DataSpec(3, 6, 6)))
     assert plain == f"40 samples, {fingerprint(ArraySource({'image': image}, DataSpec(3, 6, 6)), SAMPLES_TO_RECOGNISE)}"
-    for change in (slice(0, None), slice(7, 8)):  # all of them, and one at which no look at some would fall
+    for change in (slice(0, None), slice(7, 8)):  # all of them, and one that a spot check would miss
         other = labels.copy()
         other[change] += 1
         sources = [

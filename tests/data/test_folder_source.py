@@ -1,4 +1,4 @@
-"""Images in folders: layouts, kinds of files, and files that are broken."""
+"""Images in folders: layouts, file formats, and broken files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert Folder("train", settings(tmp_path)).spec.class_names == ("boat", "train")
 
 
-def test_images_beside_class_folders_are_left_out_and_told_of(tmp_path: Path) -> None:
+def test_images_beside_class_folders_are_skipped_with_a_note(tmp_path: Path) -> None:
     save_train_and_test(tmp_path, "a/0.png", random_images(4, 4, 3))
     save(tmp_path / "train" / "stray.png", random_images(4, 4, 3))
     save(tmp_path / "train" / "a" / ".hidden.png", random_images(4, 4, 3))
@@ -82,7 +82,7 @@ def test_images_beside_class_folders_are_left_out_and_told_of(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("suffix", ["png", "bmp", "tif", "gif", "webp", "jpg"])
-def test_common_kinds_of_files_are_read(suffix: str, tmp_path: Path) -> None:
+def test_common_file_formats_are_read(suffix: str, tmp_path: Path) -> None:
     flat = np.full((6, 6, 3), 200, dtype=np.uint8)
     save_train_and_test(tmp_path, f"a.{suffix}", flat)
     assert np.abs(read_only_image(tmp_path).astype(int) - 200).max() <= 4
@@ -95,14 +95,14 @@ def test_grey_images_become_colour_unless_asked_otherwise(tmp_path: Path) -> Non
     assert np.array_equal(read_only_image(tmp_path, channels=1), grey[..., None])
 
 
-def test_colour_becomes_grey_by_the_luma_of_television(tmp_path: Path) -> None:
+def test_colour_becomes_grey_by_bt601_luma(tmp_path: Path) -> None:
     colour = random_images(6, 6, 3)
     save_train_and_test(tmp_path, "a.png", colour)
     luma = colour @ np.array([0.299, 0.587, 0.114])
     assert np.abs(read_only_image(tmp_path, channels=1)[..., 0] - luma).max() <= 0.51
 
 
-def test_sixteen_bits_are_scaled_and_not_cut_off(tmp_path: Path) -> None:
+def test_sixteen_bit_values_are_scaled_and_not_clipped(tmp_path: Path) -> None:
     values = np.array([[0, 257], [32896, 65535]], dtype=np.uint16)
     for name in ("a.png", "a.tif"):
         save_train_and_test(tmp_path / name, name, values)
@@ -119,20 +119,20 @@ def test_sixteen_bit_colour_is_scaled_too(tmp_path: Path) -> None:
     assert read_only_image(tmp_path)[0, 0].tolist() == [0, 128, 255]
 
 
-def test_pixels_without_a_fixed_white_are_refused(tmp_path: Path) -> None:
+def test_pixel_formats_without_a_white_level_are_rejected(tmp_path: Path) -> None:
     save_train_and_test(tmp_path, "a.tif", Image.fromarray(np.ones((4, 4), dtype=np.float32)))
     with pytest.raises(UserError, match=r"a\.tif: unreadable image \(32-bit pixels"):
         read_only_image(tmp_path)
 
 
-def test_transparent_pixels_show_white(tmp_path: Path) -> None:
+def test_transparent_pixels_become_white(tmp_path: Path) -> None:
     image = np.zeros((2, 2, 4), dtype=np.uint8)
     image[0, :, 3] = 255  # the upper row is opaque black
     save_train_and_test(tmp_path, "a.png", image)
     assert read_only_image(tmp_path)[..., 0].tolist() == [[0, 0], [255, 255]]
 
 
-def test_a_image_is_turned_as_its_camera_says(tmp_path: Path) -> None:
+def test_an_image_is_rotated_by_its_exif_orientation(tmp_path: Path) -> None:
     image = random_images(4, 4, 3)
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 90° clockwise to view
@@ -140,7 +140,7 @@ def test_a_image_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     assert np.array_equal(read_only_image(tmp_path), np.rot90(image, -1))
 
 
-def test_the_middle_square_is_taken_and_the_first_image_gives_the_size(tmp_path: Path) -> None:
+def test_the_central_square_is_used_and_the_first_image_sets_the_size(tmp_path: Path) -> None:
     wide = random_images(6, 10, 3)
     save_train_and_test(tmp_path, "a.png", wide)
     save_train_and_test(tmp_path, "b.png", random_images(20, 9, 3))
@@ -150,14 +150,14 @@ def test_the_middle_square_is_taken_and_the_first_image_gives_the_size(tmp_path:
     assert source.read(1)["image"].shape == (6, 6, 3)
 
 
-def test_shrinking_averages_over_all_pixels(tmp_path: Path) -> None:
+def test_downsampling_averages_over_all_pixels(tmp_path: Path) -> None:
     stripes = np.zeros((64, 64, 3), dtype=np.uint8)
     stripes[:, ::2] = 255
     save_train_and_test(tmp_path, "a.png", stripes)
     assert np.abs(read_only_image(tmp_path, size=8).astype(int) - 127)[:, 1:-1].max() <= 3
 
 
-def test_an_unreadable_image_is_named_with_the_way_out(tmp_path: Path) -> None:
+def test_an_unreadable_image_is_reported_with_a_fix(tmp_path: Path) -> None:
     save_train_and_test(tmp_path, "a.png", random_images(4, 4, 3))
     (tmp_path / "train" / "b.png").write_bytes(b"no image")
     source = Folder("train", settings(tmp_path))
@@ -166,7 +166,7 @@ def test_an_unreadable_image_is_named_with_the_way_out(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_unreadable_images_are_left_out_and_counted_when_asked(tmp_path: Path) -> None:
+def test_unreadable_images_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         save_train_and_test(tmp_path, f"{kind}/good.png", random_images(8, 8, 3))
     (tmp_path / "train" / "a" / "0.jpg").write_bytes(b"no image")
@@ -178,7 +178,7 @@ def test_unreadable_images_are_left_out_and_counted_when_asked(tmp_path: Path) -
     assert source.notes == (f"left out 2 unreadable of 4 images in {tmp_path}: train/a/0.jpg, train/a/torn.png",)
 
 
-def test_nothing_but_unreadable_images_is_an_error_even_when_skipping(tmp_path: Path) -> None:
+def test_only_unreadable_images_is_an_error_even_when_skipping(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "a.png").write_bytes(b"no image")
@@ -190,7 +190,7 @@ def test_nothing_but_unreadable_images_is_an_error_even_when_skipping(tmp_path: 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [10_000, 60_000])
-def test_a_small_file_that_claims_to_be_huge_is_refused_before_it_is_decoded(side: int, tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_rejected_before_it_is_decoded(side: int, tmp_path: Path) -> None:
     header = struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
     save_train_and_test(tmp_path, "a.png", random_images(4, 4, 3))
@@ -216,7 +216,7 @@ def png(chunks: list[tuple[bytes, bytes]]) -> bytes:
         (["train"], "has no folder 'test'"),
     ],
 )
-def test_a_missing_or_empty_folder_is_named(folders: list[str] | None, message: str, tmp_path: Path) -> None:
+def test_a_missing_or_empty_folder_is_reported(folders: list[str] | None, message: str, tmp_path: Path) -> None:
     root = tmp_path / "absent" if folders is None else tmp_path
     for folder in folders or []:
         (tmp_path / folder).mkdir(parents=True)
@@ -225,7 +225,7 @@ def test_a_missing_or_empty_folder_is_named(folders: list[str] | None, message: 
     assert "\n" not in str(raised.value)
 
 
-def test_a_class_that_is_never_trained_on_is_named(tmp_path: Path) -> None:
+def test_a_class_without_training_images_is_reported(tmp_path: Path) -> None:
     save_train_and_test(tmp_path, "a/0.png", random_images(4, 4, 3))
     save(tmp_path / "test" / "b" / "0.png", random_images(4, 4, 3))
     with pytest.raises(UserError, match="class 'b' has no folder of training images"):

@@ -1,4 +1,4 @@
-"""Which loader a run takes: data stays in memory where all of it fits, and goes its own way where it does not."""
+"""Which loader a run uses: data stays in memory where all of it fits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SetRoom = Callable[..., list[str]]
 
 
 class Photographs(ArraySource):
-    """Reading them costs."""
+    """Samples that are expensive to read."""
 
     decodes = True
 
@@ -45,7 +45,7 @@ def samples(count: int, kind: type[ArraySource] = ArraySource) -> Source:
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> SetRoom:
-    """Sets how many samples may be resident on each kind of device; the list is of those that were asked since."""
+    """Set how many samples may be resident on each kind of device; the list records later queries."""
 
     def set_room(sample_bytes: int = SAMPLE_BYTES, **counts: int) -> list[str]:
         asked: list[str] = []
@@ -67,7 +67,7 @@ def test_data_stays_on_the_device_when_it_fits(asked: str) -> None:
     assert (name, home) == ("resident", CPU) and " fit in " in reason and "25% of the free host memory" in reason
 
 
-def test_another_loader_is_taken_as_asked_for() -> None:
+def test_a_loader_that_was_asked_for_is_used() -> None:
     assert choose_loader(RunSettings(loader="workers"), samples(1), CPU) == ("workers", "asked for", None)
 
 
@@ -84,7 +84,7 @@ def test_on_a_cpu_data_that_does_not_fit_is_read_by_workers(asked: str, room: Se
 
 
 @pytest.mark.parametrize("asked", ["auto", "resident"])
-def test_data_too_large_for_a_gpu_stays_with_the_host_and_then_in_its_files(asked: str, room: SetRoom) -> None:
+def test_data_too_large_for_a_gpu_stays_in_host_memory_or_in_its_files(asked: str, room: SetRoom) -> None:
     settings, source = RunSettings(loader=asked), samples(10, Photographs)
     room(cuda=0, cpu=10)
     name, why, home = choose_loader(settings, source, GPU)
@@ -95,7 +95,7 @@ def test_data_too_large_for_a_gpu_stays_with_the_host_and_then_in_its_files(aske
     assert "paceline pack" not in choose_loader(settings, samples(10), GPU).why
 
 
-def test_all_splits_share_one_budget_that_training_is_served_from_first(room: SetRoom) -> None:
+def test_all_splits_share_one_budget_and_training_comes_first(room: SetRoom) -> None:
     asked = room(cuda=100, cpu=30)
     sources = {"test": samples(30), "train": samples(80), "validation": samples(25), "other": samples(15)}
     choices, lines = choose_loaders(RunSettings(), sources, GPU)
@@ -111,7 +111,7 @@ def test_all_splits_share_one_budget_that_training_is_served_from_first(room: Se
     assert "left of 60% of the free GPU memory" in lines[1] and "left of 25% of the free host memory" in lines[2]
 
 
-def test_a_run_names_the_split_that_does_not_fit_beside_the_others(room: SetRoom) -> None:
+def test_a_run_prints_which_split_does_not_fit(room: SetRoom) -> None:
     config = configure("classification", {"accelerator": "cpu", "data": "digits"}, small=True)
     train, validation = 1294, 144  # of the 1,438 digits for training; there are 359 for testing
     room(sample_bytes=16 * 16 + 8, cpu=train + validation)
@@ -126,7 +126,7 @@ def test_a_run_names_the_split_that_does_not_fit_beside_the_others(room: SetRoom
             loader.close()
 
 
-def test_a_choice_builds_the_loader_with_its_data_at_home(room: SetRoom) -> None:
+def test_a_choice_builds_the_loader_with_its_data_on_the_right_device(room: SetRoom) -> None:
     room(cpu=4)
     loader = choose_loader(RunSettings(), samples(4), CPU).build(samples(4), CPU, RunSettings())
     assert isinstance(loader, Resident) and loader.home == CPU
@@ -150,7 +150,7 @@ class Own(Loader):
 """
 
 
-def test_a_loader_in_a_users_file_says_itself_whether_it_fits(tmp_path: Path, room: SetRoom) -> None:
+def test_a_user_loader_declares_whether_it_fits(tmp_path: Path, room: SetRoom) -> None:
     room(cpu=3)
     file = tmp_path / "own.py"
     file.write_text(OWN_LOADER.format(order=None))
@@ -175,7 +175,7 @@ def test_a_source_that_no_loader_fits_ends_in_one_line(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", registry.names("loader"))
-def test_every_loader_describes_itself(name: str) -> None:
+def test_every_loader_has_a_description(name: str) -> None:
     loader = registry.load_class("loader", name, Loader)
     assert loader.description and bool(loader.package) == bool(loader.extra)
     assert not loader.package or loader.auto_order is None, "what needs a package is used only when it is named"

@@ -1,4 +1,4 @@
-"""Loaders: the same batches whichever is used, in order, and no process left behind."""
+"""Every loader yields the same batches in order and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def take(loader: Loader, source: Source, count: int) -> list[Batch]:
 
 
 class Slow(Source):
-    """Computes its samples; earlier ones take longer, so that workers finish out of order."""
+    """A source whose earlier samples take longer, so that workers finish out of order."""
 
     spec = DataSpec(3, 6, 4, num_classes=10)
 
@@ -126,20 +126,20 @@ def test_the_last_batch_of_an_evaluation_may_be_short(name: str, workers: int, d
 
 
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_a_persons_mistake_keeps_its_one_line(name: str, workers: int) -> None:
+def test_a_user_error_in_a_worker_stays_one_line(name: str, workers: int) -> None:
     with pytest.raises(UserError) as raised:
         take(build(name, Slow(), workers=workers), Slow(), 4)
     assert str(raised.value) == "images/99.png: unreadable image"
 
 
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_loading_leaves_torchs_random_numbers_alone(name: str, workers: int, digits: Source) -> None:
+def test_loading_leaves_the_torch_random_state_unchanged(name: str, workers: int, digits: Source) -> None:
     before = torch.get_rng_state()
     take(build(name, digits, workers=workers), digits, 2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_data_in_memory_is_read_in_pieces_to_the_same_end(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_resident_data_in_chunks_gives_the_same_data(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pixels, "BYTES_PER_READ", 100 * 1032)
     pieces = pixels.Pixels(digits, CPU, num_workers=0).samples
     assert np.array_equal(pieces["image"].numpy(), digits.read_many(np.arange(len(digits)))["image"])
@@ -175,7 +175,7 @@ def test_closing_a_loader_ends_its_workers(digits: Source) -> None:
     assert next(batches, None) is None
 
 
-def test_the_next_evaluation_has_the_same_workers(digits: Source) -> None:
+def test_the_next_evaluation_reuses_the_workers(digits: Source) -> None:
     before = set(children(os.getpid()))
     loader = Workers(digits, CPU, RunSettings(workers=2))
     requests = [in_order(start, start + 50) for start in (0, 50, 100)]
@@ -189,7 +189,7 @@ def test_the_next_evaluation_has_the_same_workers(digits: Source) -> None:
     assert wait_until_gone(seen[0])
 
 
-def test_two_rows_of_requests_at_once_do_not_disturb_each_other(digits: Source) -> None:
+def test_two_concurrent_request_streams_do_not_interfere(digits: Source) -> None:
     loader = Workers(digits, CPU, RunSettings(workers=1))
     first, second = (raw_batches(loader, [in_order(start, start + 9) for start in (at, at + 9)]) for at in (0, 100))
     found = [int(next(rows)["index"][0]) for rows in (first, second, first, second)]
@@ -224,7 +224,7 @@ print("orderly end", flush=True)
 
 @pytest.fixture
 def trainer() -> Iterator[subprocess.Popen[str]]:
-    """A process of its own group that loads batches until SIGTERM, and then fifty more."""
+    """A process in its own group that loads batches until SIGTERM, and then fifty more."""
     process = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True, process_group=0)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     yield process
@@ -232,7 +232,7 @@ def trainer() -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
-def test_workers_die_with_a_parent_that_is_killed(trainer: subprocess.Popen[str]) -> None:
+def test_workers_die_with_a_killed_parent(trainer: subprocess.Popen[str]) -> None:
     workers = children(trainer.pid)
     assert len(workers) == 2 and all(map(is_alive, workers))
     trainer.kill()
@@ -240,7 +240,7 @@ def test_workers_die_with_a_parent_that_is_killed(trainer: subprocess.Popen[str]
     assert wait_until_gone(workers, seconds=2)
 
 
-def test_a_signal_to_the_whole_job_leaves_the_trainer_its_workers(trainer: subprocess.Popen[str]) -> None:
+def test_a_signal_to_the_process_group_leaves_the_workers_alive(trainer: subprocess.Popen[str]) -> None:
     workers = children(trainer.pid)
     os.killpg(trainer.pid, signal.SIGTERM)
     output, _ = trainer.communicate(timeout=20)

@@ -1,4 +1,4 @@
-"""Free memory: the machine's, or what the container or job around this process has left of its limit."""
+"""Free memory: the machine's, or what is left of the limit of the container or job."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def limit_v1(group: Path, most: int, used: int, cached: int = 0) -> None:
     write(group / "memory.stat", f"inactive_file {cached // 2}\ntotal_rss 5\ntotal_inactive_file {cached}")
 
 
-def test_without_control_groups_it_is_what_the_machine_has_available(root: Path) -> None:
+def test_without_control_groups_free_memory_is_that_of_the_machine(root: Path) -> None:
     assert free_host_bytes(root) == 64 * GB
     belong(root, "0::/user.slice", V2)
     limit(root / "sys/fs/cgroup/user.slice", "max", 3 * GB)
     assert free_host_bytes(root) == 64 * GB
 
 
-def test_a_jobs_limit_lies_under_the_path_of_its_group_and_what_is_used_is_gone(root: Path) -> None:
+def test_the_limit_of_a_job_is_read_from_its_group_less_what_is_used(root: Path) -> None:
     belong(root, "0::/system.slice/slurm/job_7/step_0", V2)
     job = root / "sys/fs/cgroup/system.slice/slurm/job_7"
     limit(job, str(16 * GB), used=6 * GB)
@@ -69,7 +69,7 @@ def test_a_jobs_limit_lies_under_the_path_of_its_group_and_what_is_used_is_gone(
     assert free_host_bytes(root) == 0
 
 
-def test_a_containers_limit_lies_at_the_top_of_what_it_sees(root: Path) -> None:
+def test_the_limit_of_a_container_is_read_from_the_root_group(root: Path) -> None:
     belong(root, "0::/", V2)
     limit(root / "sys/fs/cgroup", str(4 * GB), used=1 * GB)
     assert free_host_bytes(root) == 3 * GB
@@ -77,7 +77,7 @@ def test_a_containers_limit_lies_at_the_top_of_what_it_sees(root: Path) -> None:
     assert free_host_bytes(root) == 3 * GB, "of a group that is not shown, what is around it counts"
 
 
-def test_version_1_has_a_tree_for_memory_alone(root: Path) -> None:
+def test_cgroup_version_1_has_a_tree_for_memory(root: Path) -> None:
     belong(root, "4:memory:/slurm/job_7\n1:cpu:/\n0::/", V1_CPU, V1.format(shown="/"))
     limit_v1(root / "sys/fs/cgroup/memory", UNLIMITED_V1, used=20 * GB)
     limit_v1(root / "sys/fs/cgroup/cpu", 1, used=0)
@@ -85,7 +85,7 @@ def test_version_1_has_a_tree_for_memory_alone(root: Path) -> None:
     assert free_host_bytes(root) == 9 * GB
 
 
-def test_a_mount_that_shows_only_the_containers_own_groups_is_read_from_there(root: Path) -> None:
+def test_a_mount_of_only_the_groups_of_the_container_is_read(root: Path) -> None:
     belong(root, "4:cpu,memory:/docker/abc/inner", V1.format(shown="/docker/abc"))
     limit_v1(root / "sys/fs/cgroup/memory", 12 * GB, used=2 * GB)
     assert free_host_bytes(root) == 10 * GB
@@ -93,6 +93,6 @@ def test_a_mount_that_shows_only_the_containers_own_groups_is_read_from_there(ro
     assert free_host_bytes(root) == 3 * GB
 
 
-def test_this_machine_has_some_and_no_more_than_there_is() -> None:
+def test_free_memory_of_this_machine_is_positive_and_at_most_its_total() -> None:
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     assert 0 < free_host_bytes() <= int(lines["MemTotal"].split()[0]) * 1024

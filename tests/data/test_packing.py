@@ -1,4 +1,4 @@
-"""`paceline pack`: goes on where it stopped, and what is damaged is refused by name."""
+"""`paceline pack` resumes where it stopped, and damaged files are rejected by name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_packed(root: Path, split: str = "train", **changes: int) -> Packed:
     return Packed(split, RunSettings(data_root=str(root), workers=0, **changes))  # type: ignore[arg-type]
 
 
-def test_a_source_in_memory_is_packed_with_its_labels_and_facts(tmp_path: Path) -> None:
+def test_a_source_in_memory_is_packed_with_its_labels_and_data_spec(tmp_path: Path) -> None:
     assert pack("digits", str(tmp_path / "packed"), NO_FLAGS, {"size": 8}) == 0
     for split in ("train", "test"):
         packed, digits = open_packed(tmp_path / "packed", split), Digits(split, RunSettings(size=8))
@@ -48,7 +48,7 @@ def test_a_source_in_memory_is_packed_with_its_labels_and_facts(tmp_path: Path) 
         assert found["label"].dtype == np.int64
 
 
-def test_packing_goes_on_after_being_killed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_packing_resumes_after_being_killed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = tmp_path / "slow.py"
     slow.write_text(
         "import time\n"
@@ -110,7 +110,7 @@ def flip_a_bit(file: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("by_window", [False, True])
-def test_a_damaged_image_is_named_and_the_others_are_read(by_window: bool, packed: Path) -> None:
+def test_a_damaged_image_is_reported_and_the_others_are_read(by_window: bool, packed: Path) -> None:
     flip_a_bit(packed / "train" / "image.pixels", 5)
     source = open_packed(packed)
     read = (lambda index: source.read_window(index, Window(10, 10, 4, 4))) if by_window else source.read
@@ -119,7 +119,7 @@ def test_a_damaged_image_is_named_and_the_others_are_read(by_window: bool, packe
         read(0)
 
 
-def test_cut_off_missing_and_changed_files_are_refused(packed: Path) -> None:
+def test_truncated_missing_and_changed_files_are_rejected(packed: Path) -> None:
     pixels, index, names = (packed / "train" / name for name in ("image.pixels", "index.npy", "names.json"))
     whole = pixels.read_bytes()
     pixels.write_bytes(whole[:-1])
@@ -137,7 +137,7 @@ def test_cut_off_missing_and_changed_files_are_refused(packed: Path) -> None:
         open_packed(packed)
 
 
-def test_another_version_and_other_folders_are_refused(packed: Path, photos: Path) -> None:
+def test_another_version_and_other_folders_are_rejected(packed: Path, photos: Path) -> None:
     manifest = json.loads((packed / "pack.json").read_text())
     (packed / "pack.json").write_text(json.dumps(manifest | {"version": 1}))
     for read in (lambda: open_packed(packed), lambda: pack(str(photos), str(packed), NO_FLAGS, {})):
@@ -156,7 +156,7 @@ def test_another_version_and_other_folders_are_refused(packed: Path, photos: Pat
 
 
 @pytest.mark.parametrize("change", ["a wrong count", "other channels", "a missing key", "no checksum"])
-def test_what_the_folder_says_of_itself_is_held_to_its_checksum(change: str, packed: Path, photos: Path) -> None:
+def test_the_metadata_of_a_pack_is_checked_against_its_checksum(change: str, packed: Path, photos: Path) -> None:
     manifest = json.loads((packed / "pack.json").read_text())
     split = manifest["splits"]["train"]
     if change == "a wrong count":
@@ -173,7 +173,7 @@ def test_what_the_folder_says_of_itself_is_held_to_its_checksum(change: str, pac
             read()
 
 
-def test_what_was_fixed_when_packing_cannot_be_changed_later(packed: Path) -> None:
+def test_settings_fixed_when_packing_cannot_be_changed_later(packed: Path) -> None:
     with pytest.raises(UserError, match=r"channels=1: .* was packed with 3; pack its source into another folder"):
         open_packed(packed, channels=1)
     with pytest.raises(UserError, match=r"size=7: .* was packed with 30×20 pixels"):
@@ -182,7 +182,7 @@ def test_what_was_fixed_when_packing_cannot_be_changed_later(packed: Path) -> No
         open_packed(packed, "validation")
 
 
-def test_unreadable_images_are_left_out_of_a_pack_when_asked(photos: Path, tmp_path: Path) -> None:
+def test_unreadable_images_are_skipped_in_a_pack_when_asked(photos: Path, tmp_path: Path) -> None:
     (photos / "train" / "bad.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"bad\.png: unreadable"):
         pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
@@ -190,14 +190,14 @@ def test_unreadable_images_are_left_out_of_a_pack_when_asked(photos: Path, tmp_p
     assert len(open_packed(tmp_path / "packed")) == 6
 
 
-def test_what_to_pack_must_be_there_and_said_once(tmp_path: Path) -> None:
+def test_the_source_to_pack_must_exist_and_be_given_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pack nowhere: no such folder, and no source of that name"):
         pack("nowhere", str(tmp_path / "packed"), NO_FLAGS, {})
     with pytest.raises(UserError, match="--data degraded: photos is not a folder"):
         pack("photos", str(tmp_path / "packed"), NO_FLAGS | {"data": "degraded"}, {})
 
 
-def test_a_pack_that_does_not_fit_the_disk_is_refused(
+def test_a_pack_that_does_not_fit_on_the_disk_is_rejected(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())

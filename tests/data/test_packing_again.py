@@ -1,4 +1,4 @@
-"""`paceline pack` a second time: what was changed in between is noticed, and what stopped goes on."""
+"""`paceline pack` a second time: changes in between are detected, and a stopped pack resumes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
 from paceline.data.worker_pool import _print_unless_parent_left
 
-COUNT = 40  # of which a look at 16 would miss some
+COUNT = 40  # more than a spot check of 16 would cover
 NO_FLAGS = {"workers": 0}
 OWN = """
 import time
@@ -63,7 +63,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A source in a person's file, of which nothing tells what it holds but reading it."""
+    """A source in a user file whose content is known only by reading it."""
     (tmp_path / "texts").mkdir()
     for number in range(COUNT):
         (tmp_path / "texts" / f"{number}.txt").write_text(str(number))
@@ -71,25 +71,25 @@ def own(tmp_path: Path) -> Path:
     return tmp_path / "texts"
 
 
-def refused(match: str) -> pytest.RaisesExc[UserError]:
+def rejected(match: str) -> pytest.RaisesExc[UserError]:
     return pytest.raises(UserError, match=rf"before it was changed \({match}\); remove .*packed, then pack again")
 
 
 def replace(file: Path) -> None:
-    """Another image of the same size, under the same name."""
+    """Save another image of the same size under the same name."""
     size = file.stat().st_size
     Image.fromarray(255 - np.asarray(Image.open(file))).save(file)
     os.truncate(file, max(size, file.stat().st_size))
 
 
-def test_changed_labels_are_noticed(tmp_path: Path) -> None:
+def test_changed_labels_are_detected(tmp_path: Path) -> None:
     arrays = {"x_train": random_images(12, 4, 4, 3), "x_test": random_images(2, 4, 4, 3)}
     labels = np.arange(12) % 3
     again = ("npz", str(tmp_path / "packed"), {"data_root": str(tmp_path / "own.npz"), "workers": 0}, {})
     np.savez(tmp_path / "own.npz", **arrays, y_train=labels, y_test=labels[:2])
     assert pack(*again) == pack(*again) == 0
     np.savez(tmp_path / "own.npz", **arrays, y_train=(labels + 1) % 3, y_test=labels[:2])
-    with refused(r"train: its numbers \(labels\) differ"):
+    with rejected(r"train: its numbers \(labels\) differ"):
         pack(*again)
 
 
@@ -101,7 +101,7 @@ def test_changed_labels_are_noticed(tmp_path: Path) -> None:
         ("added", "train has 41 samples instead of 40"),
     ],
 )
-def test_one_changed_file_among_many_is_noticed(change: str, noticed: str, photos: Path, tmp_path: Path) -> None:
+def test_one_changed_file_among_many_is_detected(change: str, noticed: str, photos: Path, tmp_path: Path) -> None:
     assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
     file = photos / "train" / "04.png"
     if change == "replaced":
@@ -110,21 +110,21 @@ def test_one_changed_file_among_many_is_noticed(change: str, noticed: str, photo
         file.rename(file.with_name("04a.png"))
     else:
         file.with_name("41.png").write_bytes(file.read_bytes())
-    with refused(noticed):
+    with rejected(noticed):
         pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
 
 
-def test_a_label_by_the_name_of_a_folder_is_noticed_too(photos: Path, tmp_path: Path) -> None:
+def test_a_label_changed_by_renaming_a_folder_is_detected(photos: Path, tmp_path: Path) -> None:
     for split, kind in (("train", "cat"), ("test", "dog")):
         (photos / split).rename(photos / kind)
     again = (str(photos), str(tmp_path / "packed"), NO_FLAGS | {"data": "folder"}, {})
     assert pack(*again) == pack(*again) == 0
     (photos / "cat" / "39.png").rename(photos / "dog" / "00a.png")
-    with refused(r"train: its numbers \(labels\) differ|train: its files .*"):
+    with rejected(r"train: its numbers \(labels\) differ|train: its files .*"):
         pack(*again)
 
 
-def test_a_moved_source_is_the_same_and_a_pack_needs_none(photos: Path, tmp_path: Path) -> None:
+def test_a_moved_source_is_the_same_and_a_pack_needs_no_source(photos: Path, tmp_path: Path) -> None:
     assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
     moved = photos.rename(tmp_path / "moved")
     assert pack(str(moved), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
@@ -133,15 +133,15 @@ def test_a_moved_source_is_the_same_and_a_pack_needs_none(photos: Path, tmp_path
 
 
 @pytest.mark.parametrize("changed", ["21", "99"])  # an image; a label, too
-def test_a_source_that_only_reading_tells_of_is_read_again(changed: str, own: Path, tmp_path: Path) -> None:
+def test_a_source_without_cheap_metadata_is_read_again(changed: str, own: Path, tmp_path: Path) -> None:
     again = (str(tmp_path / "own.py"), str(tmp_path / "packed"), {"data_root": str(own), "workers": 0}, {})
     assert pack(*again) == pack(*again) == 0
     (own / "20.txt").write_text(changed)
-    with refused("sample 20 differs"):
+    with rejected("sample 20 differs"):
         pack(*again)
 
 
-def test_a_class_that_reads_in_its_own_way_is_not_believed_what_it_inherits(photos: Path, tmp_path: Path) -> None:
+def test_a_class_that_overrides_reading_does_not_use_inherited_metadata(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "darker.py").write_text(
         "from pathlib import Path\n"
         "from paceline.data.sources.photos import Photos\n"
@@ -153,12 +153,12 @@ def test_a_class_that_reads_in_its_own_way_is_not_believed_what_it_inherits(phot
     again = (str(tmp_path / "darker.py"), str(tmp_path / "packed"), {"data_root": str(photos), "workers": 0}, {})
     assert pack(*again) == pack(*again) == 0
     (tmp_path / "by4").touch()
-    with refused(r"04\.png differs"):
+    with rejected(r"04\.png differs"):
         pack(*again)
 
 
 def interrupted(folder: Path, own: Path) -> Running:
-    """Packing that a person stopped after some samples."""
+    """Interrupt packing after some samples, as the user would."""
     (own / "slow").touch()
     running = start_fork(folder, "pack", "own.py", "packed", "--data-root", str(own), "--workers", "1")
     partial = folder / "packed" / "train" / "index.partial"
@@ -169,7 +169,7 @@ def interrupted(folder: Path, own: Path) -> Running:
     return running
 
 
-def test_after_ctrl_c_one_line_says_that_it_goes_on_and_what_was_changed_is_refused(
+def test_after_ctrl_c_one_line_says_how_to_resume_and_changes_are_rejected(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert interrupted(tmp_path, own).stderr == "paceline: interrupted; run the same command again to resume\n"
@@ -177,7 +177,7 @@ def test_after_ctrl_c_one_line_says_that_it_goes_on_and_what_was_changed_is_refu
     monkeypatch.chdir(tmp_path)
     before = (own / "1.txt").read_text()
     (own / "1.txt").write_text("77")
-    with refused("sample 1 differs"):
+    with rejected("sample 1 differs"):
         pack(*goes_on)
     (own / "1.txt").write_text(before)
     assert pack(*goes_on) == 0
@@ -186,7 +186,7 @@ def test_after_ctrl_c_one_line_says_that_it_goes_on_and_what_was_changed_is_refu
 
 
 def begun(photos: Path, folder: Path, count: int) -> dict[str, Photos]:
-    """Leaves a folder as a kill leaves it after some samples of the training split."""
+    """Leave a folder as a kill leaves it after some samples of the training split."""
     sources = {split: Photos(split, Photos.Settings(data_root=str(photos))) for split in ("train", "test")}
     packing.begin(folder, {split: describe(source) for split, source in sources.items()}, {"data": "photos"})
 
@@ -202,30 +202,30 @@ def begun(photos: Path, folder: Path, count: int) -> dict[str, Photos]:
     return sources
 
 
-def test_a_packed_image_that_was_replaced_before_going_on_is_noticed(photos: Path, tmp_path: Path) -> None:
+def test_a_packed_image_that_was_replaced_before_a_resume_is_detected(photos: Path, tmp_path: Path) -> None:
     begun(photos, tmp_path / "packed", 20)
     replace(photos / "train" / "04.png")
-    with refused("train: its files have other names, sizes or times of change"):
+    with rejected("train: its files have other names, sizes or times of change"):
         pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
 
 
-def test_pixels_that_were_lost_are_packed_again(photos: Path, tmp_path: Path) -> None:
+def test_lost_pixels_are_packed_again(photos: Path, tmp_path: Path) -> None:
     begun(photos, tmp_path / "packed", 20)
     os.truncate(tmp_path / "packed" / "train" / "image.pixels", 1000)
-    for _ in range(2):  # the second time every pixel is looked at
+    for _ in range(2):  # the second time every pixel is checked
         assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
 
 
-def test_files_that_change_while_they_are_packed_are_noticed(photos: Path, tmp_path: Path) -> None:
+def test_files_that_change_while_they_are_packed_are_detected(photos: Path, tmp_path: Path) -> None:
     sources = begun(photos, tmp_path / "packed", 20)
     for split, source in sources.items():
         packing.fill(source, tmp_path / "packed" / split, 0, lambda done: None)
     replace(photos / "train" / "04.png")
-    with refused("train: files were changed while they were packed"):
+    with rejected("train: files were changed while they were packed"):
         packing.finish(tmp_path / "packed", sources)
 
 
-def test_a_full_disk_is_said_in_one_line_and_the_same_command_goes_on(photos: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_the_same_command_resumes(photos: Path, tmp_path: Path) -> None:
     words = ("pack", "photos", "packed", "--workers", "0")
     stopped = run_fork(tmp_path, *words, largest_file=5000)
     assert stopped.wait() == 2
@@ -237,7 +237,7 @@ def test_a_full_disk_is_said_in_one_line_and_the_same_command_goes_on(photos: Pa
     assert all(np.array_equal(packed.read(index)["image"], source.read(index)["image"]) for index in range(COUNT))
 
 
-def test_a_folder_that_cannot_be_made_is_said_in_one_line(photos: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported_in_one_line(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file/packed: Not a directory; name a folder that can be created and written"):
         pack(str(photos), str(tmp_path / "file" / "packed"), NO_FLAGS, {})
@@ -252,7 +252,7 @@ def test_a_pack_has_the_splits_of_its_source(own: Path, tmp_path: Path) -> None:
     assert Packed.splits_of(RunSettings(data_root=str(again))) == ("train",)
 
 
-def test_a_worker_whose_reader_left_says_nothing_and_other_errors_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_whose_reader_left_is_silent_and_other_errors_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     for error in (BrokenPipeError(), ConnectionResetError(), EOFError()):
         _print_unless_parent_left(type(error), error, None)
     assert capsys.readouterr().err == ""
@@ -272,7 +272,7 @@ def test_two_processes_do_not_pack_into_one_folder(photos: Path, tmp_path: Path)
     assert not (packed / LOCK).exists()
 
 
-def test_a_folder_that_another_process_finishes_meanwhile_stays_whole(
+def test_a_folder_that_another_process_finishes_meanwhile_stays_intact(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = tmp_path / "packed"

@@ -22,7 +22,7 @@ SIDE = 16
 
 
 def write_rows(root: Path, count: int, *, splits: tuple[str, ...] = ("train", "test"), rows: int = 2) -> None:
-    """Rows of so many squares; panel number p of a row is of the one colour 10·row + p."""
+    """Save rows of squares; panel p of a row has the single colour 10·row + p."""
     for split in splits:
         (root / split).mkdir(parents=True, exist_ok=True)
         for row in range(rows):
@@ -34,7 +34,7 @@ def open_rows(root: Path, split: str = "train", **settings) -> Panels:
     return Panels(split, Panels.Settings(data_root=str(root), **settings))
 
 
-def test_a_row_is_cut_into_its_named_panels(tmp_path):
+def test_a_row_is_split_into_its_named_panels(tmp_path):
     write_rows(tmp_path, 4)
     source = open_rows(tmp_path, panels="image,stain,nuclei,segmentation")
     assert source.spec.panels == ("stain", "nuclei", "segmentation")
@@ -49,7 +49,7 @@ def test_a_row_is_cut_into_its_named_panels(tmp_path):
     assert all(image.shape == (SIDE, SIDE, 3) and np.ptp(image) == 0 for image in sample.values())
 
 
-def test_the_input_may_be_any_panel_others_may_be_left_out_and_the_segmentation_comes_last(tmp_path):
+def test_the_input_may_be_any_panel_and_the_segmentation_comes_last(tmp_path):
     write_rows(tmp_path, 4)
     source = open_rows(tmp_path, panels="segmentation,-,image,stain")
     assert source.spec.panels == ("stain", "segmentation")
@@ -66,7 +66,7 @@ def test_two_squares_need_no_names(tmp_path):
     assert len(open_rows(tmp_path, "test")) == 2
 
 
-def test_without_folders_for_splits_a_fixed_fifth_is_for_testing(tmp_path):
+def test_without_split_folders_a_fixed_fifth_is_for_testing(tmp_path):
     write_rows(tmp_path, 2, splits=(".",), rows=5)
     train, test = open_rows(tmp_path), open_rows(tmp_path, "test")
     assert (len(train), len(test)) == (4, 1)
@@ -94,7 +94,7 @@ def test_folders_a_and_b_are_matched_by_name(tmp_path):
         open_rows(tmp_path)
 
 
-def test_a_row_that_is_not_made_of_the_named_panels_is_refused_by_name(tmp_path):
+def test_a_row_that_does_not_hold_the_named_panels_is_rejected_by_name(tmp_path):
     write_rows(tmp_path, 3)
     Image.new("RGB", (3 * SIDE + 1, SIDE)).save(tmp_path / "train" / "odd.png")
     with pytest.raises(UserError, match=r"odd.png: 49×16 pixels are not 3 panels of one width"):
@@ -114,13 +114,13 @@ def test_a_row_that_is_not_made_of_the_named_panels_is_refused_by_name(tmp_path)
         ("image,-,-,-,-,-", r"give every panel a name"),
     ],
 )
-def test_names_that_do_not_fit_are_refused(tmp_path, panels, message):
+def test_panel_names_that_do_not_fit_are_rejected(tmp_path, panels, message):
     write_rows(tmp_path, 6)
     with pytest.raises(UserError, match=message):
         open_rows(tmp_path, panels=panels)
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path):
+def test_a_missing_folder_is_reported(tmp_path):
     with pytest.raises(UserError, match="nowhere: no such folder"):
         open_rows(tmp_path / "nowhere")
     write_rows(tmp_path, 2, splits=("train",))
@@ -131,14 +131,14 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
         open_rows(tmp_path)
 
 
-def test_without_a_folder_there_are_tiles_of_stained_tissue(tmp_path, monkeypatch):
+def test_without_a_folder_tiles_of_stained_tissue_are_used(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train, test = (Panels(split, Panels.Settings()) for split in ("train", "test"))
     assert (len(train), len(test)) == (51, 13)
     assert train.spec.panels == ("hematoxylin", "dab", "segmentation") and train.spec.height == 64
     assert "scikit-image" in train.notes[0]
     write_rows(tmp_path / "data", 2, splits=(".",), rows=5)
-    assert Panels("train", Panels.Settings()).spec.height == SIDE  # rows that are there are used
+    assert Panels("train", Panels.Settings()).spec.height == SIDE  # existing rows are used
     mask = np.stack([train.read(index)["segmentation"] for index in range(len(train))])
     assert set(np.unique(mask)) == {0, 255} and 0.3 < (mask > 0).mean() < 0.7
     dense, empty = mask[..., 0] > 0, mask[..., 0] == 0
@@ -146,7 +146,7 @@ def test_without_a_folder_there_are_tiles_of_stained_tissue(tmp_path, monkeypatc
     assert dab[dense].mean() < dab[empty].mean() - 20  # the brown stain is dark where the tissue is dense
 
 
-def test_tiles_have_the_size_and_the_panels_that_are_asked_for(tmp_path, monkeypatch):
+def test_tiles_have_the_requested_size_and_panels(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = Panels("test", Panels.Settings(size=128, panels="image,dab"))
     assert source.spec.panels == ("dab",) and source.read(0)["dab"].shape == (128, 128, 3)
@@ -161,7 +161,7 @@ def test_tiles_have_the_size_and_the_panels_that_are_asked_for(tmp_path, monkeyp
         Panels("train", Panels.Settings(size=300))
 
 
-def test_windows_flips_and_turns_are_common_to_all_panels_with_either_loader(tmp_path):
+def test_windows_flips_and_rotations_are_shared_by_all_panels_with_either_loader(tmp_path):
     (tmp_path / "train").mkdir()
     for number, row in enumerate(np.random.default_rng(0).integers(256, size=(3, SIDE, SIDE, 3), dtype=np.uint8)):
         Image.fromarray(np.concatenate([row, row // 2, row // 4], axis=1)).save(tmp_path / "train" / f"{number}.png")

@@ -1,4 +1,4 @@
-"""Photographs, pairs and degraded photographs: which files are used, and what is said of those that are not."""
+"""Photos, pairs and degraded photos: which files are used, and how others are reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save(file: Path, height: int, width: int, seed: int = 0, **how: object) -> N
 
 
 def settings(root: Path, **changes: object) -> Degraded.Settings:
-    """Those of `degraded` are also those of `photos` and of every run."""
+    """Return settings; those of `degraded` include those of `photos` and of every run."""
     return Degraded.Settings(data_root=str(root), **{"crop": 8, "workers": 1} | changes)  # type: ignore[arg-type]
 
 
@@ -31,9 +31,7 @@ def names(source: Photos | Pairs) -> list[str]:
     return [source.name_of(index) for index in range(len(source))]
 
 
-def test_without_a_root_the_photographs_inside_scikit_image_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_root_the_photos_of_scikit_image_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     training, testing = (Photos(split, Photos.Settings(crop=96)) for split in ("train", "test"))
     assert len(training) > len(testing) > 0 and not set(names(training)) & set(names(testing))
@@ -60,7 +58,7 @@ def test_folders_for_training_and_testing_are_used_as_they_are(train: str, test:
     assert len(Photos("train", settings(tmp_path))) == 3 and len(Photos("test", settings(tmp_path))) == 1
 
 
-def test_of_a_plain_folder_a_fixed_fifth_is_for_testing(tmp_path: Path) -> None:
+def test_a_fixed_fifth_of_a_plain_folder_is_for_testing(tmp_path: Path) -> None:
     for number in range(10):
         save(tmp_path / f"{number}.png", 8 + number, 9)
     training, testing = (names(Photos(split, settings(tmp_path))) for split in ("train", "test"))
@@ -88,7 +86,7 @@ def test_other_images_can_be_tested_on(tmp_path: Path) -> None:
         Photos("test", settings(tmp_path / "own", test_root=str(tmp_path / "nowhere")))
 
 
-def test_files_in_low_resolution_are_found_by_name_and_the_rest_of_the_large_one_is_cut_off(tmp_path: Path) -> None:
+def test_low_resolution_files_are_found_by_name_and_the_large_image_is_cropped_to_fit(tmp_path: Path) -> None:
     save(tmp_path / "high" / "train" / "0001.png", 18, 23)
     save(tmp_path / "high" / "test" / "0002.png", 16, 16)
     save(tmp_path / "low" / "X4" / "0001x4.png", 4, 5)
@@ -99,7 +97,7 @@ def test_files_in_low_resolution_are_found_by_name_and_the_rest_of_the_large_one
     assert sample["image"].shape == (16, 20, 3) and sample["low"].shape == (4, 5, 3)
 
 
-def test_files_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_files_of_the_same_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     for folder, size in (("a", 16), ("b", 20)):
         for split in ("train", "test"):
             save(tmp_path / "high" / split / folder / "1.png", size, size)
@@ -112,13 +110,13 @@ def test_files_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) 
         Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low,{tmp_path}/low"))
 
 
-def test_a_file_in_low_resolution_is_never_guessed(tmp_path: Path) -> None:
+def test_a_low_resolution_file_is_never_guessed(tmp_path: Path) -> None:
     for split in ("train", "test"):
         save(tmp_path / "high" / split / "1.png", 16, 16)
         save(tmp_path / "low" / split / "1.png", 4, 4)
     with pytest.raises(UserError, match=r"1\.png could be any of .*train/1\.png"):
         Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low/train,{tmp_path}/low/test"))
-    for split in ("train", "test"):  # where the folders are alike, nothing has to be guessed
+    for split in ("train", "test"):  # equal folder names leave nothing to guess
         (files,) = Photos(split, settings(tmp_path / "high", low_root=str(tmp_path / "low"))).files
         assert files["low"] == tmp_path / "low" / split / "1.png"
 
@@ -131,7 +129,7 @@ def test_a_name_that_ends_like_a_scale_is_still_a_name(tmp_path: Path) -> None:
     assert [files["low"].name for files in source.files] == ["matrix1.png", "matrix2.png"]
 
 
-def test_a_file_in_low_resolution_of_another_size_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_low_resolution_file_of_another_size_is_rejected_by_name(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", 4, 4 if number else 5)
@@ -144,27 +142,27 @@ def test_a_file_in_low_resolution_of_another_size_is_refused_by_name(tmp_path: P
     assert len(kept) == 2 and "left out 1 of 3" in kept.notes[0]
 
 
-def test_files_of_other_images_are_not_said_to_have_a_scale(tmp_path: Path) -> None:
+def test_files_of_other_images_are_not_reported_as_a_scale(tmp_path: Path) -> None:
     for number, (height, width) in enumerate(((5, 9), (8, 8), (7, 3), (4, 4))):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", height, width)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as rejected:
         Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
-    first, second, _ = str(refused.value).split("0.png: ", 1)[1].split(", ", 2)
+    first, second, _ = str(rejected.value).split("0.png: ", 1)[1].split(", ", 2)
     assert first == "9×5 pixels are not an integer fraction of the 16×16 of 0.png (is it the same image?)"
     assert second.endswith(
         "2.png: 3×7 pixels are not an integer fraction of the 16×16 of 2.png (is it the same image?)"
     )
-    assert "3.png: 4×4 pixels are 1/4 of the 16×16 of 3.png; others are 1/2" in str(refused.value)
+    assert "3.png: 4×4 pixels are 1/4 of the 16×16 of 3.png; others are 1/2" in str(rejected.value)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_unusable_files_are_refused_by_name_or_left_out(tmp_path: Path) -> None:
+def test_unusable_files_are_rejected_by_name_or_skipped(tmp_path: Path) -> None:
     good, root = tmp_path / "train" / "good.png", tmp_path
     save(good, 30, 30)
     content = good.read_bytes()
     (root / "train" / "truncated.png").write_bytes(content[: len(content) // 2])
-    source = Photos("train", settings(root))  # a header is not enough to see it
+    source = Photos("train", settings(root))  # the header alone does not reveal it
     with pytest.raises(UserError, match=r"truncated\.png: unreadable image"):
         source.read(1)
     (root / "train" / "empty.jpg").touch()
@@ -184,14 +182,14 @@ def test_unusable_files_are_refused_by_name_or_left_out(tmp_path: Path) -> None:
 
 
 def bomb(side: int) -> bytes:
-    """A small file whose header says that it is huge."""
+    """Return a small file whose header claims a huge size."""
     header = struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
     parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def test_a_folder_without_usable_images_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_usable_images_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     with pytest.raises(UserError, match="has no images"):
         Photos("train", settings(tmp_path))
@@ -202,7 +200,7 @@ def test_a_folder_without_usable_images_is_refused(tmp_path: Path) -> None:
         Photos("train", settings(tmp_path / "nowhere"))
 
 
-def test_a_image_that_was_taken_sideways_is_upright_in_its_size_too(tmp_path: Path) -> None:
+def test_an_image_taken_sideways_is_upright_and_its_size_too(tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
     for suffix in ("png", "jpg", "tif"):
@@ -212,16 +210,16 @@ def test_a_image_that_was_taken_sideways_is_upright_in_its_size_too(tmp_path: Pa
     assert [source.read(index)["image"].shape for index in range(3)] == [(16, 10, 3)] * 3
 
 
-def test_a_image_that_is_said_to_lie_sideways_after_its_pixels_is_refused_by_name_or_decoded_first(
+def test_exif_after_the_pixels_is_rejected_by_name_or_decoded_first(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "train" / "late.png"
     save(file, 10, 16)
     turned = Image.Exif()
     turned[0x0112] = 6
-    content, said = file.read_bytes(), b"eXIf" + turned.tobytes().removeprefix(b"Exif\0\0")
-    chunk = struct.pack(">I", len(said) - 4) + said + struct.pack(">I", zlib.crc32(said))
-    file.write_bytes(content[:-12] + chunk + content[-12:])  # before what ends the file
+    content, chunk_data = file.read_bytes(), b"eXIf" + turned.tobytes().removeprefix(b"Exif\0\0")
+    chunk = struct.pack(">I", len(chunk_data) - 4) + chunk_data + struct.pack(">I", zlib.crc32(chunk_data))
+    file.write_bytes(content[:-12] + chunk + content[-12:])  # before the end chunk of the file
     with pytest.raises(UserError, match=r"late\.png: 10×16 pixels, and 16×10 in its header; --bad-images skip takes"):
         Photos("train", settings(tmp_path)).read(0)
     source = Photos("train", settings(tmp_path, bad_images="skip"))
@@ -229,7 +227,7 @@ def test_a_image_that_is_said_to_lie_sideways_after_its_pixels_is_refused_by_nam
     assert source.read(0)["image"].shape == (16, 10, 3)
 
 
-def test_all_kinds_of_pixels_become_eight_bit_colour(tmp_path: Path) -> None:
+def test_all_pixel_formats_become_eight_bit_colour(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     rows = np.linspace(0, 65535, 100).reshape(10, 10)
     Image.fromarray(rows.astype(np.uint16)).save(tmp_path / "train" / "a16.png")
@@ -243,7 +241,7 @@ def test_all_kinds_of_pixels_become_eight_bit_colour(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("image", "target"), [("input", "target"), ("img", "gt"), ("blurry", "sharp")])
-def test_pairs_belong_together_by_their_paths(image: str, target: str, tmp_path: Path) -> None:
+def test_pairs_are_matched_by_their_paths(image: str, target: str, tmp_path: Path) -> None:
     for number, (height, width) in enumerate([(10, 12), (9, 20), (16, 8)]):
         save(tmp_path / "train" / image / f"scene{number}" / "1.png", height, width, seed=1)
         save(tmp_path / "train" / target / f"scene{number}" / "1.jpg", height, width, seed=2)
@@ -275,13 +273,13 @@ def test_pairs_that_do_not_match_are_listed(tmp_path: Path) -> None:
         Pairs("train", settings(tmp_path))
 
 
-def test_what_degrades_a_image_follows_from_the_seed_and_its_number(tmp_path: Path) -> None:
+def test_the_degradation_of_an_image_depends_on_the_seed_and_its_index_only(tmp_path: Path) -> None:
     for number in range(10):
         save(tmp_path / f"{number}.png", 20, 30)
     options = {"degrade_blur": 1.0, "degrade_noise": 10.0, "degrade_jpeg": 80}
     one, same = (Degraded("train", settings(tmp_path, **options)) for _ in range(2))
     other = Degraded("train", settings(tmp_path, **options, degrade_seed=1))
-    same.read(5)  # what was read before does not matter
+    same.read(5)  # earlier reads do not matter
     assert np.array_equal(one.read(0)["image"], same.read(0)["image"])
     assert not np.array_equal(one.read(0)["image"], other.read(0)["image"])
     assert np.array_equal(one.read(0)["target"], one.read(1)["target"])
@@ -290,7 +288,7 @@ def test_what_degrades_a_image_follows_from_the_seed_and_its_number(tmp_path: Pa
 
 
 @pytest.mark.parametrize("option", [{"degrade_noise": 20.0}, {"degrade_blur": 2.0}, {"degrade_jpeg": 10}])
-def test_each_degradation_alone_makes_a_image_worse(option: dict[str, float], tmp_path: Path) -> None:
+def test_each_degradation_alone_makes_an_image_worse(option: dict[str, float], tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     ramp = np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8)
     Image.fromarray(np.where(np.arange(64) % 8 < 4, ramp, 255 - ramp).astype(np.uint8)).save(
@@ -306,7 +304,7 @@ def test_each_degradation_alone_makes_a_image_worse(option: dict[str, float], tm
         assert abs(differences[inside].std() - 20) < 2
 
 
-def test_degradations_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+def test_invalid_degradations_are_rejected(tmp_path: Path) -> None:
     save(tmp_path / "train" / "a.png", 10, 10)
     with pytest.raises(UserError, match="degrade_blur, degrade_noise or degrade_jpeg"):
         Degraded("train", settings(tmp_path, degrade_noise=0.0))

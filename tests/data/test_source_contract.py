@@ -25,7 +25,7 @@ def build(name: str, split: str, settings: RunSettings) -> Source:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_samples_are_what_the_facts_say(name: str, make_data) -> None:
+def test_samples_match_the_data_spec(name: str, make_data) -> None:
     settings = make_data(name)
     for split in ("train", "test"):
         source = build(name, split, settings)
@@ -42,7 +42,7 @@ def test_samples_are_what_the_facts_say(name: str, make_data) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_reading_many_is_reading_each(name: str, make_data) -> None:
+def test_reading_many_samples_equals_reading_each(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     indices = np.array([2, 0, 3])
     many = source.read_many(indices)
@@ -52,7 +52,7 @@ def test_reading_many_is_reading_each(name: str, make_data) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_numbers_that_need_no_reading_are_those_of_the_samples(name: str, make_data) -> None:
+def test_values_known_without_reading_equal_those_of_the_samples(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     indices = np.array([2, 0, 3])
     for one, places in ((source, indices), (Subset(source, indices), np.arange(3))):
@@ -63,7 +63,7 @@ def test_numbers_that_need_no_reading_are_those_of_the_samples(name: str, make_d
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_window_is_a_part_of_the_whole_in_every_image_of_a_sample(name: str, make_data) -> None:
+def test_a_window_is_a_crop_of_every_image_of_a_sample(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     whole, part = source.read(1), source.read_window(1, Window(2, 4, 4, 2))
     assert part.keys() == whole.keys()
@@ -80,14 +80,14 @@ def test_the_same_settings_give_the_same_samples(name: str, make_data) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_size_and_channels_are_as_asked_for(name: str, channels: int, make_data) -> None:
+def test_size_and_channels_are_as_requested(name: str, channels: int, make_data) -> None:
     source = build(name, "test", make_data(name, size=13, channels=channels))
     assert (source.spec.height, source.spec.width, source.spec.channels) == (13, 13, channels)
     assert source.read(0)["image"].shape == (13, 13, channels)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sizes_and_channels_that_make_no_sense_are_refused(name: str, make_data) -> None:
+def test_invalid_sizes_and_channels_are_rejected(name: str, make_data) -> None:
     settings = make_data(name)
     with pytest.raises(UserError, match="channels=2"):
         build(name, "train", dataclasses.replace(settings, channels=2))
@@ -96,7 +96,7 @@ def test_sizes_and_channels_that_make_no_sense_are_refused(name: str, make_data)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_settings_of_a_source_have_meanings_bounds_and_names_of_their_own(name: str) -> None:
+def test_settings_of_a_source_have_help_texts_bounds_and_unique_names(name: str) -> None:
     common = {field.name for field in dataclasses.fields(RunSettings)}
     own = [field for field in dataclasses.fields(RegisteredSources().of(name)) if field.name not in common]
     assert all(field.metadata["meaning"] for field in own)
@@ -106,12 +106,12 @@ def test_settings_of_a_source_have_meanings_bounds_and_names_of_their_own(name: 
     assert not taken & {field.name for field in own}
 
 
-def test_digits_and_house_numbers_may_not_be_mirrored(make_data) -> None:
+def test_digits_and_house_numbers_may_not_be_flipped(make_data) -> None:
     may_mirror = {name: build(name, "test", make_data(name)).spec.flip_allowed for name in NAMES}
     assert [name for name, allowed in may_mirror.items() if not allowed] == ["digits", "mnist", "svhn"]
 
 
-def test_a_source_in_a_persons_own_file_is_used_by_its_path(tmp_path: Path) -> None:
+def test_a_source_in_a_user_file_is_used_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "stripes.py"
     file.write_text(
         "import numpy as np\n"
@@ -135,7 +135,7 @@ def test_held_out_samples_are_not_trained_on() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_files_of_a_sample_hold_the_images_that_reading_gives(name: str, make_data) -> None:
+def test_the_files_of_a_sample_hold_the_images_that_reading_returns(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     encoded = source.encoded(1)
     if encoded is None:
@@ -150,7 +150,7 @@ def test_the_files_of_a_sample_hold_the_images_that_reading_gives(name: str, mak
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_sample_is_made_of_are_files_and_the_numbers_that_reading_gives(name: str, make_data) -> None:
+def test_a_sample_declares_its_files_and_the_values_that_reading_returns(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     made_of = source.made_of(1)
     if made_of is None:

@@ -9,7 +9,7 @@ from paceline.data.tickets import NUM_UNIFORMS, Stream, in_order, part, tickets
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 7])
-def test_an_epoch_has_every_sample_once(epoch: int) -> None:
+def test_an_epoch_contains_every_sample_once(epoch: int) -> None:
     index, uniforms = tickets(seed=3, epoch=epoch, length=101)
     assert sorted(index) == list(range(101))
     assert uniforms.shape == (101, NUM_UNIFORMS)
@@ -23,7 +23,7 @@ def test_epochs_and_seeds_differ() -> None:
         assert not np.array_equal(first.uniforms, other.uniforms)
 
 
-def test_the_generator_still_gives_the_values_that_earlier_runs_had() -> None:
+def test_the_generator_still_gives_the_values_of_earlier_runs() -> None:
     index, uniforms = tickets(seed=42, epoch=3, length=10)
     assert index.tolist() == [8, 4, 7, 1, 6, 3, 0, 2, 9, 5]
     assert uniforms[0, :3].tolist() == [0.2540859580039978, 0.32575345039367676, 0.09693330526351929]
@@ -36,7 +36,7 @@ def test_a_batch_may_span_epochs() -> None:
     assert taken.uniforms.shape == (17, NUM_UNIFORMS)
 
 
-def test_the_stream_does_not_depend_on_how_it_is_cut() -> None:
+def test_the_stream_does_not_depend_on_the_batch_size() -> None:
     stream = Stream(seed=5, length=13)
     whole = stream.take(0, 60)
     pieces = [stream.take(start, start + 4) for start in range(0, 60, 4)]
@@ -53,7 +53,7 @@ def test_the_parts_of_all_ranks_are_the_global_batch(world_size: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_evaluation_takes_samples_in_order_and_leaves_nothing_to_chance() -> None:
+def test_evaluation_reads_samples_in_order_without_randomness() -> None:
     index, uniforms = in_order(3, 7)
     assert index.tolist() == [3, 4, 5, 6]
     assert not uniforms.any()

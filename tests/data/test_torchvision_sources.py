@@ -31,7 +31,7 @@ NAMES = ["cifar10", "cifar100", "fashion_mnist", "mnist", "stl10", "svhn"]
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Serves a small MNIST where torchvision will look for it; gives the list of files that were fetched."""
+    """Serve a small MNIST where torchvision looks for it; return the list of fetched files."""
     served = tmp_path / "served"
     served.mkdir()
     fetched: list[str] = []
@@ -59,10 +59,10 @@ def test_a_missing_set_is_downloaded_once_while_others_wait(tmp_path: Path, serv
     Mnist("test", settings)
     assert len(server) == downloads_alone
     assert len({path for path in server}) == 4
-    assert downloads_alone <= 8  # torchvision asks for each file twice: once to follow redirects
+    assert downloads_alone <= 8  # torchvision requests each file twice: once to follow redirects
 
 
-def test_a_download_that_was_changed_on_the_way_is_refused(tmp_path: Path, server: list[str]) -> None:
+def test_a_download_with_a_wrong_checksum_is_rejected(tmp_path: Path, server: list[str]) -> None:
     changed = next((tmp_path / "served").glob("train-images*"))
     changed.write_bytes(changed.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match=r"--data-root .*mnist is not complete there.*corrupted"):
@@ -70,20 +70,20 @@ def test_a_download_that_was_changed_on_the_way_is_refused(tmp_path: Path, serve
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_offline_and_missing_says_which_files_to_put_where(
+def test_missing_data_offline_reports_which_files_to_put_where(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object, **named: object) -> None:
+    def fail(*arguments: object, **named: object) -> None:
         raise URLError("no route\nto host")
 
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    monkeypatch.setattr("urllib.request.urlopen", fail)
     source = registry.load_class("source", name, Source)
     with pytest.raises(UserError, match=f"--data-root {tmp_path}: {name} is not complete there") as raised:
         source("train", RunSettings(data_root=str(tmp_path)))
     assert source.expected in str(raised.value) and "\n" not in str(raised.value)  # type: ignore[attr-defined]
 
 
-def test_a_damaged_file_is_refused(make_data) -> None:
+def test_a_damaged_file_is_rejected(make_data) -> None:
     settings = make_data("mnist")
     file = Path(settings.data_root, "MNIST/raw/train-images-idx3-ubyte")
     file.write_bytes(file.read_bytes()[:-100])
@@ -98,7 +98,7 @@ def test_a_read_only_folder_is_read_without_a_lock(make_data) -> None:
     assert len(Mnist("train", settings)) == 12
 
 
-def test_a_folder_that_cannot_be_locked_is_read_all_the_same(make_data) -> None:
+def test_a_folder_that_cannot_be_locked_is_still_read(make_data) -> None:
     settings = make_data("mnist")
     Path(settings.data_root, ".lock-mnist").mkdir()
     assert len(Mnist("train", settings)) == 12
@@ -118,13 +118,13 @@ def test_cifar100_has_its_hundred_fine_classes(make_data) -> None:
     assert source.spec.num_classes == 100 and source.arrays["label"].tolist() == [0, 1, 2, 99]
 
 
-def test_svhn_calls_the_digit_zero_zero(make_data) -> None:
+def test_svhn_labels_the_digit_zero_as_zero(make_data) -> None:
     source = Svhn("test", make_data("svhn"))
     assert source.arrays["label"].tolist() == [2, 3, 4, 5, 6, 7]
     assert np.array_equal(source.arrays["image"][1], random_images(32, 32, 3, 6)[..., 1])
 
 
-def test_stl10_stands_upright_and_counts_classes_from_zero(make_data) -> None:
+def test_stl10_is_upright_and_counts_classes_from_zero(make_data) -> None:
     source = Stl10("test", make_data("stl10"))
     assert np.array_equal(source.arrays["image"], random_images(2, 3, 96, 96).transpose(0, 3, 2, 1))
     assert source.arrays["label"].tolist() == [0, 1]

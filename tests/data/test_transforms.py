@@ -1,4 +1,4 @@
-"""Augmentation and scaling, against a slow version that takes one sample at a time."""
+"""Augmentation and scaling, against a slow version that handles one sample at a time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def prepare_slowly(image: np.ndarray, uniforms: np.ndarray, augment: Augment) ->
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("augment", AUGMENTS, ids=str)
-def test_a_batch_is_what_its_samples_are_one_by_one(augment: Augment, channels: int) -> None:
+def test_a_batch_equals_its_samples_one_by_one(augment: Augment, channels: int) -> None:
     raw = raw_batch(channels=channels)
     image = transform(raw, augment, torch.float64)["image"]
     slow = [prepare_slowly(raw["image"][n].numpy(), raw["uniforms"][n].numpy(), augment) for n in range(len(image))]
@@ -81,7 +81,7 @@ def test_black_is_minus_one_and_white_is_one_and_nothing_lies_outside() -> None:
     assert torch.allclose(transform(raw, None, torch.float32)["image"].flatten().double(), exact, atol=1e-7, rtol=0)
 
 
-def test_without_augmentation_only_the_numbers_change() -> None:
+def test_without_augmentation_only_the_value_range_changes() -> None:
     raw = raw_batch()
     batch = transform(raw, None, torch.float32)
     assert batch.keys() == {"image", "label", "index"}
@@ -89,7 +89,7 @@ def test_without_augmentation_only_the_numbers_change() -> None:
     assert torch.equal(batch["image"].add(1).mul(127.5).round().to(torch.uint8), raw["image"])
 
 
-def test_the_caller_keeps_its_batch() -> None:
+def test_the_batch_of_the_caller_is_not_modified() -> None:
     raw = raw_batch()
     before = {name: value.clone() for name, value in raw.items()}
     transform(raw, AUGMENTS[-1], torch.float32)
@@ -104,14 +104,14 @@ def test_images_stay_in_channels_last_memory(augment: Augment) -> None:
 
 
 @pytest.mark.parametrize("pad", [*range(1, 20), 127, 128, 500])
-def test_the_largest_number_below_one_gives_the_last_place(pad: int) -> None:
+def test_the_largest_number_below_one_gives_the_last_position(pad: int) -> None:
     white = torch.full((1, 1, pad + 1, pad + 1), 255, dtype=torch.uint8)
     raw = {"image": white, "uniforms": torch.full((1, 8), LARGEST_UNIFORM)}
     moved = transform(raw, Augment(pad_crop=pad), torch.float32)["image"]
     assert moved[0, 0, 0, 0] == 1 and moved.sum() == 1 - (moved.numel() - 1)
 
 
-def test_images_that_belong_together_move_together() -> None:
+def test_images_of_one_sample_are_augmented_together() -> None:
     raw = raw_batch()
     raw["target"] = raw["image"].clone(memory_format=torch.preserve_format)
     batch = transform(raw, AUGMENTS[-1], torch.float32)
@@ -122,7 +122,7 @@ def test_images_that_belong_together_move_together() -> None:
     ("flip", "flip_allowed", "expected"),
     [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
 )
-def test_the_source_says_whether_flips_are_allowed_unless_the_user_does(
+def test_the_source_decides_whether_flips_are_allowed_unless_the_user_does(
     flip: str, flip_allowed: bool, expected: bool
 ) -> None:
     settings = RunSettings(pad_crop=4, flip=flip, cutout=8)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Images of mixed sizes: windows that follow from tickets alone, the same on every loader; whole ones when judged."""
+"""Images of mixed sizes: windows depend only on tickets and are equal on every loader; evaluation uses whole images."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def build(name: str, source: Source, workers: int, monkeypatch: pytest.MonkeyPat
     loader_class = registry.load_class("loader", name.split()[0], Loader)
     loader = loader_class(source, CPU, RunSettings(workers=workers), crop)
     if "host" in name:
-        monkeypatch.setattr(loader, "device", torch.device("meta"))  # not the home of the pixels
+        monkeypatch.setattr(loader, "device", torch.device("meta"))  # not the device that holds the pixels
         monkeypatch.setattr(resident, "upload", lambda batch, device: batch)
     return loader
 
@@ -113,7 +113,7 @@ def test_every_loader_cuts_the_windows_of_the_tickets(
 
 @pytest.mark.parametrize("kind", ["photos", "photos with low", "pairs", "degraded", "packed photos", "packed pairs"])
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_evaluation_gives_every_whole_image_once(
+def test_evaluation_yields_every_whole_image_once(
     name: str, workers: int, kind: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(data, kind, "test")
@@ -130,7 +130,7 @@ def test_evaluation_gives_every_whole_image_once(
 
 
 @pytest.mark.parametrize("kind", ["packed photos", "packed pairs"])
-def test_packed_samples_are_those_of_the_source(kind: str, data: Path) -> None:
+def test_packed_samples_equal_those_of_the_source(kind: str, data: Path) -> None:
     packed, source = open_source(data, kind), open_source(data, kind.split()[1])
     assert packed.spec == source.spec and packed.sizes is not None and source.sizes is not None
     assert np.array_equal(packed.sizes, source.sizes) and fingerprint(packed) == fingerprint(source)
@@ -140,7 +140,7 @@ def test_packed_samples_are_those_of_the_source(kind: str, data: Path) -> None:
         assert one.keys() == other.keys() and all(np.array_equal(one[field], other[field]) for field in one)
 
 
-def test_of_packed_samples_too_those_smaller_than_the_crop_can_be_left_out(data: Path) -> None:
+def test_packed_samples_smaller_than_the_crop_can_be_skipped_too(data: Path) -> None:
     names = []
     for name, folder in (("photos", "photos"), ("packed", "packed photos")):
         source_class = registry.load_class("source", name, Source)
@@ -155,7 +155,7 @@ def test_of_packed_samples_too_those_smaller_than_the_crop_can_be_left_out(data:
 
 
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_steps_of_training_have_windows_and_draws(
+def test_training_steps_have_windows_and_draws(
     name: str, workers: int, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(data, "pairs")
@@ -172,7 +172,7 @@ def test_steps_of_training_have_windows_and_draws(
         assert all(torch.equal(one[field], other[field]) for field in one)
 
 
-def test_windows_lie_inside_and_reach_every_place() -> None:
+def test_windows_stay_inside_and_reach_every_position() -> None:
     uniforms = np.random.default_rng(0).random((4000, NUM_UNIFORMS), dtype=np.float32)
     uniforms[0], uniforms[1] = 0, np.nextafter(np.float32(1), np.float32(0))
     sizes = np.tile([[15, 12]], (4000, 1))
@@ -194,7 +194,7 @@ def test_a_window_does_not_depend_on_the_batch_around_it() -> None:
     assert windows(other, sizes, 16, 0) == together
 
 
-def test_a_image_smaller_than_the_crop_is_named_with_both_sizes(data: Path) -> None:
+def test_an_image_smaller_than_the_crop_is_reported_with_both_sizes(data: Path) -> None:
     source = open_source(data, "photos")
     with pytest.raises(UserError, match=r"--crop 13: smaller than 13×13 pixels: 2\.png 12×12; .* at most 12"):
         registry.load_class("loader", "workers", Loader)(source, CPU, RunSettings(), 13)
@@ -238,7 +238,7 @@ def test_other_images_have_another_fingerprint(data: Path, tmp_path: Path) -> No
     assert first == same != changed, "what should come out is part of the data"
 
 
-def test_quarter_turns_are_those_of_numpy_in_every_field() -> None:
+def test_rot90_equals_numpy_in_every_field() -> None:
     images = {"image": random_images(8, 6, 6, 3), "low": random_images(8, 3, 3, 3)}
     raw = {name: torch.from_numpy(field).permute(0, 3, 1, 2) for name, field in images.items()}
     uniforms = torch.zeros(8, NUM_UNIFORMS)
@@ -250,7 +250,7 @@ def test_quarter_turns_are_those_of_numpy_in_every_field() -> None:
             assert np.array_equal(found[row], np.rot90(field[row], row // 2))
 
 
-def test_what_cannot_be_turned_or_padded_is_refused() -> None:
+def test_what_cannot_be_rotated_or_padded_is_rejected() -> None:
     with pytest.raises(UserError, match="rot90=on: needs square images, not 5×4"):
         Augment.from_settings(RunSettings(rot90="on"), DataSpec(3, 4, 5))
     with pytest.raises(UserError, match="pad_crop=4"):

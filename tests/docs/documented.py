@@ -34,12 +34,12 @@ class Command:
 
     page: str
     line: int
-    text: str  # without its comment
+    text: str  # without a comment
     reason: str
 
     @cached_property
     def words(self) -> list[str]:
-        """The command's words, less variables that are set for it."""
+        """Return the command's words without the variables set for it."""
         words = shlex.split(self.text)
         while words and ASSIGNMENT.match(words[0]):
             words.pop(0)
@@ -94,7 +94,7 @@ def commands() -> list[Command]:
 
 
 def inline_code() -> Iterator[tuple[str, str]]:
-    """Yield each inline code span outside fenced blocks, with where it stands."""
+    """Yield each inline code span outside fenced blocks, with its position."""
     for path in PAGES:
         inside = False
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):

@@ -1,4 +1,4 @@
-"""Every command in the documentation runs, in a small size, or says in a comment above its block why not."""
+"""Every command in the documentation runs at a small size, or a comment above its block gives the reason why not."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from running import run_fork, start_function_in_ranks
 
 TINY = str(ROOT / "tests" / "tiny.py")  # a recipe whose steps take a millisecond
 
-# What makes a documented command small, in order: a pattern of its text, and what stands there instead.
-# Commands that come to the same words run once.
+# Makes documented commands small, in order: a pattern and its replacement.
+# Commands that become equal run once.
 SMALLER: tuple[tuple[str, str], ...] = (
     (r"^paceline verify .*$", f"paceline verify {TINY} --strategies single,ddp --steps 1"),
     (r"^paceline compare (?!runs/).*$", f"paceline compare {TINY} --strategies single --images 16 --no-verify"),
@@ -40,7 +40,7 @@ def order(page: str) -> tuple[int, str]:
 
 
 def runnable_commands() -> dict[str, list[Command]]:
-    """The commands that run, by page, in the order in which they do."""
+    """Return the commands that run, by page, in their order."""
     found: dict[str, list[Command]] = {}
     for command in sorted(commands(), key=lambda one: order(one.page)):
         if not command.reason:
@@ -49,12 +49,12 @@ def runnable_commands() -> dict[str, list[Command]]:
 
 
 def python_blocks() -> list[Block]:
-    """The examples that use runs; the others define classes, which other tests use."""
+    """Return the examples that use runs; the others define classes, which other tests use."""
     return [block for block in blocks() if block.language == "python" and any("runs/" in line for line in block.lines)]
 
 
 class Place:
-    """A folder in which commands run one after the other, each once."""
+    """A folder in which commands run in order, each once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +73,7 @@ class Place:
         return self.ended[text]
 
     def run_before(self, page: str) -> None:
-        """Runs the commands of the pages that come first."""
+        """Run the commands of earlier pages."""
         for earlier, found in runnable_commands().items():
             if order(earlier) < order(page):
                 for command in found:
@@ -119,7 +119,7 @@ def execute(code: str) -> None:
     exec(code, {"__name__": "documented_example"})
 
 
-def test_a_reason_that_names_a_test_names_one_that_exists() -> None:
+def test_a_reason_refers_to_an_existing_test() -> None:
     named = {path for command in commands() for path in re.findall(r"tests/[\w/.]+", command.reason)}
     assert named and not [path for path in named if not (ROOT / path).exists()]
 

@@ -1,4 +1,4 @@
-"""Every command, flag and setting that the documentation names exists, and its values are accepted."""
+"""Every command, flag and setting in the documentation exists, and its values are accepted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def group() -> TyperGroup:
 
 @cache
 def known_settings() -> set[str]:
-    """Every name that `--set` takes for some recipe or source."""
+    """Return every name that `--set` accepts for some recipe or source."""
     names = set(LEARNER)
     for recipe in registry.names("recipe"):
         names |= {f.name for f in fields(registry.load_class("recipe", recipe, Recipe).Settings)}
@@ -49,7 +49,7 @@ def known_settings() -> set[str]:
 
 
 def subcommand(words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]] | None:
-    """The command behind `paceline WORDS`, and the words left; None where a word names none."""
+    """Return the command behind `paceline WORDS` and the remaining words; None if there is no such command."""
     command: TyperCommand | TyperGroup = group()
     while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
         if words[0] not in command.commands:
@@ -105,7 +105,7 @@ def is_known(name: str) -> bool:
 
 
 def resolve(name: str, parameters: dict[str, Any]) -> None:
-    """Resolves settings as the command would; files and devices of this machine play no part."""
+    """Resolve settings as the command would, independent of this machine's files and devices."""
     own = {"recipe", "config", "vgg", "set_", "strategies", "steps", "tolerance", "control", "result"}
     own |= {"nodes", "bandwidth", "latency", "check"}
     flags = {key: value for key, value in parameters.items() if key not in own and value is not None}
@@ -133,7 +133,7 @@ def test_inline_commands_and_flags_exist() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_tables_of_settings_name_settings() -> None:
+def test_tables_of_settings_list_existing_settings() -> None:
     wrong = []
     for path in sorted((ROOT / "docs").rglob("*.md")):
         inside = False
@@ -150,7 +150,7 @@ def test_every_block_has_a_language() -> None:
     assert not [f"{block.page}:{block.line}" for block in blocks() if not block.language]
 
 
-def test_a_setting_that_does_not_exist_is_found() -> None:
+def test_a_setting_that_does_not_exist_is_reported() -> None:
     assert not is_known("averege") and is_known("ema_half_life") and is_known("generator.lr")
     with pytest.raises(UserError):
         configure("classification", {"preset": "quick"}, assignments=["widht=3"], elsewhere=True)

@@ -23,7 +23,7 @@ def no_run(folder: str) -> OpenedRun:
 
 
 def sums_of(logits: torch.Tensor, labels: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """The sums of an evaluator that got the samples in batches of these sizes."""
+    """Return the sums of an evaluator that received the samples in batches of these sizes."""
     evaluator = evaluator_of(logits.shape[1])
     for part, label in zip(logits.split(sizes), labels.split(sizes), strict=True):
         evaluator.update({"logits": part}, {"label": label})
@@ -31,7 +31,7 @@ def sums_of(logits: torch.Tensor, labels: torch.Tensor, sizes: list[int]) -> tor
 
 
 @pytest.mark.parametrize("num_classes", [3, 5, 100])
-def test_accuracy_over_uneven_parts_is_that_of_torchmetrics_over_the_whole(num_classes):
+def test_accuracy_over_uneven_parts_equals_torchmetrics_over_the_whole(num_classes):
     torch.manual_seed(0)
     labels = torch.randint(num_classes, (257,))
     logits = torch.randn(257, num_classes) + 2 * torch.nn.functional.one_hot(labels, num_classes)
@@ -45,7 +45,7 @@ def test_accuracy_over_uneven_parts_is_that_of_torchmetrics_over_the_whole(num_c
     assert results["count"] == 257
 
 
-def test_accuracy_does_not_depend_on_how_the_samples_are_spread():
+def test_accuracy_does_not_depend_on_how_samples_are_distributed():
     torch.manual_seed(0)
     logits, labels = torch.randn(30, 10), torch.randint(10, (30,))
     whole, parts = sums_of(logits, labels, [30]), sums_of(logits, labels, [7, 20, 3])
@@ -59,7 +59,7 @@ def test_of_equal_logits_the_lower_class_ranks_first():
     assert (results["top1"], results["top5"]) == (10, 50)
 
 
-def test_logits_that_are_not_numbers_are_never_right():
+def test_nan_logits_are_never_correct():
     logits, labels = torch.full((4, 3), torch.nan), torch.tensor([0, 1, 2, 0])
     results = evaluator_of(3).results(sums_of(logits, labels, [4]))
     assert (results["top1"], results["top5"]) == (0, 0)

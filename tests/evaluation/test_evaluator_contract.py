@@ -1,4 +1,4 @@
-"""What every evaluator owes those who use it: it is complete when constructed, and declares what it reads."""
+"""The evaluator contract: complete when constructed, and declares what it reads."""
 
 from __future__ import annotations
 

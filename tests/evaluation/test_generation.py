@@ -1,4 +1,4 @@
-"""Generated images evaluated: against torchmetrics, over parts, with cached statistics, by stated networks."""
+"""Evaluation of generated images: against torchmetrics, over parts, with cached statistics, by given networks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def images(count: int, seed: int) -> Tensor:
-    """uint8 images with some structure: a few random patterns, mixed."""
+    """Return uint8 images with some structure: mixtures of a few random patterns."""
     generator = torch.Generator().manual_seed(seed)
     patterns = torch.randn(20, 3 * 12 * 12, generator=torch.Generator().manual_seed(0))
     mixed = torch.randn(count, 20, generator=generator) @ patterns * 12 + 128 + 5 * seed
@@ -62,7 +62,7 @@ def evaluator_of(real: Tensor, count: int, **settings: object) -> Generation:
 
 
 def measured(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings: object) -> dict[str, float]:
-    """The results where each part between cuts went to an evaluator of its own."""
+    """Return the results when each part between cuts has its own evaluator."""
     evaluators = [evaluator_of(real, len(made), **settings) for _ in range(len(cuts) + 1)]
     for pool, add in ((real, "update_samples"), (made, "update")):
         parts = zip(torch.arange(len(pool)).tensor_split(cuts), pool.tensor_split(cuts), evaluators, strict=True)
@@ -75,7 +75,7 @@ def measured(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings:
 
 
 class PixelModule(nn.Module):
-    """Our simplest features, as torchmetrics wants a network."""
+    """Our simplest features, wrapped as torchmetrics expects a network."""
 
     num_features = 3 * Pixels.SIDE_PX**2
 
@@ -83,7 +83,7 @@ class PixelModule(nn.Module):
         return Pixels(DATA_SPEC).extract(some).vectors
 
 
-def test_fid_is_that_of_torchmetrics_on_the_same_features_and_images():
+def test_fid_equals_torchmetrics_on_the_same_features_and_images():
     real, made = images(900, 1), images(700, 2)
     theirs = FrechetInceptionDistance(PixelModule()).set_dtype(torch.float64)
     theirs.update(real, real=True)
@@ -94,7 +94,7 @@ def test_fid_is_that_of_torchmetrics_on_the_same_features_and_images():
     assert not any("[" not in name for name in ours if name != "count")
 
 
-def test_the_numbers_do_not_depend_on_how_the_images_are_spread():
+def test_the_metrics_do_not_depend_on_how_images_are_distributed():
     real, made = images(600, 1), images(600, 2)
     assert measured(real, made, cuts=(123, 400)) == pytest.approx(measured(real, made), rel=1e-9)
 
@@ -129,7 +129,7 @@ def test_images_are_evaluated_as_they_would_be_saved():
     assert results["precision[pixels-8x8]"] == results["recall[pixels-8x8]"] == 1
 
 
-def test_fewer_images_than_features_are_refused_unless_allowed_and_few_ones_are_warned_of():
+def test_fewer_images_than_features_are_rejected_and_few_images_print_a_warning():
     with pytest.raises(
         UserError, match=r"191 images .* too few for the covariance of 192 features; .*few_images=allow"
     ):
@@ -141,7 +141,7 @@ def test_fewer_images_than_features_are_refused_unless_allowed_and_few_ones_are_
     assert evaluator_of(images(960, 1), 960).notes == ()
 
 
-def test_protocols_are_alike_only_if_all_but_the_seed_agrees():
+def test_protocols_are_equal_only_if_all_but_the_seed_agrees():
     real = images(300, 1)
     protocol = evaluator_of(real, 300).protocol()
     assert {"features", "weights", "resize", "real", "made", "seed", "split", "fingerprint"} <= protocol.keys()
@@ -153,7 +153,7 @@ def test_protocols_are_alike_only_if_all_but_the_seed_agrees():
 
 
 class Scripted(nn.Module):
-    """Takes the place of Inception: some numbers for an image."""
+    """A stand-in for Inception: some numbers per image."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path
     with pytest.raises(UserError, match="no such file"):
         evaluator_of(real, 250, inception=str(tmp_path / "nothing.pt"))
     answer = network(inception.make_test_image(CPU) / 128 - 1)[0, :8]
-    monkeypatch.setattr(inception, "ANSWER", tuple(answer.tolist()))  # now this one is the Inception
+    monkeypatch.setattr(inception, "ANSWER", tuple(answer.tolist()))  # use this file as the Inception network
     with pytest.raises(UserError, match=r"too few for the covariance of 2,048 features"):
         evaluator_of(real, 250, inception=path, inception_sha256=digest)
     evaluator = evaluator_of(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
@@ -189,7 +189,7 @@ def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_a_trusted_file_that_is_no_inception_is_refused(tmp_path):
+def test_a_trusted_file_that_is_not_an_inception_network_is_rejected(tmp_path):
     for network, reason in (
         (Scripted(10), r"gives \(1, 10\) for an image, not \(1, 2048\)"),
         (Scripted(2048), "not the Inception of 2015: it computes other features"),
@@ -203,7 +203,7 @@ def test_a_trusted_file_that_is_no_inception_is_refused(tmp_path):
         evaluator_of(images(250, 1), 250, inception=str(text), inception_sha256=sha256(text.read_bytes()).hexdigest())
 
 
-def test_images_are_enlarged_as_tensorflow_1_does_it():
+def test_images_are_upscaled_as_in_tensorflow_1():
     row = torch.tensor([0.0, 8.0, 4.0]).expand(1, 1, 1, 3)
     enlarged = inception.resize_like_tensorflow(row, 6)
     assert enlarged[0, 0, 0].tolist() == [0, 4, 8, 6, 4, 4]  # pixel i lies at i / 2; the last one is repeated
@@ -223,7 +223,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_generator_is_evaluated_while_it_trains_and_its_best_checkpoint_is_known(runs):
+def test_a_generator_is_evaluated_during_training_and_its_best_checkpoint_is_known(runs):
     rows = [json.loads(line) for line in (runs / "gan" / "metrics.jsonl").read_text().splitlines()]
     name = "train/FID[resnet18-digits]"
     values = {row["images"]: row[name] for row in rows if name in row}
@@ -241,10 +241,10 @@ def values_in(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in words}
 
 
-def test_two_processes_measure_what_one_does(runs):
+def test_two_processes_measure_the_same_as_one(runs):
     found = []
     for size in (1, 2):
-        # The second one computes its own statistics of the real images, too.
+        # The second run computes its own statistics of the real images, too.
         sets = ["--set", "features=classifier", "--set", f"feature_precision={'fp32' if size == 1 else 'tf32'}"]
         command = ["evaluate", "gan", "--accelerator", "cpu", "--devices", str(size), *sets]
         before = set(runs.glob("stdout-*"))
@@ -254,25 +254,26 @@ def test_two_processes_measure_what_one_does(runs):
     assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
-def test_a_run_goes_on_only_if_it_is_evaluated_as_before(runs):
+def test_a_run_resumes_only_if_it_is_evaluated_as_before(runs):
     command = ["train", TINY_GAN, "--accelerator", "cpu", "--out", "gan", "--images", "2560"]
-    refused = run_fork(runs, *command, "--set", "features=classifier", "--set", "generated_images=700")
-    assert refused.wait() == 2
+    rejected = run_fork(runs, *command, "--set", "features=classifier", "--set", "generated_images=700")
+    assert rejected.wait() == 2
     assert (
-        "measured with another protocol (made: 1438 ≠ 700)" in refused.stderr and len(refused.stderr.splitlines()) == 1
+        "measured with another protocol (made: 1438 ≠ 700)" in rejected.stderr
+        and len(rejected.stderr.splitlines()) == 1
     )
 
 
-def test_features_of_another_kind_of_run_or_of_other_images_are_refused(runs, monkeypatch):
-    refused = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=gan")
-    assert refused.wait() == 2 and "features=gan: not a classification run" in refused.stderr
+def test_features_of_an_unsuitable_run_or_for_other_images_are_rejected(runs, monkeypatch):
+    rejected = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=gan")
+    assert rejected.wait() == 2 and "features=gan: not a classification run" in rejected.stderr
     monkeypatch.chdir(runs)
     case = Case(source_of(images(300, 1)), "train", 300, open_run)
     with pytest.raises(UserError, match="features=classifier: trained on images of 8×8×1, and these are of 12×12×3"):
         Generation(case, DATA_SPEC, CPU, RunSettings(features="classifier"))
 
 
-def test_real_images_survive_the_way_through_the_loader():
+def test_real_images_pass_the_loader_unchanged():
     values = torch.arange(256).to(torch.uint8).view(1, 1, 16, 16)
     for dtype in (torch.float32, torch.float64):
         batch = transform({"image": values, "uniforms": torch.zeros(1, NUM_UNIFORMS)}, None, dtype)

@@ -1,4 +1,4 @@
-"""The Inception in float16: its kernels' sums are float32's, its weights lose next to nothing.
+"""Inception in float16: kernels accumulate in float32, and weights lose almost nothing.
 
 On a machine without a GPU the kernels run in Triton's interpreter (see conftest.py in the folder above).
 """
@@ -21,11 +21,11 @@ from paceline.evaluation.features.inception_half import Half
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
-ROUNDED = 2**-11  # by at most this share when a number becomes float16
+ROUNDED = 2**-11  # the relative rounding error of float16
 
 
 def images(*shape: int, seed: int = 0) -> Tensor:
-    """Numbers of both signs, in float16, as [n, h, w, c]."""
+    """Return random numbers of both signs in float16, as [n, h, w, c]."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, torch.float16)
 
 
@@ -33,7 +33,7 @@ def channels_first(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2)
 
 
-def test_two_halves_keep_what_one_loses_of_weights_large_and_small():
+def test_two_float16_numbers_keep_what_one_loses_for_large_and_small_weights():
     weight = torch.randn(40, 8, 3, 3) * torch.logspace(-6, 2, 40)[:, None, None, None]
     whole = kernels.two_halves(weight, torch.randn(40))
     both = (whole.high.double() + whole.low.double()) * whole.scale
@@ -54,7 +54,7 @@ def test_two_halves_keep_what_one_loses_of_weights_large_and_small():
         (128, 130, (7, 1), 1, (3, 0)),
     ],
 )
-def test_a_convolution_is_rounded_once_and_fills_its_channels_alone(num_in, num_out, kernel, stride, padding):
+def test_a_convolution_rounds_once_and_writes_only_its_own_channels(num_in, num_out, kernel, stride, padding):
     torch.manual_seed(0)
     weight = torch.randn(num_out, num_in, *kernel, device=DEVICE) / (num_in * kernel[0] * kernel[1]) ** 0.5
     bias = torch.randn(num_out, device=DEVICE)
@@ -80,7 +80,7 @@ def test_a_pool_takes_the_largest_of_nine_neighbours(stride, padding):
     assert torch.equal(channels_first(out[..., 16:]).float(), wanted)
 
 
-def test_an_average_leaves_out_what_lies_beyond_the_edge():
+def test_average_pooling_excludes_padding():
     x = torch.randn(2, 5, 6, 24, device=DEVICE)
     wanted = F.avg_pool2d(channels_first(x), 3, 1, 1, count_include_pad=False).relu()
     out = torch.empty(2, 5, 6, 24, dtype=torch.float16, device=DEVICE)
@@ -89,10 +89,10 @@ def test_an_average_leaves_out_what_lies_beyond_the_edge():
 
 
 @torch.no_grad()
-def test_the_whole_network_sees_in_float16_what_it_sees_in_float32():
+def test_the_whole_network_gives_the_same_features_in_float16_and_float32():
     torch.manual_seed(0)
     network = inception_network(file_network(padding_counts=False).state_dict()).to(DEVICE)
-    seen = torch.rand(2, 3, 75, 75, device=DEVICE) * 2 - 1  # the smallest images that it takes
+    seen = torch.rand(2, 3, 75, 75, device=DEVICE) * 2 - 1  # the smallest supported images
     with computing_in("fp16"):
         wanted, found = network(seen), Half(network)(seen)
     assert found.shape == (2, 2048) and found.dtype == torch.float32

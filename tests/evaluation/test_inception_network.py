@@ -1,4 +1,4 @@
-"""The Inception of 2015 as our own network: what a TorchScript file of the same names computes, in all arithmetics."""
+"""The 2015 Inception as our own network gives the results of the TorchScript file in all precisions."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def opened(
     folder: Path, patch: pytest.MonkeyPatch, device: torch.device = CPU, *, padding_counts: bool = False
 ) -> tuple[FeatureNetwork, nn.Module]:
-    """What a file is opened as, and the network that it was made of."""
+    """Return the opened network, and the network that the file was made from."""
     torch.manual_seed(0)
     network, path = file_network(padding_counts=padding_counts), folder / "narrow.pt"
     trial = inception.enlarged(inception.make_test_image(CPU))
-    with computing_in("fp32"):  # a trace keeps, for ever, whether its convolutions may be in TF32
+    with computing_in("fp32"):  # a trace fixes whether its convolutions may use TF32
         torch.jit.trace(network, trial).save(str(path))
     digest = sha256(path.read_bytes()).hexdigest()
     with pytest.raises(UserError, match="not the Inception of 2015: it computes other features"):
         inception.load_inception(str(path), digest, CPU)
-    patch.setattr(inception, "ANSWER", tuple(network(trial)[0, :8].tolist()))  # now this one is the Inception
+    patch.setattr(inception, "ANSWER", tuple(network(trial)[0, :8].tolist()))  # use this file as the Inception network
     return inception.load_inception(str(path), digest, device), network
 
 
 def folded_beside(scripted: FeatureNetwork, folder: Path, device: torch.device) -> str:
-    """Why our own network was not taken, for a failure's message; raises where it cannot be run at all."""
+    """Return why our own network was not used, for the failure message; raise if it cannot run at all."""
     trial = inception.make_test_image(device)
     weights = inception.load_script(str(folder / "narrow.pt"), device).state_dict()
     answer, found = (
@@ -50,7 +50,7 @@ def folded_beside(scripted: FeatureNetwork, folder: Path, device: torch.device) 
 
 
 def some_images() -> Tensor:
-    """Smooth ones, and noise."""
+    """Return smooth images and noise."""
     generator = torch.Generator().manual_seed(1)
     coarse = torch.randint(0, 256, (2, 3, 4, 4), generator=generator, dtype=torch.uint8)
     noise = torch.randint(0, 256, (2, 3, 32, 32), generator=generator, dtype=torch.uint8)
@@ -59,7 +59,7 @@ def some_images() -> Tensor:
 
 @pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=[pytest.mark.gpu, no_gpu])], ids=str)
 @torch.no_grad()
-def test_our_network_sees_what_the_file_sees_in_every_arithmetic(tmp_path, monkeypatch, device):
+def test_our_network_gives_the_features_of_the_file_in_every_precision(tmp_path, monkeypatch, device):
     ours, file = opened(tmp_path, monkeypatch, device)
     assert isinstance(ours, FoldedInception), folded_beside(ours, tmp_path, device)
     wanted = file(inception.enlarged(some_images()))
@@ -72,22 +72,22 @@ def test_our_network_sees_what_the_file_sees_in_every_arithmetic(tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    "broken, refused",
+    "broken, reason",
     [
         (lambda network: lambda x: network(x) + 1, "this GPU computes other features in it"),
         (lambda network: lambda x: x / object(), r"Triton cannot compute in it here \(unsupported operand.*\)"),
     ],
 )
 @torch.no_grad()
-def test_fp16_is_refused_where_it_does_not_work(tmp_path, monkeypatch, broken, refused):
+def test_fp16_is_rejected_where_it_does_not_work(tmp_path, monkeypatch, broken, reason):
     pytest.importorskip("triton")
     ours, _ = opened(tmp_path, monkeypatch)
     monkeypatch.setattr("paceline.evaluation.features.inception_half.Half", broken)
-    with pytest.raises(UserError, match=rf"feature_precision=fp16: {refused}; use feature_precision=tf32"):
+    with pytest.raises(UserError, match=rf"feature_precision=fp16: {reason}; use feature_precision=tf32"):
         ours(some_images(), "fp16")
 
 
-def test_a_file_of_the_same_names_that_computes_otherwise_is_run_as_it_is(tmp_path, monkeypatch):
+def test_a_file_with_the_same_names_but_other_results_is_run_unchanged(tmp_path, monkeypatch):
     network, file = opened(tmp_path, monkeypatch, padding_counts=True)
     assert isinstance(network, ScriptedInception)
     wanted = file(inception.enlarged(some_images()))
@@ -96,14 +96,14 @@ def test_a_file_of_the_same_names_that_computes_otherwise_is_run_as_it_is(tmp_pa
         network.require("fp16", GPU)
 
 
-def test_fp16_is_for_gpus():
+def test_fp16_needs_a_gpu():
     network = FoldedInception(nn.Identity(), "")
     network.require("fp16", GPU)
     with pytest.raises(UserError, match=r"feature_precision=fp16 is for GPUs.* use feature_precision=fp32"):
         network.require("fp16", CPU)
 
 
-def test_enlarging_by_two_matrices_is_enlarging_pixel_by_pixel():
+def test_upscaling_by_two_matrices_equals_upscaling_pixel_by_pixel():
     images = torch.rand(2, 3, 5, 7) * 255
     enlarged = inception.resize_like_tensorflow(images, 12)
     for row, column in ((0, 0), (1, 11), (6, 5), (11, 3), (11, 11)):

@@ -1,4 +1,4 @@
-"""PSNR and SSIM: scikit-image's, under named protocols, whatever the parts that images come in."""
+"""PSNR and SSIM equal scikit-image's, under named protocols, however images are distributed."""
 
 import sys
 
@@ -26,7 +26,7 @@ def no_run(folder: str):
 
 
 def source_of(*sizes: tuple[int, int]) -> Subset:
-    """Images of these heights and widths, by name only."""
+    """Return a source that declares images of these heights and widths."""
     source = ArraySource({"image": np.zeros((len(sizes), 1, 1, 3), np.uint8)}, DataSpec(3, 1, 1))
     source.sizes = np.array(sizes)
     return Subset(source, range(len(sizes)))
@@ -52,7 +52,7 @@ def as_array(levels: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("colours", [1, 3])
-def test_values_are_those_of_scikit_image(colours):
+def test_values_equal_scikit_image(colours):
     made, target = (to_levels(images[:, :colours]) for images in (NOISY, IMAGE))
     theirs = peak_signal_noise_ratio(as_array(target), as_array(made), data_range=255)
     assert psnr(made, target).item() == pytest.approx(theirs, abs=1e-6)
@@ -68,7 +68,7 @@ def test_values_are_those_of_scikit_image(colours):
     assert ssim(made, target).item() == pytest.approx(theirs, abs=1e-6)
 
 
-def test_luma_is_matlabs():
+def test_luma_equals_matlab():
     # The values that MATLAB documents for rgb2ycbcr: black, white and the primaries.
     colours = torch.tensor([[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 0], [0, 0, 255]]).double()
     found = luma(colours[:, :, None, None]).flatten()
@@ -86,7 +86,7 @@ def test_a_protocol_compares_its_channels_without_the_border(protocol, convert):
     }
 
 
-def test_images_of_the_same_size_lose_no_border():
+def test_images_of_the_same_size_are_compared_with_their_border():
     spoiled = IMAGE.clone()
     spoiled[..., :2, :] *= -1
     prediction = {"image": spoiled, "target": IMAGE}
@@ -103,26 +103,30 @@ def test_results_are_rounded_as_files_would_be():
     )
 
 
-def test_a_number_is_the_mean_over_images_of_any_sizes_and_parts():
+def test_a_metric_is_the_mean_over_images_of_any_size_and_distribution():
     small = {"image": NOISY[..., :40, :50], "target": IMAGE[..., :40, :50]}
     large = {"image": NOISY, "target": IMAGE}
     whole = measure([large, small, small])
     alone = [measure([one])["psnr[y]"] for one in (large, small, small)]
     assert whole["psnr[y]"] == pytest.approx(np.mean(alone), abs=1e-12) and whole["count"] == 3
-    first, second, third = make_evaluator(), make_evaluator(), make_evaluator()  # three ranks, of which one saw nothing
+    first, second, third = (
+        make_evaluator(),
+        make_evaluator(),
+        make_evaluator(),
+    )  # three ranks, one of them without images
     first.update(large, {})
     second.update({name: torch.cat([field, field]) for name, field in small.items()}, {})
     spread = third.results(first.sums() + second.sums() + third.sums())
     assert spread == pytest.approx(whole, abs=1e-12)
 
 
-def test_what_a_recipe_is_held_against_is_measured_under_its_name():
+def test_the_baseline_of_a_recipe_is_measured_under_its_name():
     found = measure([{"image": IMAGE, "bicubic": NOISY, "target": IMAGE}])
     assert set(found) == {"psnr[y]", "ssim[y]", "bicubic_psnr[y]", "bicubic_ssim[y]", "count"}
     assert found["bicubic_psnr[y]"] == measure([{"image": NOISY, "target": IMAGE}])["psnr[y]"]
 
 
-def test_the_protocol_says_all_that_numbers_must_share():
+def test_the_protocol_records_everything_that_comparable_metrics_share():
     protocols = [
         make_evaluator().protocol(),
         make_evaluator("rgb").protocol(),
@@ -132,7 +136,7 @@ def test_the_protocol_says_all_that_numbers_must_share():
     assert make_evaluator("rgb").label == "rgb"
 
 
-def test_a_image_smaller_than_the_window_is_named_before_any_is_restored():
+def test_an_image_smaller_than_the_window_is_reported_before_any_is_restored():
     with pytest.raises(UserError, match=r"sample 1: a side of 19 pixels is too short .* 8 are left; .* the test split"):
         make_evaluator(sizes=((40, 40), (40, 19), (40, 23)))
     make_evaluator(sizes=((20, 20),))  # 12 of them, without a border of 4
@@ -165,14 +169,14 @@ def perceptual_package(tmp_path, monkeypatch):
     sys.modules.pop("lpips", None)
 
 
-def test_a_perceptual_distance_is_measured_where_its_package_is(perceptual_package):
+def test_the_perceptual_distance_is_measured_where_its_package_is_installed(perceptual_package):
     found = measure([{"image": NOISY, "target": IMAGE}])
     wanted = (to_levels(NOISY) - to_levels(IMAGE)).abs().mean().item() / 127.5
     assert found["lpips[y]"] == pytest.approx(wanted, rel=1e-5)
     assert make_evaluator().protocol()["lpips"] == "alex"
 
 
-def test_a_perceptual_distance_without_its_weights_is_left_out_and_said(perceptual_package):
+def test_the_perceptual_distance_without_its_weights_is_skipped_with_a_note(perceptual_package):
     perceptual_package.write_text(STAND_IN.replace('!= "alex"', '== "alex"'))
     evaluator = make_evaluator()
     assert evaluator.notes == ("LPIPS is not measured: no such network",)

@@ -25,12 +25,12 @@ def by_scipy(first: Tensor, second: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("count", "size"), [(500, 8), (900, 200), (300, 256)])
-def test_the_frechet_distance_is_that_of_a_general_matrix_root(count, size):
+def test_the_frechet_distance_equals_the_one_with_a_general_matrix_square_root(count, size):
     first, second = features(count, size, 1), features(count, size, 2)
     assert frechet_distance(*moments(first), *moments(second)) == pytest.approx(by_scipy(first, second), rel=1e-6)
 
 
-def test_the_frechet_distance_is_right_where_covariances_are_singular():
+def test_the_frechet_distance_is_correct_for_singular_covariances():
     first = torch.zeros(100, 5, dtype=torch.float64)
     first[:, 0] = torch.linspace(-1, 1, 100)
     second = 3 * first + torch.tensor([0.0, 2, 0, 0, 0])
@@ -39,7 +39,7 @@ def test_the_frechet_distance_is_right_where_covariances_are_singular():
     assert frechet_distance(*moments(first), *moments(first)) == pytest.approx(0, abs=1e-9)
 
 
-def test_a_distance_that_is_no_number_is_not_the_best_one():
+def test_a_nan_distance_is_never_the_best():
     mean, covariance = moments(features(50, 4, 1))
     assert np.isnan(frechet_distance(mean * float("nan"), covariance, mean, covariance))
 
@@ -60,18 +60,18 @@ def test_the_kernel_distance_of_one_distribution_from_itself_is_zero_on_average(
     assert estimates.min() < 0 and estimates.mean().abs() < 3 * error
 
 
-def test_precision_and_recall_are_those_of_all_distances():
+def test_precision_and_recall_equal_those_from_all_distances():
     real, made = features(120, 4, 1), 0.5 * features(150, 4, 1)[:140]
     among = []
     for rows, others in ((made[:120], real), (real, made[:120])):
         radii = torch.cdist(others, others).sort(dim=1).values[:, 3]
         among.append((torch.cdist(rows, others) <= radii).any(dim=1).double().mean().item())
     assert precision_and_recall(real, made) == pytest.approx(tuple(among))
-    assert among[0] > among[1]  # made rows keep to the middle: precise, and not diverse
+    assert among[0] > among[1]  # generated rows stay near the centre: precise but not diverse
     assert precision_and_recall(real, real + 100) == (0, 0)
 
 
-def test_the_inception_score_is_the_number_of_classes_where_all_are_certain_and_equally_frequent():
+def test_the_inception_score_of_certain_and_balanced_classes_is_their_number():
     likelihoods, counts = torch.full((2, 5), 20.0, dtype=torch.float64), torch.full((2,), 100.0, dtype=torch.float64)
     assert inception_score(counts, likelihoods, torch.zeros(2)) == pytest.approx(5)
     entropy = torch.full((2,), 100 * np.log(0.2), dtype=torch.float64)  # every image could be anything

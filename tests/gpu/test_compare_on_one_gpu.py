@@ -23,7 +23,7 @@ def compared(folder: Path, *words: str) -> dict[str, Any]:
     return json.loads((folder / "table/report.json").read_text())
 
 
-def test_two_on_one_gpu_are_labelled_and_not_recommended(tmp_path: Path) -> None:
+def test_two_processes_on_one_gpu_are_labelled_and_not_recommended(tmp_path: Path) -> None:
     report = compared(tmp_path, "--strategies", "single,dp,ddp", "--devices", "2", "--gpus", "0,0")
     assert [cell["state"] for cell in report["cells"]] == ["done"] * 3, report["cells"]
     labels = [group["label"] for group in report["groups"].values()]
@@ -33,7 +33,7 @@ def test_two_on_one_gpu_are_labelled_and_not_recommended(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(torch.cuda.device_count() != 1, reason="needs exactly one GPU")
-def test_a_count_that_is_not_there_is_not_measured(tmp_path: Path) -> None:
+def test_an_unavailable_device_count_is_not_measured(tmp_path: Path) -> None:
     report = compared(tmp_path, "--strategies", "single,ddp", "--devices", "2")
     assert [(cell["state"], cell["reason"]) for cell in report["cells"]] == [
         ("done", ""),

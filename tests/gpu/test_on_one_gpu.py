@@ -1,4 +1,4 @@
-"""What only a GPU can show; one is enough. Two processes share it over gloo, DataParallel uses it twice."""
+"""Tests that need one GPU. Two processes share it over gloo, DataParallel uses it twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACELINE = [sys.executable, "-m", "paceline"]
 
 
 def trained(recipe: str, steps: int = STEPS, **settings: Any) -> Parts:
-    """A run's parts after some steps, without a folder."""
+    """Return a run's parts after some steps, without a folder."""
     small = {"deterministic": True, "precision": "bf16", "images": 10**6} | settings
     parts = assemble(configure(recipe, small, small=True))
     parts.recipe.train()
@@ -66,7 +66,7 @@ def test_a_captured_step_gives_the_bits_of_an_eager_one(recipe: str, settings: d
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> str:
-    """A recipe that reads the device in its step."""
+    """A recipe that synchronizes with the device in its step."""
     recipe = tmp_path / "waiting.py"
     recipe.write_text(
         "from paceline.contracts.recipe import Loss\n"
@@ -80,17 +80,17 @@ def waiting(tmp_path: Path) -> str:
     return str(recipe)
 
 
-def test_a_recipe_that_waits_for_the_device_is_named_and_stays_eager(
+def test_a_recipe_that_synchronizes_is_reported_and_stays_eager(
     waiting: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = trained(waiting, steps=20, graph="auto")
     assert isinstance(parts.run_step, GraphedStep) and parts.run_step.failed
-    said = capsys.readouterr().out
-    assert "classifier_loss" in said and "waiting.py:8" in said
+    printed = capsys.readouterr().out
+    assert "classifier_loss" in printed and "waiting.py:8" in printed
     assert all(value.isfinite().all() for value in parts.recipe.state_dict().values())
 
 
-def test_after_a_capture_that_broke_dropout_goes_on_and_memory_does_not_grow(waiting: str) -> None:
+def test_after_a_failed_capture_dropout_still_works_and_memory_does_not_grow(waiting: str) -> None:
     parts = trained(waiting, steps=20, graph="auto", dropout=0.5, loader="workers", workers=1)
     taken = torch.cuda.memory_allocated()
     per_step = parts.feed.images_per_step
@@ -100,10 +100,10 @@ def test_after_a_capture_that_broke_dropout_goes_on_and_memory_does_not_grow(wai
     assert torch.cuda.memory_allocated() <= taken + 2**20
 
 
-def test_graph_on_ends_a_run_that_cannot_be_captured(waiting: str) -> None:
+def test_graph_on_fails_a_run_that_cannot_be_captured(waiting: str) -> None:
     with pytest.raises(UserError, match=r"--graph on: classifier_loss \(.*waiting.py:8\) cannot be part"):
         trained(waiting, steps=20, graph="on")
-    torch.rand(3, device="cuda")  # the process is not left as if it were still capturing
+    torch.rand(3, device="cuda")  # the process is no longer in capture mode
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_graph_on_ends_a_run_that_cannot_be_captured(waiting: str) -> None:
         ("single,lightning", ["--backend", "gloo"]),
     ],
 )
-def test_two_replicas_on_one_gpu_learn_what_one_does(strategies: str, more: list[str]) -> None:
+def test_two_replicas_on_one_gpu_train_the_same_weights_as_one(strategies: str, more: list[str]) -> None:
     command = [*PACELINE, "verify", "classification", "--strategies", strategies, "--gpus", "0,0", *more]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -139,14 +139,14 @@ def test_ddp_over_nccl_is_captured_with_its_collectives(tmp_path: Path) -> None:
     assert "step: one CUDA graph" in done.stdout and "eager from here on" not in done.stdout
 
 
-def test_many_networks_learn_the_same_over_two_processes_on_one_gpu() -> None:
+def test_many_networks_train_the_same_weights_over_two_processes_on_one_gpu() -> None:
     command = [*PACELINE, "verify", "translation", "--strategies", "single,ddp", "--gpus", "0,0", "--backend", "gloo"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("graph", ["on", "off"])
-def test_a_deterministic_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, graph: str) -> None:
+def test_a_killed_deterministic_run_resumes_to_the_same_bits(tmp_path: Path, graph: str) -> None:
     def command(out: str) -> list[str]:
         length = ["--images", "40000", "--set", "save_every=100 steps", "--set", "keep=1"]
         return [

@@ -1,4 +1,4 @@
-"""The loop's copy of what lies on a GPU is whole when it goes on, whatever the GPU does next."""
+"""The loop's copy of GPU state is complete when the loop continues, whatever the GPU does next."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ pytestmark = [
 ]
 
 
-def test_copies_hold_what_the_gpu_had_then_and_are_packed_to_the_same_bytes() -> None:
+def test_copies_hold_the_gpu_state_of_that_moment_and_serialize_to_the_same_bytes() -> None:
     weight = torch.randn(64, 32, 3, 3, device="cuda").to(memory_format=torch.channels_last)
     tensors = {"a": weight, "b": weight, "step": torch.tensor(3.0, device="cuda"), "on_cpu": torch.ones(2)}
     bytes_before = pack(tensors)
     for _ in range(20):
         large = torch.randn(4096, 4096, device="cuda")
-        weight.add_((large @ large).mean())  # work that is still queued when the copies are asked for
+        weight.add_((large @ large).mean())  # work that is still queued when the copies are requested
         expected = pack(tensors)
         copies = copy_to_host(tensors)
         weight.mul_(2)

@@ -1,4 +1,4 @@
-"""ImageData files of all kinds: what is read of them is what a person sees, and what is written keeps it."""
+"""Image files of all formats are read as a viewer shows them, and written without loss of metadata."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 @pytest.mark.parametrize("orientation", TURNED)
 @pytest.mark.parametrize("kind", ["grey", "deep_grey", "colour", "deep_colour", "packed_grey"])
-def test_a_tiff_is_upright_in_its_size_and_its_pixels(kind: str, orientation: int, tmp_path: Path) -> None:
+def test_the_size_and_pixels_of_a_tiff_are_upright(kind: str, orientation: int, tmp_path: Path) -> None:
     file = tmp_path / "turned.tif"
     pixels = DEEP[..., :3] if "colour" in kind else DEEP[..., 0]
     pixels = pixels if "deep" in kind else (pixels >> 8).astype(np.uint8)
@@ -45,7 +45,7 @@ def test_a_tiff_is_upright_in_its_size_and_its_pixels(kind: str, orientation: in
     assert np.abs(np.asarray(decode(file)) - eight).max() <= 1
 
 
-def test_colours_of_16_bits_are_rgb_alone_and_a_fourth_channel_only_what_the_file_says(tmp_path: Path) -> None:
+def test_sixteen_bit_colour_is_rgb_and_a_fourth_channel_is_what_the_file_declares(tmp_path: Path) -> None:
     file = tmp_path / "deep.tif"
     tifffile.imwrite(file, DEEP, photometric="rgb", extrasamples=["unassalpha"])
     found = read_image(file)
@@ -58,7 +58,7 @@ def test_colours_of_16_bits_are_rgb_alone_and_a_fourth_channel_only_what_the_fil
     assert "not transparency was left out" in found.note
 
     half = np.full_like(DEEP, 32768)
-    half[..., :3] //= 2  # as they are where they were multiplied by it
+    half[..., :3] //= 2  # premultiplied colours stay as they are
     tifffile.imwrite(file, half, photometric="rgb", extrasamples=["assocalpha"])
     assert np.abs(read_image(file).pixels.astype(int) - 32768).max() <= 2
 
@@ -72,7 +72,7 @@ def test_colours_of_16_bits_are_rgb_alone_and_a_fourth_channel_only_what_the_fil
 
 def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
     file = tmp_path / "planes.tif"
-    narrow = DEEP[:, :3, :3]  # as many columns as colours
+    narrow = DEEP[:, :3, :3]  # as many columns as channels
     tifffile.imwrite(file, np.moveaxis(narrow, -1, 0), photometric="rgb", planarconfig="separate")
     assert np.array_equal(read_image(file).pixels, narrow)
     with pytest.raises(BadImage, match="16-bit colours in separate planes"):
@@ -82,7 +82,7 @@ def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
     assert np.array_equal(found.pixels, DEEP[..., :3]) and found.note == "only the first of its pages was read"
 
 
-def test_greys_of_16_bits_run_from_black_to_white_whatever_the_file_counts_from(tmp_path: Path) -> None:
+def test_sixteen_bit_grey_runs_from_black_to_white_for_any_photometric_and_bit_depth(tmp_path: Path) -> None:
     file = tmp_path / "negative.tif"
     tifffile.imwrite(file, DEEP[..., 0], photometric="miniswhite")
     assert np.array_equal(read_image(file).pixels[..., 0], 65535 - DEEP[..., 0])
@@ -93,7 +93,7 @@ def test_greys_of_16_bits_run_from_black_to_white_whatever_the_file_counts_from(
 
 
 def row_of_twelve_bits(*values: int) -> bytes:
-    """A grey TIFF of one row, which tifffile cannot write."""
+    """Return a grey TIFF of one row with 12 bits, which tifffile cannot write."""
     bits = "".join(f"{value:012b}" for value in values)
     row = int(bits, 2).to_bytes(len(bits) // 8, "big")
     tags = {256: len(values), 257: 1, 258: 12, 259: 1, 262: 1, 273: 8 + 2 + 9 * 12 + 4, 277: 1, 278: 1, 279: len(row)}
@@ -101,7 +101,7 @@ def row_of_twelve_bits(*values: int) -> bytes:
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + listed + bytes(4) + row
 
 
-def test_a_png_of_16_bit_greys_with_transparency_stays_grey_and_is_told_of(tmp_path: Path) -> None:
+def test_a_16_bit_grey_png_with_transparency_stays_grey_and_prints_a_note(tmp_path: Path) -> None:
     file = tmp_path / "deep.png"
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in DEEP[..., :2])
     chunks = [(b"IHDR", struct.pack(">2I5B", 30, 20, 16, 4, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
@@ -113,7 +113,7 @@ def test_a_png_of_16_bit_greys_with_transparency_stays_grey_and_is_told_of(tmp_p
     assert found.alpha is not None and np.array_equal(np.asarray(found.alpha), DEEP[..., 1] >> 8)
 
 
-def test_colour_profiles_are_kept_where_the_colours_are(tmp_path: Path) -> None:
+def test_colour_profiles_are_kept_where_colours_are_kept(tmp_path: Path) -> None:
     colours = Image.fromarray((DEEP[..., :3] >> 8).astype(np.uint8))
     tifffile.imwrite(tmp_path / "deep.tif", DEEP[..., :3], photometric="rgb", iccprofile=PROFILE)
     colours.quantize(16).save(tmp_path / "palette.png", icc_profile=PROFILE)
@@ -134,7 +134,7 @@ def copied(image: ImageData) -> Canvas:
     return canvas
 
 
-def test_transparency_beside_colours_of_16_bits_is_written_without_a_second_copy_of_them(tmp_path: Path) -> None:
+def test_alpha_with_16_bit_colour_is_written_without_a_second_copy(tmp_path: Path) -> None:
     alpha = Image.fromarray(np.random.default_rng(1).integers(0, 256, (700, 100), dtype=np.uint8))
     canvas = Canvas(1400, 200, deep=True)
     canvas.paste(0, 0, np.full((1400, 200, 3), 0.5, np.float32))
@@ -155,9 +155,7 @@ def test_transparency_beside_colours_of_16_bits_is_written_without_a_second_copy
 
 @pytest.mark.parametrize("suffix", [".jpg", ".tif", ".png"])
 @pytest.mark.parametrize("mode", ["RGB", "L", "I;16"])
-def test_when_where_and_by_whom_a_image_was_taken_is_kept_and_what_is_no_longer_true_is_not(
-    mode: str, suffix: str, tmp_path: Path
-) -> None:
+def test_exif_is_kept_except_for_what_is_no_longer_true(mode: str, suffix: str, tmp_path: Path) -> None:
     if (mode, suffix) == ("I;16", ".jpg"):
         pytest.skip("JPEG has 8 bits")
     exif = Image.Exif()
@@ -190,6 +188,6 @@ def test_when_where_and_by_whom_a_image_was_taken_is_kept_and_what_is_no_longer_
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_damaged_words_of_a_camera_are_no_reason_not_to_use_a_image(tmp_path: Path) -> None:
+def test_an_image_with_damaged_exif_is_still_used(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert read_image(tmp_path / "a.png").exif == b""

@@ -1,4 +1,4 @@
-"""Images made smaller and larger on the device are those that Pillow makes."""
+"""Images resampled on the device equal Pillow's."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from skimage import data
 from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 
 NOISE = np.random.default_rng(0).integers(0, 256, (48, 56, 3), dtype=np.uint8)
-PICTURES = {
+IMAGES = {
     "a photograph": data.astronaut()[:160, 150:302].copy(),
     "noise": NOISE,
     "hard edges": np.where(NOISE < 128, 0, 255).astype(np.uint8),
@@ -25,41 +25,41 @@ def as_levels(images: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("factor", [1 / 8, 1 / 4, 1 / 2, 2, 4])
-@pytest.mark.parametrize("name", PICTURES)
-def test_a_image_is_the_one_that_pillow_saves(name, factor):
-    image = PICTURES[name]
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_resampled_image_equals_the_one_of_pillow(name, factor):
+    image = IMAGES[name]
     height, width = (round(side * factor) for side in image.shape[:2])
     pillows = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
     ours = as_levels(bicubic_as_saved(as_tensor(image), height, width))
     assert np.abs(ours - ours.round()).max() < 1e-4, "not one of 256 levels"
     difference = np.abs(ours - pillows)
     assert difference.max() < 1.01
-    assert (difference > 0.5).mean() < 0.02  # where a sum lies on a half, to the last bits
+    assert (difference > 0.5).mean() < 0.02  # sums that lie on a rounding boundary
 
 
-def test_the_plain_filter_keeps_what_eight_bits_would_lose():
+def test_the_plain_filter_keeps_what_eight_bit_rounding_would_lose():
     steps = torch.linspace(-0.9, 0.9, 64).expand(1, 3, 64, 64)
     small = bicubic(steps, 16, 16)
     assert small.dtype == torch.float32
     means = steps[0, 0, 0].view(16, 4).mean(1)
-    torch.testing.assert_close(small[0, 0, 8, 2:-2], means[2:-2], atol=1e-5, rtol=0)  # borders weigh otherwise
+    torch.testing.assert_close(small[0, 0, 8, 2:-2], means[2:-2], atol=1e-5, rtol=0)  # borders are weighted differently
     assert bicubic(steps.double(), 8, 8).dtype == torch.float64
 
 
-def test_half_precision_around_it_changes_nothing():
-    images = as_tensor(PICTURES["a photograph"])
+def test_autocast_to_half_precision_changes_nothing():
+    images = as_tensor(IMAGES["a photograph"])
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(bicubic_as_saved(images, 40, 38), bicubic_as_saved(images.clone(), 40, 38))
         assert bicubic(images.bfloat16(), 40, 38).dtype == torch.float32
 
 
-def test_a_batch_gives_what_each_image_gives():
+def test_a_batch_gives_the_same_as_each_image_alone():
     images = torch.rand(3, 3, 32, 40, generator=torch.Generator().manual_seed(0)) * 2 - 1
     together = bicubic_as_saved(images, 8, 10)
     assert torch.equal(together, torch.cat([bicubic_as_saved(one[None], 8, 10) for one in images]))
 
 
-def test_what_a_multiple_leaves_over_is_cut_at_the_end():
+def test_the_remainder_of_a_multiple_is_cropped_at_the_end():
     image = torch.arange(7 * 9.0).view(1, 1, 7, 9)
     assert torch.equal(cut_to_multiple(image, 4), image[..., :4, :8])
     assert cut_to_multiple(image, 1) is not None and cut_to_multiple(image, 1).shape == image.shape
@@ -67,7 +67,7 @@ def test_what_a_multiple_leaves_over_is_cut_at_the_end():
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (9, 14)])
-def test_what_is_exported_enlarges_in_the_same_way_to_the_border(factor, size, monkeypatch):
+def test_the_exported_upscaling_is_the_same_up_to_the_border(factor, size, monkeypatch):
     images = torch.rand(2, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
     enlarged = bicubic(images, size[0] * factor, size[1] * factor)
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)

@@ -30,5 +30,5 @@ def test_too_little_memory_is_recognised(error: Exception) -> None:
     assert is_out_of_memory(error)
 
 
-def test_other_errors_are_not_taken_for_too_little_memory() -> None:
+def test_other_errors_are_not_mistaken_for_too_little_memory() -> None:
     assert not is_out_of_memory(RuntimeError("expected scalar type Float but found Half"))

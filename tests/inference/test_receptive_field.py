@@ -1,4 +1,4 @@
-"""Tiles with the halo that was found give what the whole image gives, and one pixel less does not always."""
+"""Tiles with the computed halo give the result of the whole image; one pixel less does not always."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NETWORKS = {
 
 def field_of(network: nn.Module, output_scale: int = 1) -> ReceptiveField:
     network = copy.deepcopy(network).float()
-    return receptive_field(lambda pictures: {"image": network(pictures)}, 3, output_scale)
+    return receptive_field(lambda images: {"image": network(images)}, 3, output_scale)
 
 
 def lively(network: nn.Module) -> nn.Module:
-    """A network of random weights whose every part matters, in float64."""
+    """Return a float64 network with random weights that all affect the output."""
     torch.manual_seed(0)
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
@@ -44,7 +44,7 @@ def lively(network: nn.Module) -> nn.Module:
 
 
 def middle_from_a_tile(network: nn.Module, whole: Tensor, halo: int, begin: int, side: int, scale: int) -> Tensor:
-    """A tile in the middle of the image, computed from itself and its halo alone."""
+    """Compute a tile in the middle of the image from itself and its halo alone."""
     rows = slice(max(0, begin - halo), begin + side + halo)
     made = network(whole[..., rows, rows])
     place = slice((begin - rows.start) * scale, (begin - rows.start + side) * scale)
@@ -53,7 +53,7 @@ def middle_from_a_tile(network: nn.Module, whole: Tensor, halo: int, begin: int,
 
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
-def test_a_tile_with_its_halo_is_a_part_of_the_whole(name):
+def test_a_tile_with_its_halo_equals_that_part_of_the_whole(name):
     make, scale = NETWORKS[name]
     network = lively(make())
     field = field_of(network, scale)
@@ -68,7 +68,7 @@ def test_a_tile_with_its_halo_is_a_part_of_the_whole(name):
 
 
 @torch.no_grad()
-def test_the_halo_is_not_much_wider_than_it_must_be():
+def test_the_halo_is_not_much_wider_than_needed():
     network = lively(SRResNet(1, width=4, num_blocks=2, norm="none", output="residual"))
     field = field_of(network)
     assert field.halo_px == 4 + 2 * 2 + 1 + 4  # head, two blocks of two convolutions, body, tail
@@ -78,37 +78,37 @@ def test_the_halo_is_not_much_wider_than_it_must_be():
     assert (near - wanted).abs().max() > 1e-12
 
 
-def test_strides_make_the_multiple():
+def test_strides_determine_the_multiple():
     assert field_of(UNet(3, 4, 3)).multiple_px == 8
     assert field_of(ResnetGenerator(ngf=2, num_blocks=1).eval()).multiple_px == 4
     assert field_of(UnetGenerator(ngf=1, num_levels=5).eval()).multiple_px == 32
     assert field_of(SRResNet(4, width=4, num_blocks=1).eval(), 4).multiple_px == 1
 
 
-def test_what_looks_at_the_whole_image_is_said():
+def test_layers_that_see_the_whole_image_are_reported():
     class Squeezed(nn.Module):
-        def forward(self, pictures: Tensor) -> Tensor:
-            return pictures * pictures.mean((2, 3), keepdim=True)
+        def forward(self, images: Tensor) -> Tensor:
+            return images * images.mean((2, 3), keepdim=True)
 
     class Pooled(nn.Module):
-        def forward(self, pictures: Tensor) -> Tensor:
-            return pictures * F.adaptive_avg_pool2d(pictures, 1)
+        def forward(self, images: Tensor) -> Tensor:
+            return images * F.adaptive_avg_pool2d(images, 1)
 
     class Turned(nn.Module):
-        def forward(self, pictures: Tensor) -> Tensor:
-            return pictures.flip(-1)
+        def forward(self, images: Tensor) -> Tensor:
+            return images.flip(-1)
 
     normed = field_of(ResnetGenerator(ngf=2, num_blocks=1, norm="instance").eval())
     assert normed.obstacles == ("it normalises by the statistics of the whole image",)
     assert (
         field_of(SRResNet(2, width=4, num_blocks=1).train(), 2).obstacles == normed.obstacles
-    )  # BatchNorm that learns
+    )  # BatchNorm in training mode
     assert "whole image" in field_of(Squeezed()).obstacles[0]
     assert "whole image" in field_of(Pooled()).obstacles[0]
     assert field_of(Turned()).obstacles == ("the receptive field of the operation 'flip' is not known",)
 
 
-def test_pooling_dilation_and_enlargement_are_followed():
+def test_pooling_dilation_and_upsampling_are_traced():
     network = nn.Sequential(
         nn.Conv2d(3, 2, 3, padding=2, dilation=2),
         nn.MaxPool2d(2),
@@ -124,15 +124,15 @@ def test_pooling_dilation_and_enlargement_are_followed():
         assert torch.equal(middle_from_a_tile(network, whole, field.tiled_halo_px, 16, 4, 1), wanted)
 
 
-def test_the_tensors_that_take_part_are_known():
+def test_the_tensors_that_take_part_are_listed():
     network = nn.ModuleDict({"used": nn.Conv2d(3, 3, 1), "idle": nn.Conv2d(3, 3, 1)})
-    field = receptive_field(lambda pictures: {"image": network["used"](pictures)}, 3)
+    field = receptive_field(lambda images: {"image": network["used"](images)}, 3)
     used = {name for name, tensor in network.named_parameters() if id(tensor) in field.used}
     assert used == {"used.weight", "used.bias"}
     assert field.results == ("image",)
 
 
-def test_memory_grows_with_the_features_that_live_at_one_time():
+def test_memory_grows_with_the_features_alive_at_one_time():
     narrow, wide = (field_of(SRResNet(2, width=width, num_blocks=1), 2).bytes_per_px for width in (8, 16))
     assert 1.8 < wide / narrow < 2.2
     deep = field_of(SRResNet(2, width=8, num_blocks=9), 2).bytes_per_px

@@ -1,4 +1,4 @@
-"""What Kubeflow Trainer's TrainJob and TrainingRuntime may hold of what we write, as JSON Schema without extra keys."""
+"""JSON Schema, without extra keys, of the parts of Kubeflow's TrainJob and TrainingRuntime that we write."""
 
 from __future__ import annotations
 

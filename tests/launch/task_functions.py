@@ -11,7 +11,7 @@ from paceline.parallel.world import join
 
 
 def note_sum(config: Config, folder: str, numbers: list[int], *, word: str) -> None:
-    """Write what came and the sum over all ranks, from each process."""
+    """Write the arguments and their sum over all ranks, from each process."""
     world = join(config.run, distributed=True)
     words = world.collect(str(world.rank))
     (Path(folder) / f"rank-{world.rank}").write_text(f"{word} {sum(numbers)} of {','.join(words)} {config.run.seed}")
@@ -24,7 +24,7 @@ def end_with(config: Config, code: int) -> int:
 
 
 def raise_user_error(config: Config, rank: int) -> None:
-    """Meet a user error in one process; the others wait for it and lose it."""
+    """Raise a user error in one process while the others wait for it."""
     world = join(config.run, distributed=True)
     if world.rank == rank:
         raise UserError(f"--data {os.getpid()}: is of no use; give another")

@@ -1,4 +1,4 @@
-"""Processes on one machine: a killed one leads to a restart, a hung one to an end, and none is open to the network."""
+"""Processes on one machine: a killed one is restarted, a hung one is ended, and none listens on the network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_training(seen: Path) -> bool:
 
 
 def listeners(processes: list[int]) -> list[str]:
-    """The addresses at which some processes listen."""
+    """Return the addresses on which some processes listen."""
     found = []
     for process in processes:
         sockets = {os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()}
@@ -36,7 +36,7 @@ def listeners(processes: list[int]) -> list[str]:
     return found
 
 
-def test_a_killed_process_is_started_again_and_the_bits_are_the_same(tmp_path: Path) -> None:
+def test_a_killed_process_is_restarted_and_the_bits_are_the_same(tmp_path: Path) -> None:
     run, seen = tmp_path / "run", tmp_path / "seen"
     command = ("train", TINY, *SLOWLY, "--devices", "2", "--set", f"record={seen}")
     running = start_command(tmp_path, *command, "--max-restarts", "1", "--out", str(run))
@@ -53,7 +53,7 @@ def test_a_killed_process_is_started_again_and_the_bits_are_the_same(tmp_path: P
     assert weights_of(run) == weights_of(tmp_path / "whole")
 
 
-def test_a_process_that_hangs_is_found_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_hung_process_is_detected_and_nothing_is_left(tmp_path: Path) -> None:
     run, seen = tmp_path / "run", tmp_path / "seen"
     command = ("train", TINY, *SLOWLY, "--devices", "2", "--set", f"record={seen}", "--timeout", "6")
     running = start_command(tmp_path, *command, "--out", str(run))
@@ -70,8 +70,8 @@ def test_a_user_error_is_not_retried(tmp_path: Path) -> None:
     assert "is not finite" in running.stderr and "restarting" not in running.stderr
 
 
-def test_under_real_torchrun_the_ranks_meet_too(tmp_path: Path) -> None:
-    """Its agent serves the store, and our ranks join that one."""
+def test_ranks_rendezvous_under_real_torchrun_too(tmp_path: Path) -> None:
+    """torchrun's agent serves the store, and our ranks join it."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "paceline"]
     done = subprocess.run(
         [sys.executable, *words, "train", TINY, "--images", "96", "--out", str(tmp_path / "run")],
@@ -96,7 +96,7 @@ def test_under_real_torchrun_the_ranks_meet_too(tmp_path: Path) -> None:
         ({"nnodes": "1:2", "rdzv": "127.0.0.1:29400", "batch_size": "4/device"}, "--batch-size 4/device"),
     ],
 )
-def test_a_rendezvous_that_cannot_be_is_rejected(settings: dict[str, str], complaint: str) -> None:
+def test_an_invalid_rendezvous_is_rejected(settings: dict[str, str], complaint: str) -> None:
     with pytest.raises(UserError) as error:
         Rendezvous.of(RunSettings(**settings))  # type: ignore[arg-type]
     assert complaint in str(error.value)

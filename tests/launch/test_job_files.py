@@ -1,4 +1,4 @@
-"""Job files and commands for other machines: each word arrives as it was said, and nothing in it is executed."""
+"""Job files and commands for other machines: each argument arrives unchanged, and nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ exit 0
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, whose srun only notes what it was asked, and whose scontrol notes that it was."""
+    """A working folder with stand-ins for srun and scontrol that record their calls."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in {"srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >> scontrol\n'}.items():
@@ -40,7 +40,7 @@ def slurm(*more: str) -> int:
     return run(["launch", "slurm", "classification", "--nodes", "2", "--devices", "3", "--time", "2:00:00", *more])
 
 
-def test_the_words_of_a_slurm_job_are_those_of_the_person(here: Path) -> None:
+def test_the_arguments_of_a_slurm_job_are_those_of_the_user(here: Path) -> None:
     assert slurm("--out", ODD, "--no-deterministic", "--set", "save_every=3 steps", "--set", "few_images=allow") == 0
     subprocess.run(["bash", here / ODD / "launch" / "slurm.sh"], check=True, timeout=30)
     words = (here / "words").read_text().split("\0")[:-1]
@@ -53,7 +53,7 @@ def test_the_words_of_a_slurm_job_are_those_of_the_person(here: Path) -> None:
     assert not list(here.rglob("pwned"))
 
 
-def test_a_job_that_is_told_to_stop_asks_its_hosts_and_is_queued_again(here: Path) -> None:
+def test_a_job_that_receives_a_stop_signal_passes_it_on_and_is_requeued(here: Path) -> None:
     (here / "hold").touch()
     assert slurm("--out", "run") == 0
     job = subprocess.Popen(["bash", "run/launch/slurm.sh"], stdout=subprocess.PIPE, text=True)
@@ -66,7 +66,7 @@ def test_a_job_that_is_told_to_stop_asks_its_hosts_and_is_queued_again(here: Pat
     assert (here / "scontrol").read_text().splitlines()[0] == "requeue 12345"
 
 
-def test_without_requeue_a_job_is_not_queued_again(here: Path) -> None:
+def test_without_requeue_a_job_is_not_requeued(here: Path) -> None:
     assert slurm("--out", "run", "--no-requeue") == 0
     script = (here / "run" / "launch" / "slurm.sh").read_text()
     assert "#SBATCH --no-requeue" in script and "scontrol" not in script
@@ -87,7 +87,7 @@ def test_without_requeue_a_job_is_not_queued_again(here: Path) -> None:
         (("--submit",), "sinfo: SLURM is not installed on this machine"),
     ],
 )
-def test_options_that_cannot_be_are_rejected_in_one_line(
+def test_invalid_options_are_rejected_in_one_line(
     here: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -112,7 +112,7 @@ def test_plain_machines_get_the_command_to_type(here: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("hosts", ["a,,b", "a,a", "a b,c", "$(touch pwned),b"])
-def test_hosts_that_are_none_are_rejected(here: Path, capsys: pytest.CaptureFixture[str], hosts: str) -> None:
+def test_invalid_hosts_are_rejected(here: Path, capsys: pytest.CaptureFixture[str], hosts: str) -> None:
     assert run(["launch", "torchrun", "classification", "--hosts", hosts]) == 2
     assert "--hosts" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Kubernetes takes what is written, key by key; words of a person stay words."""
+"""Kubernetes accepts every key of the written files; user arguments are never interpreted."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def check_core(one: dict[str, Any]) -> None:
 
 
 def words(pod: dict[str, Any]) -> list[str]:
-    """The command as the container gets it: Kubernetes makes one $ of two."""
+    """Return the command as the container receives it: Kubernetes turns $$ into $."""
     return [word.replace("$$", "$") for word in pod["containers"][0]["command"]]
 
 
-def test_a_plain_job_is_valid_and_its_pods_meet_through_the_service(tmp_path: Path) -> None:
+def test_a_plain_job_is_valid_and_its_pods_rendezvous_through_the_service(tmp_path: Path) -> None:
     service, job = written(tmp_path, "--plain", "--out", "my run", "--env", "NCCL_DEBUG=INFO", "--secret", "s3-keys")
     for one in (service, job):
         check_core(one)
@@ -44,11 +44,13 @@ def test_a_plain_job_is_valid_and_its_pods_meet_through_the_service(tmp_path: Pa
     assert service["metadata"]["name"] == pod["subdomain"] == "my-run"
     assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
-    said = words(pod)
-    assert said[said.index("--rdzv") + 1] == "my-run-0.my-run:29400"
-    assert said[said.index("--out") + 1] == "/runs/my-run" and said[said.index("--data-root") + 1] == "/data"
+    command = words(pod)
+    assert command[command.index("--rdzv") + 1] == "my-run-0.my-run:29400"
     assert (
-        said[said.index("--devices") + 1] == "4"
+        command[command.index("--out") + 1] == "/runs/my-run" and command[command.index("--data-root") + 1] == "/data"
+    )
+    assert (
+        command[command.index("--devices") + 1] == "4"
         and pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "4"
     )
     assert {"name": "shared-memory", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
@@ -61,13 +63,13 @@ def test_a_train_job_and_its_runtime_are_valid(tmp_path: Path) -> None:
     jsonschema.validate(job, TRAIN_JOB)
     template = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]
     check_core({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"}, "spec": template["spec"]})
-    said = job["spec"]["trainer"]["command"]
-    assert said[said.index("--rdzv") + 1] == "cifar-node-0-0.cifar:29400"
+    command = job["spec"]["trainer"]["command"]
+    assert command[command.index("--rdzv") + 1] == "cifar-node-0-0.cifar:29400"
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"] == "cifar"
 
 
 @pytest.mark.parametrize("path", [("spec", "trainer", "numNode"), ("spec", "runtimeref"), ("specs",)])
-def test_the_schema_finds_a_key_that_is_not_one(tmp_path: Path, path: tuple[str, ...]) -> None:
+def test_the_schema_rejects_an_unknown_key(tmp_path: Path, path: tuple[str, ...]) -> None:
     _, job = written(tmp_path)
     place = job
     for name in path[:-1]:
@@ -77,7 +79,7 @@ def test_the_schema_finds_a_key_that_is_not_one(tmp_path: Path, path: tuple[str,
         jsonschema.validate(job, TRAIN_JOB)
 
 
-def test_words_of_a_person_arrive_as_they_are(tmp_path: Path) -> None:
+def test_user_arguments_arrive_unchanged(tmp_path: Path) -> None:
     service, job = written(tmp_path, "--plain", "--out", ODD, "--env", f"WORDS={ODD}", "--set", f"inception={ODD}")
     check_core(job)
     pod = job["spec"]["template"]["spec"]
@@ -101,7 +103,7 @@ def test_words_of_a_person_arrive_as_they_are(tmp_path: Path) -> None:
         ({"secrets": ("a b",)}, "--secret 'a b'"),
     ],
 )
-def test_what_kubernetes_would_refuse_is_refused_here(change: dict[str, Any], complaint: str) -> None:
+def test_what_kubernetes_would_reject_is_rejected_here(change: dict[str, Any], complaint: str) -> None:
     whole = {"name": "run", "image": "paceline:1", "runs_claim": "runs"}
     KubernetesOptions(**whole).check()
     with pytest.raises(UserError) as error:

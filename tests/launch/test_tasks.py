@@ -1,4 +1,4 @@
-"""A function and its arguments run in one process per device, and how they end is how the command ends."""
+"""A task runs in one process per device, and its exit code is the command's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Two processes on a CPU, which can import the functions of these tests."""
+    """Return settings for two CPU processes that can import the functions of these tests."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     flags = {"devices": "2", "strategy": "ddp", "accelerator": "cpu", "seed": "7"}
     return configure(TINY, flags)
@@ -37,7 +37,7 @@ def test_the_exit_code_of_a_task_is_that_of_the_run(config: Config, capfd: pytes
     assert "ended with exit code 3" in capfd.readouterr().err
 
 
-def test_a_user_error_of_one_process_is_one_line_for_all(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_in_one_process_is_printed_once_for_all(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"^--data \d+: is of no use; give another$"):
         run_in_processes(Task.of(raise_user_error, 1), config)
     assert "Traceback" not in capfd.readouterr().err
@@ -51,7 +51,7 @@ def test_an_unknown_function_is_an_error(config: Config, capfd: pytest.CaptureFi
     assert "LookupError: task_functions.nothing: no such function" in capfd.readouterr().err
 
 
-def test_a_function_that_other_processes_cannot_import_is_no_task() -> None:
+def test_a_function_that_other_processes_cannot_import_is_not_a_task() -> None:
     function: Any = outer()
     with pytest.raises(ValueError, match=r"outer\.<locals>\.inner: a task must be a function that other processes can"):
         Task.of(function)

@@ -30,15 +30,15 @@ def test_the_networks_have_the_known_number_of_parameters(
 @pytest.mark.parametrize("smallest_px", [2, 4])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size_px", [32, 64])
-def test_pictures_lie_in_the_open_range_and_each_gets_one_logit(size_px, channels, smallest_px):
+def test_images_lie_in_the_open_range_and_each_gets_one_logit(size_px, channels, smallest_px):
     torch.manual_seed(0)
-    pictures = Generator(size_px, channels, nz=7, ngf=2, smallest_px=smallest_px)(torch.randn(3, 7))
-    assert pictures.shape == (3, channels, size_px, size_px)
-    assert pictures.abs().max() < 1
-    assert Discriminator(size_px, channels, ndf=2, smallest_px=smallest_px)(pictures).shape == (3,)
+    images = Generator(size_px, channels, nz=7, ngf=2, smallest_px=smallest_px)(torch.randn(3, 7))
+    assert images.shape == (3, channels, size_px, size_px)
+    assert images.abs().max() < 1
+    assert Discriminator(size_px, channels, ndf=2, smallest_px=smallest_px)(images).shape == (3,)
 
 
-def test_weights_are_named_as_in_the_example_of_pytorch():
+def test_weights_are_named_as_in_the_pytorch_example():
     generator, discriminator = Generator(32, 3, nz=5, ngf=2), Discriminator(32, 3, ndf=2)
     assert {name.partition(".")[0] for network in (generator, discriminator) for name in network.state_dict()} == {
         "main"
@@ -73,12 +73,12 @@ def test_a_discriminator_without_normalisation_has_biases_that_start_at_zero_and
     assert all(not layer.bias.any() for layer in network.main if isinstance(layer, nn.Conv2d))
 
 
-def test_spectral_norm_holds_every_layers_largest_singular_value_at_one():
+def test_spectral_norm_keeps_the_largest_singular_value_of_every_layer_at_one():
     torch.manual_seed(0)
     network = Discriminator(32, 3, ndf=4, norm="none", spectral=True).double()
-    pictures = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     for _ in range(50):
-        network(pictures)
+        network(images)
     network.eval()
     for layer in network.main:
         if isinstance(layer, nn.Conv2d):
@@ -87,6 +87,6 @@ def test_spectral_norm_holds_every_layers_largest_singular_value_at_one():
 
 def test_pixels_and_logits_are_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
-        pictures = Generator(32, 1, nz=4, ngf=2)(torch.randn(2, 4))
-        assert pictures.dtype == torch.float32
-        assert Discriminator(32, 1, ndf=2)(pictures).dtype == torch.float32
+        images = Generator(32, 1, nz=4, ngf=2)(torch.randn(2, 4))
+        assert images.dtype == torch.float32
+        assert Discriminator(32, 1, ndf=2)(images).dtype == torch.float32

@@ -8,28 +8,28 @@ ALMOST_ONE = 1 - 2**-24
 
 
 def numbers(num: int, **chosen: float) -> torch.Tensor:
-    """Numbers that change nothing, but for the chosen ones."""
+    """Return draws that change nothing, except for the given ones."""
     uniforms = torch.full((num, NUM_UNIFORMS), 0.5)
     for name, value in chosen.items():
         uniforms[:, getattr(diffaugment, name)] = value
     return uniforms
 
 
-def pictures(channels: int = 3) -> torch.Tensor:
+def images(channels: int = 3) -> torch.Tensor:
     return torch.rand(4, channels, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
 @pytest.mark.parametrize("kind", ["color", "translation"])
-def test_numbers_in_the_middle_change_nothing(kind):
-    torch.testing.assert_close(augment(pictures(), numbers(4), (kind,)), pictures())
+def test_neutral_draws_change_nothing(kind):
+    torch.testing.assert_close(augment(images(), numbers(4), (kind,)), images())
 
 
-def test_no_kinds_change_nothing():
-    assert torch.equal(augment(pictures(), torch.rand(4, NUM_UNIFORMS), ()), pictures())
+def test_no_augmentations_change_nothing():
+    assert torch.equal(augment(images(), torch.rand(4, NUM_UNIFORMS), ()), images())
 
 
 def test_brightness_saturation_and_contrast_act_as_described():
-    given = pictures()
+    given = images()
     brighter = augment(given, numbers(4, BRIGHTNESS=0.75), ("color",))
     torch.testing.assert_close(brighter, given + 0.25)
     grey = augment(given, numbers(4, SATURATION=0.0), ("color",))
@@ -41,7 +41,7 @@ def test_brightness_saturation_and_contrast_act_as_described():
 
 @pytest.mark.parametrize(("uniform", "shift"), [(0.0, -2), (0.5, 0), (ALMOST_ONE, 2)])
 def test_a_translation_moves_by_an_eighth_at_most_and_fills_with_zero(uniform, shift):
-    given = pictures()
+    given = images()
     moved = augment(given, numbers(4, SHIFT_ROW=uniform), ("translation",))
     padded = torch.nn.functional.pad(given, (0, 0, 2, 2))
     assert torch.equal(moved, padded[:, :, 2 + shift : 18 + shift])
@@ -50,20 +50,20 @@ def test_a_translation_moves_by_an_eighth_at_most_and_fills_with_zero(uniform, s
 
 
 @pytest.mark.parametrize(("uniform", "rows"), [(0.0, range(0, 4)), (0.5, range(4, 12)), (ALMOST_ONE, range(12, 16))])
-def test_a_cutout_blanks_half_the_side_around_any_middle(uniform, rows):
+def test_a_cutout_blanks_half_the_side_around_any_centre(uniform, rows):
     cut = augment(torch.ones(1, 1, 16, 16), numbers(1, CUTOUT_ROW=uniform, CUTOUT_COLUMN=0.5), ("cutout",))[0, 0]
     assert [row for row in range(16) if (cut[row] == 0).any()] == list(rows)
     assert [column for column in range(16) if (cut[:, column] == 0).any()] == list(range(4, 12))
 
 
-def test_each_picture_is_changed_by_its_own_numbers_alone():
-    given, uniforms = pictures(), torch.rand(4, NUM_UNIFORMS, generator=torch.Generator().manual_seed(1))
+def test_each_image_is_changed_by_its_own_draws_alone():
+    given, uniforms = images(), torch.rand(4, NUM_UNIFORMS, generator=torch.Generator().manual_seed(1))
     whole = augment(given, uniforms, KINDS)
     parts = [augment(given[i : i + 1], uniforms[i : i + 1], KINDS) for i in range(4)]
     assert torch.equal(whole, torch.cat(parts))
     assert not torch.equal(whole[0], augment(given[:1], uniforms[1:2], KINDS)[0])
 
 
-def test_gradients_pass_twice():
-    given, uniforms = pictures(1).double()[:2, :, :4, :4], torch.rand(2, NUM_UNIFORMS, dtype=torch.float64)
+def test_augmentation_can_be_differentiated_twice():
+    given, uniforms = images(1).double()[:2, :, :4, :4], torch.rand(2, NUM_UNIFORMS, dtype=torch.float64)
     assert torch.autograd.gradgradcheck(lambda x: augment(x, uniforms, KINDS).square(), given.requires_grad_(True))

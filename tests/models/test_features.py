@@ -1,4 +1,4 @@
-"""VGG19's features: from torchvision's files or the rescaled network, frozen, and in no module tree."""
+"""VGG19 features: from torchvision's files or the rescaled network, frozen, and in no module tree."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from paceline.core.errors import UserError
 from paceline.models.features import CONVOLUTIONS_PER_STAGE, IMAGENET_MEAN, IMAGENET_STD, Features
 
 WIDTHS = (2, 2, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6)
-PICTURES = torch.rand(2, 3, 40, 48, generator=torch.Generator().manual_seed(0)) * 2 - 1
+IMAGES = torch.rand(2, 3, 40, 48, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
 def layers(padding: str = "zeros") -> nn.Sequential:
@@ -38,12 +38,12 @@ def saved(folder: Path, tensors: dict[str, torch.Tensor], name: str) -> str:
     return str(path)
 
 
-def normalised(pictures: torch.Tensor) -> torch.Tensor:
+def normalised(images: torch.Tensor) -> torch.Tensor:
     mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
-    return ((pictures + 1) / 2 - mean) / std
+    return ((images + 1) / 2 - mean) / std
 
 
-def test_pictures_of_which_the_poolings_leave_nothing_are_refused():
+def test_images_too_small_for_the_poolings_are_rejected():
     assert Features("random", "conv5_4")(torch.zeros(1, 3, 16, 17)).shape[-2:] == (1, 1)
     with pytest.raises(UserError, match="vgg_layer=conv5_4: needs images of 16 pixels, and these have 20×15"):
         Features("random", "conv5_4")(torch.zeros(1, 3, 15, 20))
@@ -51,15 +51,15 @@ def test_pictures_of_which_the_poolings_leave_nothing_are_refused():
 
 @pytest.mark.parametrize("file", ["vgg.pth", "vgg.safetensors"])
 @pytest.mark.parametrize(("layer", "modules"), [("conv5_4", 35), ("relu5_4", 36), ("relu1_2", 4), ("conv3_1", 11)])
-def test_features_are_those_of_torchvisions_layers(tmp_path, file, layer, modules):
+def test_features_equal_those_of_the_torchvision_layers(tmp_path, file, layer, modules):
     network = layers()
     path = saved(tmp_path, {f"features.{name}": tensor for name, tensor in network.state_dict().items()}, file)
-    torch.testing.assert_close(Features(path, layer)(PICTURES), network[:modules](normalised(PICTURES)))
+    torch.testing.assert_close(Features(path, layer)(IMAGES), network[:modules](normalised(IMAGES)))
 
 
-def test_a_file_of_parameters_is_frozen_too(tmp_path):
+def test_parameters_from_a_file_are_frozen_too(tmp_path):
     path = saved(tmp_path, dict(layers().named_parameters(prefix="features")), "vgg.pth")
-    assert not Features(path, "conv1_2")(PICTURES).requires_grad
+    assert not Features(path, "conv1_2")(IMAGES).requires_grad
 
 
 def test_the_layers_are_numbered_as_in_torchvision():
@@ -68,52 +68,52 @@ def test_the_layers_are_numbered_as_in_torchvision():
     assert convolutions[-1] == 34
 
 
-def test_the_rescaled_network_reads_colours_through_its_first_layer(tmp_path):
+def test_the_rescaled_network_converts_colours_in_its_first_layer(tmp_path):
     network = layers()
     torch.manual_seed(1)
     colours = nn.Conv2d(3, 3, 1)
-    numbers = iter((2, 5, 9, 12, 16, 19, 22, 25, 29, 32, 35, 38, 42, 45, 48, 51))  # paddings stand between
+    numbers = iter((2, 5, 9, 12, 16, 19, 22, 25, 29, 32, 35, 38, 42, 45, 48, 51))  # padding layers lie in between
     tensors = {f"0.{name}": tensor for name, tensor in colours.state_dict().items()}
     for module in network:
         if isinstance(module, nn.Conv2d):
             number = next(numbers)
             tensors |= {f"{number}.{name}": tensor for name, tensor in module.state_dict().items()}
     features = Features(saved(tmp_path, tensors, "rescaled.pth"), "conv4_2")
-    torch.testing.assert_close(features(PICTURES), network[:22](colours((PICTURES + 1) / 2)))
+    torch.testing.assert_close(features(IMAGES), network[:22](colours((IMAGES + 1) / 2)))
 
 
-def test_only_the_picture_gets_a_gradient_and_no_module_takes_the_weights_in():
+def test_only_the_image_gets_a_gradient_and_no_module_registers_the_weights():
     class Recipe(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.features = Features("random")
 
     recipe = Recipe()
-    pictures = PICTURES.clone().requires_grad_(True)
-    recipe.features(pictures).square().sum().backward()
-    assert pictures.grad is not None and pictures.grad.any()
+    images = IMAGES.clone().requires_grad_(True)
+    recipe.features(images).square().sum().backward()
+    assert images.grad is not None and images.grad.any()
     assert not list(recipe.parameters()) and not recipe.state_dict()
     with torch.no_grad():
-        assert not recipe.features(pictures).requires_grad
+        assert not recipe.features(images).requires_grad
 
 
 def test_there_is_one_copy_for_each_dtype():
     first, second = Features("random"), Features("random")
-    device = PICTURES.device
+    device = IMAGES.device
     assert first._copy_on(device, torch.float32) is second._copy_on(device, torch.float32)
-    assert Features("random")(PICTURES.double()).dtype == torch.float64
+    assert Features("random")(IMAGES.double()).dtype == torch.float64
     with torch.autocast("cpu", torch.bfloat16):
-        half = first(PICTURES)
+        half = first(IMAGES)
     assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), second(PICTURES), atol=0.2, rtol=0.1)
+    torch.testing.assert_close(half.float(), second(IMAGES), atol=0.2, rtol=0.1)
 
 
-def test_grey_pictures_are_seen_in_three_colours():
+def test_grey_images_are_repeated_to_three_channels():
     features = Features("random", "relu2_2")
-    assert torch.equal(features(PICTURES[:, :1]), features(PICTURES[:, :1].expand(-1, 3, -1, -1)))
+    assert torch.equal(features(IMAGES[:, :1]), features(IMAGES[:, :1].expand(-1, 3, -1, -1)))
 
 
-def test_what_cannot_be_used_is_named(tmp_path):
+def test_unusable_files_are_reported(tmp_path):
     with pytest.raises(UserError, match="unknown layer of VGG19 'conv5_5'; did you mean 'conv5_4'"):
         Features("random", "conv5_5")
     cases = {
@@ -132,4 +132,4 @@ def test_what_cannot_be_used_is_named(tmp_path):
     cases[str(tmp_path / "program.pth")] = "holds more than tensors, and is not read: save its state_dict alone$"
     for path, message in cases.items():
         with pytest.raises(UserError, match=message):
-            Features(path)(PICTURES)
+            Features(path)(IMAGES)

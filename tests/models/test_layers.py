@@ -1,4 +1,4 @@
-"""Layers that compute what torch's do in another way."""
+"""Layers that compute what torch's layers do, in another way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.models.layers import FromOnePixel, ToOnePixel
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kernel", [2, 4])
 @pytest.mark.parametrize("bias", [True, False])
-def test_one_pixel_spread_out_is_a_transposed_convolution(bias: bool, kernel: int, layout: torch.memory_format) -> None:
+def test_from_one_pixel_equals_a_transposed_convolution(bias: bool, kernel: int, layout: torch.memory_format) -> None:
     layer = FromOnePixel(5, 6, kernel, bias=bias).double().to(memory_format=layout)
     pixel = torch.randn(3, 5, 1, 1, dtype=torch.float64, requires_grad=True)
     expected = F.conv_transpose2d(pixel, layer.weight, layer.bias)
@@ -22,12 +22,12 @@ def test_one_pixel_spread_out_is_a_transposed_convolution(bias: bool, kernel: in
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kernel", [2, 4])
-def test_a_picture_as_one_window_is_a_convolution(kernel: int, layout: torch.memory_format) -> None:
+def test_to_one_pixel_equals_a_convolution(kernel: int, layout: torch.memory_format) -> None:
     layer = ToOnePixel(6, 2, kernel).double().to(memory_format=layout)
-    picture = torch.randn(3, 6, kernel, kernel, dtype=torch.float64).to(memory_format=layout).requires_grad_()
-    expected = F.conv2d(picture, layer.weight, layer.bias)
-    torch.testing.assert_close(layer(picture), expected, rtol=1e-12, atol=1e-12)
-    assert_same_gradients(layer(picture), expected, picture, *layer.parameters())
+    image = torch.randn(3, 6, kernel, kernel, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+    expected = F.conv2d(image, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(image), expected, rtol=1e-12, atol=1e-12)
+    assert_same_gradients(layer(image), expected, image, *layer.parameters())
 
 
 def assert_same_gradients(found: torch.Tensor, expected: torch.Tensor, *of: torch.Tensor) -> None:

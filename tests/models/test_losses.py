@@ -35,7 +35,7 @@ def test_least_squares_aims_at_one_for_real_and_at_zero_for_fake():
     assert torch.equal(LEAST_SQUARES.generator(LOGITS), LEAST_SQUARES.real(LOGITS))
 
 
-def test_d2gan_rewards_real_pictures_in_one_discriminator_and_fakes_in_the_other():
+def test_d2gan_rewards_real_images_in_one_discriminator_and_fakes_in_the_other():
     alpha, beta, output = 0.2, 0.1, F.softplus(LOGITS)
     first, second = d2gan(alpha, beta)
     torch.testing.assert_close(first.real(LOGITS), -alpha * output.log())
@@ -56,18 +56,18 @@ def test_log_softplus_and_its_gradient_stay_finite_and_smooth():
 
 def test_r1_of_a_linear_discriminator_is_half_its_squared_weight():
     weight = torch.randn(3, 4, 4, dtype=torch.float64, requires_grad=True)
-    pictures = torch.randn(5, 3, 4, 4, dtype=torch.float64)
-    norms, logits = r1_penalty(lambda x: (x * weight).sum((1, 2, 3)), pictures)
+    images = torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    norms, logits = r1_penalty(lambda x: (x * weight).sum((1, 2, 3)), images)
     torch.testing.assert_close(norms, (weight.square().sum() / 2).expand(5))
-    torch.testing.assert_close(logits, (pictures * weight).sum((1, 2, 3)))
+    torch.testing.assert_close(logits, (images * weight).sum((1, 2, 3)))
     norms.mean().backward()
     torch.testing.assert_close(weight.grad, weight.detach())  # the derivative of |w|² / 2
 
 
-def test_r1_of_a_quadratic_discriminator_depends_on_the_picture():
-    pictures = torch.randn(5, 1, 2, 2, dtype=torch.float64)
-    norms, _ = r1_penalty(lambda x: x.square().sum((1, 2, 3)), pictures)
-    torch.testing.assert_close(norms, 2 * pictures.square().sum((1, 2, 3)))
+def test_r1_of_a_quadratic_discriminator_depends_on_the_image():
+    images = torch.randn(5, 1, 2, 2, dtype=torch.float64)
+    norms, _ = r1_penalty(lambda x: x.square().sum((1, 2, 3)), images)
+    torch.testing.assert_close(norms, 2 * images.square().sum((1, 2, 3)))
 
 
 def test_r1_is_computed_in_full_precision_under_autocast():

@@ -1,4 +1,4 @@
-"""The networks that enlarge and restore pictures, and the one that tells them from real ones."""
+"""The networks for super-resolution and restoration, and their discriminator."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def pictures(height: int, width: int, count: int = 2) -> torch.Tensor:
+def random_images(height: int, width: int, count: int = 2) -> torch.Tensor:
     return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
@@ -24,12 +24,12 @@ def test_the_parameters_are_those_of_srresnet_and_of_its_shared_variant():
 
 @pytest.mark.parametrize("scale", [1, 2, 4, 8])
 @pytest.mark.parametrize("shared", [False, True])
-def test_pictures_of_any_size_become_as_many_times_larger(scale, shared):
+def test_images_of_any_size_are_upscaled_by_the_scale(scale, shared):
     network = SRResNet(scale, width=4, num_blocks=2, shared=shared)
-    assert network(pictures(5, 7)).shape == (2, 3, 5 * scale, 7 * scale)
+    assert network(random_images(5, 7)).shape == (2, 3, 5 * scale, 7 * scale)
 
 
-def test_shared_blocks_are_one_block_used_again_and_again():
+def test_shared_blocks_are_one_block_used_repeatedly():
     torch.manual_seed(0)
     shared = SRResNet(4, width=4, num_blocks=3, shared=True, norm="none")
     separate = SRResNet(4, width=4, num_blocks=3, norm="none")
@@ -39,54 +39,54 @@ def test_shared_blocks_are_one_block_used_again_and_again():
         group, _, *rest = name.split(".")
         copies[name] = weights[".".join([group, "0", *rest]) if group in ("blocks", "doublings") else name]
     separate.load_state_dict(copies)
-    assert torch.equal(shared(pictures(6, 6)), separate(pictures(6, 6)))
+    assert torch.equal(shared(random_images(6, 6)), separate(random_images(6, 6)))
 
 
-def test_a_network_without_normalisation_has_none_and_begins_as_the_bicubic_enlargement():
+def test_a_network_without_normalisation_starts_as_bicubic_upscaling():
     torch.manual_seed(0)
     network = SRResNet(2, width=8, num_blocks=4, norm="none", output="residual")
     assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
-    low = pictures(12, 12)
+    low = random_images(12, 12)
     assert (network(low) - bicubic(low, 24, 24)).abs().mean() < 0.1
 
 
-def test_tanh_keeps_pictures_in_range_and_reads_them_as_0_to_1():
+def test_tanh_keeps_images_in_range_and_reads_them_as_0_to_1():
     network = SRResNet(2, width=4, num_blocks=1, output="tanh")
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.mul_(5)
-    assert network(pictures(6, 6)).abs().max() <= 1
+    assert network(random_images(6, 6)).abs().max() <= 1
     seen = []
     network.head[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    network(pictures(6, 6))
+    network(random_images(6, 6))
     assert seen[0].min() >= 0 and seen[0].max() <= 1
 
 
-def test_half_precision_ends_in_full_precision():
+def test_half_precision_gives_full_precision_outputs():
     for network in (SRResNet(2, width=4, num_blocks=1), UNet(width=4, depth=2), Discriminator(width=2)):
         with torch.autocast("cpu", torch.bfloat16):
-            assert network(pictures(32, 32)).dtype == torch.float32
+            assert network(random_images(32, 32)).dtype == torch.float32
 
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (23, 40), (96, 17)])
-def test_a_discriminator_gives_a_logit_for_pictures_of_any_size(height, width):
-    assert Discriminator(width=2)(pictures(height, width)).shape == (2,)
+def test_a_discriminator_gives_a_logit_for_images_of_any_size(height, width):
+    assert Discriminator(width=2)(random_images(height, width)).shape == (2,)
     assert parameters(Discriminator()) == 5_215_425
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (13, 22), (1, 9), (64, 31)])
-def test_a_unet_takes_pictures_of_any_size(height, width):
+def test_a_unet_takes_images_of_any_size(height, width):
     torch.manual_seed(0)
     network = UNet(width=4, depth=3)
-    some = pictures(height, width)
+    some = random_images(height, width)
     assert network(some).shape == some.shape
-    assert (network(some) - some).abs().mean() < 0.1, "it begins near the picture that comes in"
+    assert (network(some) - some).abs().mean() < 0.1, "it starts near its input image"
 
 
-def test_a_unet_sees_far_from_every_pixel():
+def test_a_unet_has_a_large_receptive_field():
     torch.manual_seed(0)
     network = UNet(width=4, depth=3)
-    some = pictures(64, 64, 1).requires_grad_(True)
+    some = random_images(64, 64, 1).requires_grad_(True)
     network(some)[0, :, 32, 32].sum().backward()
     rows = some.grad[0].abs().sum((0, 2)).nonzero().flatten()
     assert rows.min() < 16 and rows.max() >= 48

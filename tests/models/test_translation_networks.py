@@ -24,7 +24,7 @@ def test_the_networks_have_the_known_number_of_parameters():
 
 
 @pytest.mark.parametrize("norm", ["batch", "instance", "none"])
-def test_generators_give_pictures_of_the_size_that_they_got(norm):
+def test_generators_return_images_of_the_input_size(norm):
     torch.manual_seed(0)
     resnet = ResnetGenerator(3, 2, ngf=2, num_blocks=1, norm=norm, dropout=0.5, padding="zero")
     unet = UnetGenerator(3, 2, ngf=2, num_levels=5, norm=norm, dropout=0.5)
@@ -36,9 +36,9 @@ def test_generators_give_pictures_of_the_size_that_they_got(norm):
 def test_a_discriminator_gives_a_logit_per_patch_and_sees_the_condition():
     torch.manual_seed(0)
     network = PatchDiscriminator(6, ndf=2, num_layers=3, norm="none")
-    picture, condition = torch.randn(2, 3, 256, 256), torch.randn(2, 3, 256, 256)
-    assert network(condition, picture).shape == (2, 1, 30, 30)  # 70×70 patches, as in the paper
-    assert not torch.equal(network(condition, picture), network(-condition, picture))
+    image, condition = torch.randn(2, 3, 256, 256), torch.randn(2, 3, 256, 256)
+    assert network(condition, image).shape == (2, 1, 30, 30)  # 70×70 patches, as in the paper
+    assert not torch.equal(network(condition, image), network(-condition, image))
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 4])
@@ -69,7 +69,7 @@ def test_layers_have_the_numbers_of_pix2pix():
     assert "model.2.bias" not in patch and patch["model.9.weight"].shape == (512,)
 
 
-def test_every_level_of_a_unet_reaches_the_picture():
+def test_every_level_of_a_unet_affects_the_image():
     torch.manual_seed(0)
     network = UnetGenerator(1, 1, ngf=1, num_levels=5, norm="none")
     network(torch.randn(1, 1, 32, 32)).sum().backward()
@@ -77,18 +77,18 @@ def test_every_level_of_a_unet_reaches_the_picture():
 
 
 def test_pixels_and_logits_are_float32_under_autocast():
-    picture = torch.randn(1, 3, 32, 32)
+    image = torch.randn(1, 3, 32, 32)
     with torch.autocast("cpu", torch.bfloat16):
         for network in (ResnetGenerator(ngf=2, num_blocks=1), UnetGenerator(ngf=2, num_levels=5)):
-            assert network(picture).dtype == torch.float32
-        assert PatchDiscriminator(6, ndf=2, num_layers=1)(picture, picture).dtype == torch.float32
+            assert network(image).dtype == torch.float32
+        assert PatchDiscriminator(6, ndf=2, num_layers=1)(image, image).dtype == torch.float32
 
 
-def test_padding_that_repeats_to_the_bit_is_the_same_padding():
-    picture = torch.randn(2, 3, 7, 9, dtype=torch.float64, requires_grad=True)
-    expected = nn.ReflectionPad2d(3)(picture)
-    made = ReflectionPad(3).repeatable(picture)
+def test_deterministic_padding_equals_the_padding_of_torch():
+    image = torch.randn(2, 3, 7, 9, dtype=torch.float64, requires_grad=True)
+    expected = nn.ReflectionPad2d(3)(image)
+    made = ReflectionPad(3).repeatable(image)
     weights = torch.randn_like(expected)
     assert torch.equal(made, expected)
-    gradients = [torch.autograd.grad((padded * weights).sum(), picture)[0] for padded in (made, expected)]
+    gradients = [torch.autograd.grad((padded * weights).sum(), image)[0] for padded in (made, expected)]
     torch.testing.assert_close(*gradients)

@@ -1,4 +1,4 @@
-"""A rank that meets the others, leaves, and meets them again; the first one is slow to leave."""
+"""A rank that joins the others, leaves, and joins again; the first one is slow to leave."""
 
 import os
 import time

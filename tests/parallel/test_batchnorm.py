@@ -1,4 +1,4 @@
-"""Our synchronised BatchNorm is torch's BatchNorm, in float32 and for inputs that are hard on sums."""
+"""Our synchronised BatchNorm equals torch's in float32, also for numerically difficult inputs."""
 
 from __future__ import annotations
 
@@ -21,91 +21,91 @@ def one_process() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (10.0, 0.01), (100.1, 0.0), (300.0, 0.1), (1000.0, 1.0)])
-def test_it_gives_what_torch_gives_far_from_zero(mean: float, std: float) -> None:
+def test_batchnorm_equals_torch_far_from_zero(mean: float, std: float) -> None:
     torch.manual_seed(0)
     theirs = nn.BatchNorm2d(3)
     ours = synchronize(nn.BatchNorm2d(3), ours=True)
     assert isinstance(ours, SynchronizedBatchNorm)
-    pictures = mean + std * torch.randn(8, 3, 5, 5)
-    exact = nn.BatchNorm2d(3).double()(pictures.double())
-    theirs(pictures)
+    images = mean + std * torch.randn(8, 3, 5, 5)
+    exact = nn.BatchNorm2d(3).double()(images.double())
+    theirs(images)
     of_the_mean = 2 * torch.finfo(torch.float32).eps * mean / max(std, theirs.eps**0.5)  # as float32 rounds it
     allowed = of_the_mean + 1e-5
-    assert (ours(pictures).double() - exact).abs().max() <= allowed
+    assert (ours(images).double() - exact).abs().max() <= allowed
     assert torch.allclose(ours.running_mean, theirs.running_mean, rtol=1e-5)
     assert torch.allclose(ours.running_var, theirs.running_var, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", ["plain", "channels last", "cut from a larger one"])
 @pytest.mark.parametrize("affine", [True, False])
-def test_its_gradients_are_torchs(affine: bool, layout: str) -> None:
+def test_batchnorm_gradients_equal_those_of_torch(affine: bool, layout: str) -> None:
     torch.manual_seed(0)
     theirs = nn.BatchNorm2d(3, affine=affine).double()
     if affine:
         nn.init.normal_(theirs.weight)
         nn.init.normal_(theirs.bias)
     ours = synchronize(deepcopy(theirs), ours=True)
-    pictures = 5 + torch.randn(4, 3, 5, 6, dtype=torch.float64)
+    images = 5 + torch.randn(4, 3, 5, 6, dtype=torch.float64)
     if layout == "channels last":
-        pictures = pictures.to(memory_format=torch.channels_last)
-    pictures = (pictures[..., 1:] if layout == "cut from a larger one" else pictures).requires_grad_()
-    weights = torch.randn(pictures.shape, dtype=torch.float64)
-    for our, their in zip(gradients(ours, pictures, weights), gradients(theirs, pictures, weights), strict=True):
+        images = images.to(memory_format=torch.channels_last)
+    images = (images[..., 1:] if layout == "cut from a larger one" else images).requires_grad_()
+    weights = torch.randn(images.shape, dtype=torch.float64)
+    for our, their in zip(gradients(ours, images, weights), gradients(theirs, images, weights), strict=True):
         torch.testing.assert_close(our, their, rtol=1e-10, atol=1e-12)
 
 
-def gradients(norm: nn.Module, pictures: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return torch.autograd.grad((norm(pictures) * weights).square().sum(), [pictures, *norm.parameters()])
+def gradients(norm: nn.Module, images: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad((norm(images) * weights).square().sum(), [images, *norm.parameters()])
 
 
-def test_its_gradient_can_be_differentiated_again() -> None:
+def test_batchnorm_can_be_differentiated_twice() -> None:
     norm = synchronize(nn.BatchNorm1d(2).double(), ours=True)
     assert torch.autograd.gradgradcheck(norm, torch.randn(5, 2, dtype=torch.float64, requires_grad=True))
 
 
-def test_it_can_have_a_weight_and_no_bias() -> None:
+def test_batchnorm_can_have_a_weight_and_no_bias() -> None:
     theirs = nn.BatchNorm2d(3).double()
     nn.init.normal_(theirs.weight)
     theirs.bias = None
     ours = synchronize(deepcopy(theirs), ours=True)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
-    pictures = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    images = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
     for norm in (ours, theirs):
-        (slope,) = torch.autograd.grad(norm(pictures).pow(3).sum(), pictures, create_graph=True)
+        (slope,) = torch.autograd.grad(norm(images).pow(3).sum(), images, create_graph=True)
         slope.square().sum().backward()
     torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_its_weights_may_be_frozen_before_its_gradient_is_differentiated() -> None:
-    pictures = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+def test_batchnorm_weights_may_be_frozen_before_the_second_derivative() -> None:
+    images = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
     found = []
     for norm in (nn.BatchNorm2d(3).double(), synchronize(nn.BatchNorm2d(3).double(), ours=True)):
-        cubes = norm(pictures).pow(3).sum()
+        cubes = norm(images).pow(3).sum()
         norm.requires_grad_(False)
-        (slope,) = torch.autograd.grad(cubes, pictures, create_graph=True)
-        found += torch.autograd.grad(slope.square().sum(), pictures)
+        (slope,) = torch.autograd.grad(cubes, images, create_graph=True)
+        found += torch.autograd.grad(slope.square().sum(), images)
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
 
 
-def test_it_takes_weights_in_half_precision() -> None:
+def test_batchnorm_accepts_weights_in_half_precision() -> None:
     norm = synchronize(nn.BatchNorm2d(3).bfloat16(), ours=True)
     normal = norm(torch.randn(4, 3, 5, 5).bfloat16())
     normal.float().square().sum().backward()
     assert normal.dtype == norm.weight.grad.dtype == torch.bfloat16
 
 
-def test_what_comes_after_may_overwrite_its_result_but_not_its_input() -> None:
+def test_later_layers_may_overwrite_the_output_but_not_the_input() -> None:
     norm = synchronize(nn.BatchNorm2d(3), ours=True)
-    pictures = torch.randn(4, 3, 5, 5, requires_grad=True)
-    norm(pictures).relu_().sum().backward()
-    doubled = 2 * pictures
+    images = torch.randn(4, 3, 5, 5, requires_grad=True)
+    norm(images).relu_().sum().backward()
+    doubled = 2 * images
     normal = norm(doubled)
     doubled.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         normal.square().sum().backward()
 
 
-def test_it_keeps_the_names_and_values_of_the_one_that_it_replaces() -> None:
+def test_batchnorm_keeps_the_names_and_values_of_the_module_it_replaces() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).eval()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     after = synchronize(network, ours=True)

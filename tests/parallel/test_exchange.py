@@ -1,4 +1,4 @@
-"""Sums over processes keep what a tensor is, by either exchange."""
+"""Sums over processes keep a tensor's shape and dtype with either exchange."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def one_process() -> Iterator[None]:
     [torch.tensor(2), torch.tensor([1, 2], dtype=torch.int32), torch.tensor(1.5), torch.rand(2, 3), torch.zeros(0)],
     ids=["a number", "32-bit integers", "a fraction", "a table", "nothing"],
 )
-def test_shape_and_dtype_stay(own: torch.Tensor, few_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exchanges_keep_shape_and_dtype(own: torch.Tensor, few_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "FEW_BYTES", few_bytes)
     found = sum_over_processes(own.clone())
     assert found.dtype == own.dtype and torch.equal(found, own)
 
 
-def test_a_sum_has_no_gradient_of_its_own() -> None:
+def test_a_sum_over_processes_has_no_gradient() -> None:
     assert not sum_over_processes(torch.ones(2, requires_grad=True)).requires_grad

@@ -9,12 +9,12 @@ import pytest
 from paceline.parallel.strategies.dp import ReplicaThreads
 
 
-def test_a_replica_keeps_its_thread_from_step_to_step() -> None:
+def test_a_replica_keeps_its_thread_across_steps() -> None:
     threads = ReplicaThreads(2)
     both = threading.Barrier(2, timeout=30)
 
     def name() -> str:
-        both.wait()  # only two that run at the same time get through
+        both.wait()  # only two concurrent threads pass
         return threading.current_thread().name
 
     steps = [threads.run([name, name]) for _ in range(3)]
@@ -22,13 +22,13 @@ def test_a_replica_keeps_its_thread_from_step_to_step() -> None:
     assert threading.current_thread().name not in steps[0]
 
 
-def test_fewer_replicas_than_devices_take_the_first_threads() -> None:
+def test_fewer_replicas_than_devices_use_the_first_threads() -> None:
     threads = ReplicaThreads(2)
     first = threads.run([threading.get_ident, threading.get_ident])[0]
     assert threads.run([threading.get_ident]) == [first]
 
 
-def test_an_error_in_one_replica_comes_when_the_others_are_done() -> None:
+def test_an_error_in_one_replica_is_raised_when_the_others_are_done() -> None:
     done, go_on = threading.Event(), threading.Event()
 
     def fails() -> None:

@@ -1,4 +1,4 @@
-"""What Paceline uses of torch's private interfaces is there in the shape that it needs, and nowhere but in one file."""
+"""The private interfaces of torch that Paceline uses exist as expected, and only one file uses them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_torch_has_the_internals_that_paceline_uses(name: str) -> None:
     )
 
 
-def test_no_other_file_uses_private_names_of_torch() -> None:
+def test_only_one_file_uses_private_names_of_torch() -> None:
     faults = []
     for file in sorted(SOURCE.rglob("*.py")):
         if file == Path(torch_internals.__file__):
@@ -163,7 +163,7 @@ def test_no_other_file_uses_private_names_of_torch() -> None:
 
 
 def _torch_names(node: ast.AST) -> list[str]:
-    """The dotted names under `torch` that an import or an attribute has; none for other nodes."""
+    """Return the dotted names under `torch` of an import or an attribute; none for other nodes."""
     match node:
         case ast.Import(names=names):
             return [part for one in names if one.name.split(".")[0] == "torch" for part in one.name.split(".")]
@@ -182,7 +182,7 @@ def _torch_names(node: ast.AST) -> list[str]:
 @pytest.mark.parametrize(
     "text", ["import torch._C", "from torch.nn.modules.batchnorm import _BatchNorm", "torch._foreach_copy_(a, b)"]
 )
-def test_a_private_name_is_found(text: str) -> None:
+def test_a_private_name_is_reported(text: str) -> None:
     assert any(part[0] == "_" for node in ast.walk(ast.parse(text)) for part in _torch_names(node))
 
 
@@ -220,7 +220,7 @@ def test_compilation_can_be_undone() -> None:
     assert not calls
 
 
-def test_operations_on_many_tensors_are_those_on_each() -> None:
+def test_foreach_operations_equal_those_on_each_tensor() -> None:
     ours, theirs = [torch.zeros(2), torch.ones(3)], [torch.full((2,), 4.0), torch.full((3,), -3.0)]
     lerp_all(ours, theirs, 0.25)
     assert [one.tolist() for one in ours] == [[1.0] * 2, [0.0] * 3]
@@ -229,6 +229,6 @@ def test_operations_on_many_tensors_are_those_on_each() -> None:
     assert all(map(torch.equal, ours, theirs))
 
 
-def test_a_view_is_told_from_a_copy() -> None:
+def test_a_view_is_distinguished_from_a_copy() -> None:
     tensor = torch.zeros(4)
     assert is_view(tensor[:2]) and not is_view(tensor.clone())

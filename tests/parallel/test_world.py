@@ -1,4 +1,4 @@
-"""Each process finds its place, its GPU and the others, whatever started it."""
+"""Each process finds its rank, its GPU and the others, whatever launched it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
         ),
     ],
 )
-def test_a_process_knows_its_place(environ: dict[str, str], place: Place | None) -> None:
+def test_a_process_knows_its_rank(environ: dict[str, str], place: Place | None) -> None:
     assert place_from(environ) == place
 
 
@@ -63,12 +63,12 @@ def test_a_process_knows_its_place(environ: dict[str, str], place: Place | None)
         ("a1,gpu[1-2]", "a1"),
     ],
 )
-def test_the_processes_of_srun_meet_on_the_first_host(nodes: str, first: str) -> None:
+def test_srun_processes_rendezvous_on_the_first_host(nodes: str, first: str) -> None:
     assert slurm_meeting_point({"SLURM_STEP_NODELIST": nodes})[0] == first
     assert slurm_meeting_point({"SLURM_NODELIST": nodes})[0] == first
 
 
-def test_jobs_and_steps_on_one_host_meet_at_ports_of_their_own() -> None:
+def test_jobs_and_steps_on_one_host_use_separate_ports() -> None:
     def port(job: int, step: int) -> int:
         environ = {"SLURM_NODELIST": "a", "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
         return slurm_meeting_point(environ)[1]
@@ -79,7 +79,7 @@ def test_jobs_and_steps_on_one_host_meet_at_ports_of_their_own() -> None:
 
 
 class Gpus:
-    """GPUs that are not there, for a process whose environment says where it is."""
+    """Simulated GPUs for a process whose environment gives its rank."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.patch = monkeypatch
@@ -113,13 +113,13 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     ("visible", "named", "ids", "backend"),
     [
         (4, "", [0, 1, 2, 3], "nccl"),
-        (1, "", [0, 0, 0, 0], "nccl"),  # srun --gpus-per-task=1: one GPU for each, and all are called 0
+        (1, "", [0, 0, 0, 0], "nccl"),  # srun --gpus-per-task=1: one GPU each, and each is number 0
         (4, "3,2,1,0", [3, 2, 1, 0], "nccl"),
         (4, "0,0,1,1", [0, 0, 1, 1], "gloo"),
         (1, "0,0,0,0", [0, 0, 0, 0], "gloo"),
     ],
 )
-def test_each_process_takes_its_gpu(gpus: Gpus, visible: int, named: str, ids: list[int], backend: str) -> None:
+def test_each_process_uses_its_own_gpu(gpus: Gpus, visible: int, named: str, ids: list[int], backend: str) -> None:
     for local_rank in range(4):
         gpus.see(visible, local_rank, 4)
         settings = RunSettings(devices=4, gpus=named)
@@ -130,7 +130,7 @@ def test_each_process_takes_its_gpu(gpus: Gpus, visible: int, named: str, ids: l
         assert world.backend == gpus.joined["backend"] == backend
 
 
-def test_gpus_that_do_not_suffice_are_refused(gpus: Gpus) -> None:
+def test_too_few_gpus_are_rejected(gpus: Gpus) -> None:
     gpus.see(4, 0, 4)
     with pytest.raises(UserError, match="--gpus 0,1: 2 for the 4 processes on this machine"):
         check_devices(RunSettings(devices=4, gpus="0,1"))
@@ -143,17 +143,17 @@ def test_gpus_that_do_not_suffice_are_refused(gpus: Gpus) -> None:
     check_devices(RunSettings(devices=2, backend="nccl"))
 
 
-def test_processes_that_share_the_one_gpu_they_see_are_told_so(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(backend: str, **arguments: Any) -> None:
+def test_processes_that_share_the_only_visible_gpu_are_rejected(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(backend: str, **arguments: Any) -> None:
         raise dist.DistBackendError("NCCL error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000")
 
     gpus.see(1, 0, 2)
-    monkeypatch.setattr(dist, "init_process_group", refuse)
+    monkeypatch.setattr(dist, "init_process_group", fail)
     with pytest.raises(UserError, match="--devices 2: processes share a GPU"):
         join(RunSettings(devices=2), distributed=True)
 
 
-def test_processes_meet_again_though_the_first_one_is_slow_to_leave() -> None:
+def test_processes_rendezvous_again_though_the_first_one_is_slow_to_leave() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -169,5 +169,5 @@ def test_processes_meet_again_though_the_first_one_is_slow_to_leave() -> None:
         )
         for rank in "01"
     ]
-    said = [rank.communicate(timeout=100)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0] and all("met twice" in words for words in said), said
+    printed = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0] and all("met twice" in words for words in printed), printed

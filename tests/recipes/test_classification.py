@@ -25,7 +25,7 @@ def resolved(preset: str):
 
 
 @pytest.mark.parametrize(("side_px", "stem_px"), [(8, 3), (64, 3), (65, 7), (224, 7)])
-def test_the_stem_follows_the_size_of_the_pictures(side_px, stem_px):
+def test_the_stem_depends_on_the_image_size(side_px, stem_px):
     assert build(digits_like(side_px)).classifier.conv1.kernel_size == (stem_px, stem_px)
 
 
@@ -49,7 +49,7 @@ def test_norm_none_leaves_no_batchnorm():
     assert not any(isinstance(module, nn.BatchNorm2d) for module in recipe.modules())
 
 
-def test_data_without_classes_is_refused():
+def test_data_without_classes_is_rejected():
     with pytest.raises(UserError, match="--data"):
         build(digits_like(num_classes=0))
 

@@ -33,7 +33,7 @@ def after_generator(recipe: Dcgan) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("objective", ["bce", "hinge", "lsgan"])
-def test_the_terms_are_those_of_the_objective(objective):
+def test_the_loss_terms_are_those_of_the_objective(objective):
     recipe = build(objective=objective, d_norm="none")
     batch = after_generator(recipe)
     functions = OBJECTIVES[objective]
@@ -46,7 +46,7 @@ def test_the_terms_are_those_of_the_objective(objective):
     assert torch.equal(loss.signals["fake_score"], fake.sigmoid().mean())
 
 
-def test_the_discriminator_learns_from_the_generators_fakes_which_come_from_the_noise_of_the_batch():
+def test_the_discriminator_trains_on_fakes_generated_from_the_noise_of_the_batch():
     recipe = build()
     batch = make_batch(recipe)
     fake = recipe("generator", batch).shared["fake"]
@@ -87,7 +87,7 @@ def test_r1_reaches_through_batchnorm_spectral_norm_and_augmentation():
 
 
 @pytest.mark.parametrize("phase", ["generator", "discriminator", "penalty"])
-def test_losses_follow_from_the_batch_alone(phase):
+def test_losses_depend_on_the_batch_alone(phase):
     recipe = build(r1=1.0, diffaugment="color,translation,cutout", d_norm="none")
     batch = after_generator(recipe)
     torch.manual_seed(1)
@@ -132,7 +132,7 @@ def test_images_of_unsupported_sizes_are_rejected(height, width, fits):
         ({"ngf": 0}, "ngf=0: must be at least 1"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(settings, message):
+def test_invalid_settings_are_reported(settings, message):
     with pytest.raises(UserError, match=message):
         build(**dataclasses.asdict(configure("dcgan", settings).recipe))
 
@@ -162,7 +162,7 @@ epochs = 7
 
 
 @pytest.mark.parametrize("recipe", ["dcgan", "dual_gan"])
-def test_the_config_file_of_the_dual_discriminator_project_is_understood(recipe, tmp_path):
+def test_the_config_file_of_the_dual_discriminator_project_is_accepted(recipe, tmp_path):
     file = tmp_path / "config.ini"
     file.write_text(REFERENCE_INI)
     config = configure(recipe, {}, config_file=str(file))
@@ -172,7 +172,7 @@ def test_the_config_file_of_the_dual_discriminator_project_is_understood(recipe,
     assert (own.nz, own.ngf, own.ndf) == (90, 32, 48)
 
 
-def test_flags_win_over_the_config_file(tmp_path):
+def test_flags_override_the_config_file(tmp_path):
     file = tmp_path / "config.ini"
     file.write_text(REFERENCE_INI)
     config = configure("dcgan", {"data": "digits"}, config_file=str(file), assignments=["nz=8"])

@@ -30,11 +30,11 @@ def test_later_files_have_a_letter_for_the_segmentation_and_count_from_zero_or_o
     assert list(networks_of(files).values()) == ["generators.G1", "generators.GS0", "generators.GS1"]
 
 
-def test_one_file_alone_is_understood():
+def test_one_file_alone_is_accepted():
     assert networks_of(["latest_net_G51.pth"]) == {"latest_net_G51.pth": "generators.GS0"}
 
 
-def test_files_of_two_models_in_one_folder_are_refused_by_name():
+def test_files_of_two_models_in_one_folder_are_rejected_by_name():
     with pytest.raises(UserError, match=r"latest_net_G51.pth: with 3 modalities.*G41, G42"):
         networks_of(["latest_net_G1.pth", "latest_net_G2.pth", "latest_net_G3.pth", "latest_net_G51.pth"])
 
@@ -45,7 +45,7 @@ def test_the_tensors_of_a_file_fit_the_recipe():
     recipe = Translation(TranslationSettings(**tiny, norm="instance"), spec)
     other = Translation(TranslationSettings(**tiny, norm="instance"), spec)
     written = dict(other.generators["GS1"].state_dict())
-    written["model.1.running_mean"] = torch.zeros(1)  # as old versions of torch kept for InstanceNorm
+    written["model.1.running_mean"] = torch.zeros(1)  # as old versions of torch stored for InstanceNorm
     network = networks_of(["latest_net_G1.pth", "latest_net_G22.pth"])["latest_net_G22.pth"]
     state = renamed(network, written, recipe.state_dict())
     assert {name for name in recipe.state_dict() if name.startswith("generators.GS1.")} == state.keys()

@@ -27,7 +27,7 @@ def make_batch(recipe: DualGan, **columns: float) -> dict[str, torch.Tensor]:
 
 
 def generator_losses(recipe: DualGan, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """What the generator's loss is against the first and against the second discriminator."""
+    """Return the generator's loss against the first and against the second discriminator."""
     fake = recipe.predict(batch)["image"]
     return tuple(BCE.generator(d(fake)).mean().item() for d in (recipe.discriminator_1, recipe.discriminator_2))
 
@@ -36,7 +36,7 @@ def generator_loss(recipe: DualGan, batch: dict[str, torch.Tensor]) -> float:
     return recipe("generator", batch).terms["adversarial"].item()
 
 
-def test_the_discriminators_start_apart():
+def test_the_discriminators_start_with_different_weights():
     recipe = build()
     assert not torch.equal(recipe.discriminator_1.main[0].weight, recipe.discriminator_2.main[0].weight)
     assert [phase.network for phase in recipe.phases] == ["generator", "discriminator_1", "discriminator_2"]
@@ -77,7 +77,7 @@ def test_the_choice_reaches_the_gradient():
     assert torch.equal(*gradients)
 
 
-def test_a_coin_chooses_for_the_whole_step():
+def test_a_coin_flip_chooses_for_the_whole_step():
     recipe = build(against="random")
     assert recipe.signals == {} and recipe.draws["coin"] == Draw((), "uniform", common=True)
     for coin, chosen in ((0.2, 0), (0.7, 1)):
@@ -85,7 +85,7 @@ def test_a_coin_chooses_for_the_whole_step():
         assert generator_loss(recipe, batch) == generator_losses(recipe, batch)[chosen]
 
 
-def test_a_common_draw_is_one_number_for_all_samples_and_another_at_each_step():
+def test_a_common_draw_is_one_number_per_step_for_all_samples():
     drawer = Drawer({"coin": Draw((), "uniform", common=True)}, 0, torch.device("cpu"), torch.float32)
     first, larger, later = drawer.table(0, 4)["coin"], drawer.table(0, 7)["coin"], drawer.table(4, 4)["coin"]
     assert first.shape == (4,) and larger.shape == (7,)
@@ -93,7 +93,7 @@ def test_a_common_draw_is_one_number_for_all_samples_and_another_at_each_step():
     assert first[0] != later[0]
 
 
-def test_against_both_adds_their_losses():
+def test_training_against_both_adds_their_losses():
     recipe = build(against="both")
     batch = make_batch(recipe)
     assert recipe.signals == {}
@@ -121,7 +121,7 @@ def test_d2gan_gives_the_discriminators_opposite_tasks():
         ({"objective": "d2gan", "d2gan_beta": 0.0}, "d2gan_beta=0: must be above 0"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused_in_one_line(settings, message):
+def test_conflicting_options_are_rejected_in_one_line(settings, message):
     with pytest.raises(UserError, match=message) as caught:
         build(**settings)
     assert "\n" not in str(caught.value)
@@ -140,7 +140,7 @@ def test_r1_adds_a_lazy_phase_for_each_discriminator():
 
 
 @pytest.mark.parametrize("against", ["random", "weaker"])
-def test_losses_follow_from_the_batch_alone(against):
+def test_losses_depend_on_the_batch_alone(against):
     recipe = build(against=against)
     batch = make_batch(recipe, coin=0.3, claim_1=0.0, claim_2=1.0)
     batch["fake"] = recipe.predict(batch)["image"].detach()
@@ -152,7 +152,7 @@ def test_losses_follow_from_the_batch_alone(against):
         assert all(torch.equal(terms[0][name], terms[1][name]) for name in terms[0])
 
 
-def test_a_step_leaves_the_claims_of_its_discriminators_for_the_next_one():
+def test_a_step_passes_the_claims_of_its_discriminators_to_the_next_one():
     parts = assemble(configure("dual_gan", {"accelerator": "cpu"}, assignments=["against=weaker"], small=True))
     losses = {}
     parts.recipe.register_forward_hook(lambda recipe, arguments, loss: losses.update({arguments[0]: loss}))

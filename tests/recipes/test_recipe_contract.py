@@ -1,4 +1,4 @@
-"""What every recipe must keep to; a new file in recipes/ is tested by existing, and so are those that `new` writes."""
+"""The recipe contract, for every file in recipes/ and for the files that `paceline new` writes."""
 
 import ast
 import dataclasses
@@ -25,7 +25,7 @@ NUM_SAMPLES = 4
 
 
 def written_by_new() -> list[str]:
-    """The recipe files that `paceline new` writes."""
+    """Return the recipe files that `paceline new` writes."""
     files = sorted(Path(new.__file__).with_name("templates").glob("*.py"))
     return [str(file) for file in files if file.stem != "source"]
 
@@ -35,7 +35,7 @@ def load(name: str) -> type[Recipe]:
 
 
 def load_small(name: str) -> dict[str, Any]:
-    """The recipe's own settings that make it small."""
+    """Return the recipe's settings that make it small."""
     own = {field.name for field in dataclasses.fields(load(name).Settings)}
     return {key: value for key, value in load(name).small.items() if key in own}
 
@@ -48,21 +48,19 @@ def build(name: str, **settings: Any) -> Recipe:
 
 def make_batch(recipe: Recipe) -> Batch:
     generator = torch.Generator().manual_seed(1)
-    pictures = (
-        torch.rand(NUM_SAMPLES, DATA_SPEC.channels, DATA_SPEC.height, DATA_SPEC.width, generator=generator) * 2 - 1
-    )
+    images = torch.rand(NUM_SAMPLES, DATA_SPEC.channels, DATA_SPEC.height, DATA_SPEC.width, generator=generator) * 2 - 1
     labels = torch.randint(DATA_SPEC.num_classes, (NUM_SAMPLES,), generator=generator)
     make = {"normal": torch.randn, "uniform": torch.rand}
     draws = {
         name: make[draw.kind]((NUM_SAMPLES, *draw.shape), generator=generator) for name, draw in recipe.draws.items()
     }
     signals = {name: torch.full((NUM_SAMPLES,), value) for name, value in recipe.signals.items()}
-    panels = {name: pictures.roll(number, dims=0) for number, name in enumerate(DATA_SPEC.panels, start=1)}
-    return {"image": pictures, "target": pictures.flip(3), "label": labels} | panels | draws | signals
+    panels = {name: images.roll(number, dims=0) for number, name in enumerate(DATA_SPEC.panels, start=1)}
+    return {"image": images, "target": images.flip(3), "label": labels} | panels | draws | signals
 
 
 def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:
-    """Each phase once, in order, as a step runs them, with the gradients of that phase alone."""
+    """Run each phase once, in order, and yield it with its own gradients."""
     batch = make_batch(recipe)
     for phase in recipe.phases:
         recipe.requires_grad_(False)
@@ -80,7 +78,7 @@ every_recipe = pytest.mark.parametrize("name", registry.names("recipe") + writte
 
 
 @every_recipe
-def test_settings_of_a_recipe_have_meanings_and_names_of_their_own(name):
+def test_settings_of_a_recipe_have_help_texts_and_unique_names(name):
     fields = dataclasses.fields(load(name).Settings)
     taken = {field.name for group in (RunSettings, LearnerSettings) for field in dataclasses.fields(group)}
     assert not taken & {field.name for field in fields}
@@ -109,7 +107,7 @@ def test_phases_of_a_recipe_name_their_loss_and_a_real_network(name):
 
 
 @every_recipe
-def test_each_phase_of_a_recipe_gives_gradients_to_its_whole_network_and_to_nothing_else(name):
+def test_each_phase_gives_gradients_to_its_whole_network_and_nothing_else(name):
     recipe = build(name)
     for phase, _ in run_phases(recipe):
         own = {id(parameter) for parameter in recipe.networks[phase.network].parameters()}
@@ -122,7 +120,7 @@ def test_each_phase_of_a_recipe_gives_gradients_to_its_whole_network_and_to_noth
 
 
 @every_recipe
-def test_losses_of_a_recipe_are_scalars_and_what_phases_share_has_a_row_per_sample(name):
+def test_losses_are_scalars_and_shared_tensors_have_a_row_per_sample(name):
     for _, loss in run_phases(build(name)):
         assert loss.terms
         assert all(term.ndim == 0 and term.isfinite() for term in loss.terms.values())
@@ -135,7 +133,7 @@ def test_losses_of_a_recipe_draw_no_random_numbers_of_their_own(name):
     recipe = build(name)
     for module in recipe.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.eval()  # the one exception: the engine seeds dropout
+            module.eval()  # the only exception: the engine seeds dropout
     before = torch.get_rng_state()
     for _ in run_phases(recipe):
         assert torch.equal(before, torch.get_rng_state())
@@ -168,7 +166,7 @@ def test_every_importer_reads_files_for_a_recipe():
 
 
 @every_recipe
-def test_a_recipe_asks_for_no_device_and_no_stream(name):
+def test_a_recipe_uses_no_device_and_no_stream(name):
     recipe_class = load(name)
     for defined_in in (base for base in recipe_class.__mro__ if issubclass(base, Recipe) and base is not Recipe):
         tree = ast.parse(Path(inspect.getfile(defined_in)).read_text())
@@ -178,7 +176,7 @@ def test_a_recipe_asks_for_no_device_and_no_stream(name):
 
 
 def choices(name: str) -> Iterator[tuple[str, Any]]:
-    """Settings of a recipe with values to try: some of the allowed words, and one more of what is counted."""
+    """Yield settings of a recipe with values to try: allowed choices, and numbers plus one."""
     recipe_class = load(name)
     hints = typing.get_type_hints(recipe_class.Settings)
     for field in dataclasses.fields(recipe_class.Settings):
@@ -190,7 +188,7 @@ def choices(name: str) -> Iterator[tuple[str, Any]]:
 
 
 @every_recipe
-def test_settings_with_which_the_same_weights_compute_something_else_are_named(name):
+def test_settings_that_change_the_meaning_of_weights_are_declared(name):
     bound = load(name).must_match_weights
     assert set(bound) <= {field.name for field in dataclasses.fields(load(name).Settings)}
     usual = vars(load(name).Settings(**load_small(name)))
@@ -202,7 +200,7 @@ def test_settings_with_which_the_same_weights_compute_something_else_are_named(n
             continue
         try:
             recipe = build(name, **settings).eval()
-        except UserError:  # these do not go together
+        except UserError:  # these settings conflict
             continue
         shapes = {key: tuple(value.shape) for key, value in recipe.state_dict().items()}
         alike = str((shapes, [(usual | settings)[setting] for setting in bound]))

@@ -11,7 +11,7 @@ def num_parameters(network: nn.Module) -> int:
 
 
 def with_meta_weights(make, **settings) -> nn.Module:
-    """A network without memory for its weights: counting them needs none."""
+    """Return a network on the meta device, to count its weights without memory."""
     with torch.device("meta"):
         return make(**settings)
 
@@ -36,9 +36,9 @@ def test_plain_resnets_with_the_weights_of_torchvision_give_its_outputs(depth):
     theirs = getattr(torchvision.models, f"resnet{depth}")(num_classes=7).eval()
     ours = ResNet(depth, num_classes=7).eval()
     ours.load_state_dict(theirs.state_dict())
-    pictures = torch.randn(2, 3, 64, 64)
+    images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        assert torch.equal(ours(pictures), theirs(pictures))
+        assert torch.equal(ours(images), theirs(images))
 
 
 @pytest.mark.parametrize(("stem", "side_px"), [("small", 32), ("plain", 8)])
@@ -57,7 +57,7 @@ def test_a_network_without_normalisation_has_biases_and_no_buffers():
 
 
 @pytest.mark.parametrize("norm", ["batch", "none"])
-def test_every_branch_of_a_fresh_network_is_zero(norm):
+def test_every_residual_branch_of_a_new_network_is_zero(norm):
     torch.manual_seed(0)
     network = ResNet(18, num_classes=5, norm=norm, width=4, stem="small")
     features = torch.rand(2, 4, 8, 8)
@@ -66,13 +66,13 @@ def test_every_branch_of_a_fresh_network_is_zero(norm):
 
 @pytest.mark.parametrize("norm", ["batch", "none"])
 @pytest.mark.parametrize("depth", [18, 50])
-def test_a_fresh_network_fits_a_handful_of_pictures(depth, norm):
+def test_a_new_network_overfits_a_handful_of_images(depth, norm):
     torch.manual_seed(0)
     network = ResNet(depth, num_classes=4, norm=norm, width=8, stem="small")
-    pictures, labels = torch.randn(16, 3, 8, 8), torch.arange(16) % 4
+    images, labels = torch.randn(16, 3, 8, 8), torch.arange(16) % 4
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9, nesterov=True)
     for _ in range(60):
-        loss = nn.functional.cross_entropy(network(pictures), labels)
+        loss = nn.functional.cross_entropy(network(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -82,7 +82,7 @@ def test_a_fresh_network_fits_a_handful_of_pictures(depth, norm):
 def test_dropout_acts_before_the_head_and_only_in_training():
     torch.manual_seed(0)
     network = ResNet(18, num_classes=5, width=4, stem="small", dropout=0.5)
-    pictures = torch.randn(2, 3, 8, 8)
-    assert not torch.equal(network(pictures), network(pictures))
+    images = torch.randn(2, 3, 8, 8)
+    assert not torch.equal(network(images), network(images))
     network.eval()
-    assert torch.equal(network(pictures), network(pictures))
+    assert torch.equal(network(images), network(images))

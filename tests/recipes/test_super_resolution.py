@@ -1,4 +1,4 @@
-"""Super-resolution and paired restoration: what their losses are made of, and where small pictures come from."""
+"""Super-resolution and paired restoration: their loss terms, and where low-resolution images come from."""
 
 import dataclasses
 from typing import Any
@@ -36,8 +36,8 @@ def restoration(**settings: Any) -> Restoration:
 
 def make_batch(height: int = 32, width: int = 32) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    pictures = torch.rand(3, 3, height, width, generator=generator) * 2 - 1
-    return {"image": pictures, "target": pictures.flip(3)}
+    images = torch.rand(3, 3, height, width, generator=generator) * 2 - 1
+    return {"image": images, "target": images.flip(3)}
 
 
 def after(recipe: Recipe, phase: str) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -46,7 +46,7 @@ def after(recipe: Recipe, phase: str) -> tuple[Any, dict[str, torch.Tensor]]:
     return loss, batch | {name: tensor.detach() for name, tensor in loss.shared.items()}
 
 
-def test_pretraining_has_one_network_and_compares_pixels_alone():
+def test_pretraining_has_one_network_and_a_pixel_loss_only():
     recipe = build(stage="pretrain", tv=0.0)
     assert list(recipe.networks) == ["generator"]
     loss, batch = after(recipe, "generator")
@@ -68,13 +68,13 @@ def test_the_adversarial_stage_adds_features_and_a_discriminator():
         "adversarial": 1e-3 * bce.generator(recipe.discriminator(fake)).mean(),
     }
     torch.testing.assert_close(loss.terms, wanted)
-    told = recipe("discriminator", batch).terms
-    torch.testing.assert_close(told["real"], bce.real(recipe.discriminator(batch["image"])).mean())
-    torch.testing.assert_close(told["fake"], bce.fake(recipe.discriminator(fake)).mean())
+    printed = recipe("discriminator", batch).terms
+    torch.testing.assert_close(printed["real"], bce.real(recipe.discriminator(batch["image"])).mean())
+    torch.testing.assert_close(printed["fake"], bce.fake(recipe.discriminator(fake)).mean())
 
 
 @pytest.mark.parametrize("term", ["perceptual", "adversarial", "tv", "pixel"])
-def test_a_term_without_weight_is_left_out(term, monkeypatch):
+def test_a_term_without_weight_is_omitted(term, monkeypatch):
     if term == "perceptual":
         monkeypatch.setattr(Features, "__call__", lambda *_: pytest.fail("VGG19 was asked for"))
     recipe = build(stage="adversarial", **{term: 0.0})
@@ -93,15 +93,15 @@ def test_the_content_is_compared_as_asked():
     assert charbonnier(made, made).item() == pytest.approx(1e-3)
 
 
-def test_total_variation_is_a_mean_over_pictures():
-    pictures = make_batch()["image"]
-    one_by_one = torch.stack([total_variation(one[None]) for one in pictures]).mean()
-    torch.testing.assert_close(total_variation(pictures), one_by_one)
+def test_total_variation_is_a_mean_over_images():
+    images = make_batch()["image"]
+    one_by_one = torch.stack([total_variation(one[None]) for one in images]).mean()
+    torch.testing.assert_close(total_variation(images), one_by_one)
     assert total_variation(torch.ones(2, 3, 4, 4)) == 0
 
 
 @pytest.mark.parametrize("scale", ["2", "4", "8"])
-def test_small_pictures_are_made_of_whole_ones_which_lose_what_is_left_over(scale):
+def test_low_resolution_images_are_made_from_whole_ones_cropped_to_a_multiple(scale):
     recipe, batch = build(scale=scale), make_batch(37, 42)
     assert recipe.output_scale == int(scale)
     made = recipe.predict(batch)
@@ -114,7 +114,7 @@ def test_small_pictures_are_made_of_whole_ones_which_lose_what_is_left_over(scal
     assert torch.equal(made["image"].clamp(-1, 1), recipe.image_to_image(low)["image"])
 
 
-def test_small_pictures_of_the_source_are_used_where_there_are_some():
+def test_low_resolution_images_of_the_source_are_used_if_present():
     recipe, batch = build(dataclasses.replace(DATA_SPEC, scale=2)), make_batch()
     batch["low"] = torch.zeros(3, 3, 16, 16)
     assert torch.equal(recipe.predict(batch)["image"], recipe.generator(batch["low"]))
@@ -124,18 +124,18 @@ def test_small_pictures_of_the_source_are_used_where_there_are_some():
 def test_a_preview_shows_all_images_in_one_size():
     shown = build(scale="4").preview(make_batch())
     assert list(shown) == ["low", "bicubic", "restored", "target"]
-    assert {picture.shape for picture in shown.values()} == {(3, 3, 32, 32)}
+    assert {image.shape for image in shown.values()} == {(3, 3, 32, 32)}
     assert list(restoration().preview(make_batch())) == ["input", "restored", "target"]
 
 
 @pytest.mark.parametrize("network", ["unet", "residual"])
-def test_restoration_turns_pictures_into_their_targets(network):
+def test_restoration_maps_images_to_their_targets(network):
     recipe, batch = restoration(network=network), make_batch()
     assert list(recipe.networks) == ["restorer"]
     made = recipe.predict(batch)
     assert torch.equal(made["target"], batch["target"]) and torch.equal(made["input"], batch["image"])
     assert recipe.image_to_image(make_batch(21, 35)["image"])["image"].shape == (3, 3, 21, 35)
-    batch["target"] = batch["image"] / 2  # something that few steps can learn
+    batch["target"] = batch["image"] / 2  # a task that a few steps can learn
     optimizer = torch.optim.Adam(recipe.parameters(), 0.01)
     losses = []
     for _ in range(30):
@@ -164,12 +164,12 @@ def test_restoration_can_have_features_and_a_discriminator():
         (DATA_SPEC, {"vgg_layer": "conv6_1"}, "unknown layer of VGG19 'conv6_1'"),
     ],
 )
-def test_what_does_not_go_together_is_named(spec, settings, message):
+def test_conflicting_settings_are_reported(spec, settings, message):
     with pytest.raises(UserError, match=message):
         build(spec, **settings)
 
 
-def test_files_of_another_scale_are_refused_in_every_split(tmp_path):
+def test_files_of_another_scale_are_rejected_in_every_split(tmp_path):
     for folder, side in (("own", 32), ("HR", 32), ("LR", 8)):
         (tmp_path / folder).mkdir()
         for number in range(2):
@@ -181,7 +181,7 @@ def test_files_of_another_scale_are_refused_in_every_split(tmp_path):
         make_recipe(config, open_sources(config))
 
 
-def test_pictures_too_small_to_train_on_can_still_be_judged(tmp_path):
+def test_images_too_small_to_train_on_can_still_be_evaluated(tmp_path):
     Image.new("RGB", (24, 20)).save(tmp_path / "small.png")
     roots = {"data_root": str(tmp_path), "test_root": str(tmp_path)}
     config = configure("super_resolution", roots | {"bad_images": "skip"}, small=True)
@@ -192,7 +192,7 @@ def test_pictures_too_small_to_train_on_can_still_be_judged(tmp_path):
     assert list(sources) == ["test"] and make_recipe(config, sources).output_scale == 2
 
 
-def test_the_reference_preset_is_the_distributed_srgan_project():
+def test_the_reference_preset_matches_the_distributed_srgan_project():
     config = configure("super_resolution", {"preset": "reference"})
     own, run = config.recipe, config.run
     assert (own.blocks, own.norm, own.output, own.content, own.vgg_layer) == (

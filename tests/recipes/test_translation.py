@@ -39,7 +39,7 @@ def test_deepliif_has_a_generator_and_a_discriminator_for_each_modality_and_each
     assert list(recipe.networks) == ["generators", "discriminators"]
 
 
-def test_the_papers_model_is_the_preset_on_its_own_rows():
+def test_the_preset_on_the_rows_of_the_paper_is_the_model_of_the_paper():
     config = configure("translation", {"preset": "deepliif"})
     assert config.run.panels == "image,hematoxylin,dapi,lap2,marker,segmentation" and config.run.crop == 512
     settings = dataclasses.replace(config.recipe, ngf=1, ndf=1)
@@ -52,7 +52,7 @@ def test_the_papers_model_is_the_preset_on_its_own_rows():
     assert sum(isinstance(module, torch.nn.Conv2d) for module in recipe.discriminators["D1"].modules()) == 6
 
 
-def test_the_segmentation_is_the_weighted_sum_of_those_from_the_input_and_from_the_made_modalities():
+def test_the_segmentation_is_the_weighted_sum_over_the_input_and_generated_modalities():
     recipe = build(segmentation_weights="0.5,0.2,0.3")
     batch = make_batch()
     made = recipe.translate(batch["image"])
@@ -67,7 +67,7 @@ def test_a_segmentation_without_weight_has_no_network():
     recipe("generators", make_batch())
 
 
-def test_the_segmentations_loss_reaches_through_the_modalities_it_was_made_from():
+def test_the_segmentation_loss_backpropagates_through_its_modalities():
     recipe = build(segmentation_weights="0.5,0.5,0")
     terms = recipe("generators", make_batch()).terms
     terms["segmentation_distance"].backward()
@@ -87,7 +87,7 @@ def test_the_terms_of_the_generators_are_weighted_by_panel(distance):
     assert len(terms) == 6
 
 
-def test_the_segmentations_discriminators_see_the_input_and_the_real_modalities_and_are_fused():
+def test_the_segmentation_discriminators_see_input_and_real_modalities_and_are_fused():
     recipe = build(segmentation_weights="0.5,0.2,0.3", norm="none", discriminator_weights="0.2,0.2,0.6")
     batch = after_generators(recipe)
     made = batch["made_segmentation"]
@@ -101,7 +101,7 @@ def test_the_segmentations_discriminators_see_the_input_and_the_real_modalities_
     torch.testing.assert_close(terms["stain_real"], 0.2 / 2 * F.softplus(-real).mean())
 
 
-def test_discriminators_learn_from_what_the_generators_made_in_this_step():
+def test_discriminators_train_on_what_the_generators_made_in_this_step():
     recipe = build()
     batch = after_generators(recipe)
     assert {name for name in batch if name.startswith("made_")} == {f"made_{name}" for name in DATA_SPEC.panels}
@@ -110,14 +110,14 @@ def test_discriminators_learn_from_what_the_generators_made_in_this_step():
     assert [name for name in same if not torch.equal(same[name], changed[name])] == ["stain_fake"]
 
 
-def test_a_perceptual_term_is_added_where_it_has_a_weight_and_brings_no_weights_into_the_recipe():
+def test_a_weighted_perceptual_term_is_added_without_weights_in_the_recipe():
     recipe = build(perceptual=1.0, vgg="random", vgg_layer="relu1_2")
     loss = recipe("generators", make_batch())
     assert len(loss.terms) == 9 and loss.terms["stain_perceptual"] > 0
     assert recipe.state_dict().keys() == build().state_dict().keys()
 
 
-def test_pix2pix_makes_one_panel():
+def test_pix2pix_generates_one_panel():
     spec = dataclasses.replace(DATA_SPEC, panels=("target",))
     recipe = build(spec, model="pix2pix", generator="unet_32")
     assert list(recipe.generators) == ["G1"] and list(recipe.discriminators) == ["D1"]
@@ -131,13 +131,13 @@ def test_pix2pix_makes_one_panel():
 
 
 @pytest.mark.parametrize(("side", "expected"), [(32, "unet_32"), (64, "unet_64"), (96, "unet_32"), (20, "resnet_9")])
-def test_auto_takes_the_largest_unet_that_fits(side, expected):
+def test_auto_chooses_the_largest_unet_that_fits(side, expected):
     spec = DataSpec(channels=3, height=side, width=side, panels=("target",))
     recipe = build(spec, model="pix2pix", generator="auto")
     assert recipe.multiple_px == {"unet_32": 32, "unet_64": 64, "resnet_9": 4}[expected]
 
 
-def test_pictures_of_any_size_are_translated_and_strips_show_each_panel_beside_the_real_one():
+def test_images_of_any_size_are_translated_and_strips_show_generated_and_real_panels():
     recipe = build().eval()
     batch = make_batch(height=37, width=70)
     made = recipe.image_to_image(batch["image"])
@@ -169,7 +169,7 @@ def test_pictures_of_any_size_are_translated_and_strips_show_each_panel_beside_t
         ({"d_layers": 4}, "d_layers=4: needs 48 pixels.*32×32"),
     ],
 )
-def test_what_does_not_fit_the_data_is_named(settings, message):
+def test_settings_that_do_not_fit_the_data_are_reported(settings, message):
     with pytest.raises(UserError, match=message):
         build(**settings)
 

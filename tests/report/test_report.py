@@ -1,4 +1,4 @@
-"""A report of finished runs: its numbers are those of the runs, wherever they are shown."""
+"""A report of finished runs shows the numbers of the runs everywhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY += ["--epochs", "2", "--accelerator", "cpu"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds in one process, one of them in two, and their report."""
+    """Two seeds in one process, one of them also in two, and their report."""
     folder = tmp_path_factory.mktemp("finished")
     for seed in ("2", "4"):
         done = run_fork(folder, *TINY, "--seed", seed, "--out", f"single-{seed}")
@@ -43,7 +43,7 @@ def report(runs: Path) -> dict[str, Any]:
 
 
 class Page(HTMLParser):
-    """Collects the numbers of a page with their places, and everything that would be fetched."""
+    """Collect the numbers of a page with their positions, and everything that would be fetched."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -128,12 +128,16 @@ def test_the_page_needs_nothing_but_itself(runs: Path) -> None:
     assert "prefers-color-scheme: dark" in text and "@media print" in text and "svg" in page.tags
 
 
-def test_what_was_not_measured_is_said(report: dict[str, Any]) -> None:
-    told = " ".join(report["not_measured"])
-    assert "GPU utilisation" in told and "step ladder and parity" in told and "communication of ddp × 2" in told
+def test_what_was_not_measured_is_listed(report: dict[str, Any]) -> None:
+    expected = " ".join(report["not_measured"])
+    assert (
+        "GPU utilisation" in expected
+        and "step ladder and parity" in expected
+        and "communication of ddp × 2" in expected
+    )
 
 
-def test_other_data_or_another_recipe_or_no_run_is_refused_by_name(
+def test_other_data_another_recipe_or_no_run_is_rejected_by_name(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
@@ -146,7 +150,7 @@ def test_other_data_or_another_recipe_or_no_run_is_refused_by_name(
         assert changed != text
         (runs / name / "config.toml").write_text(_as_dcgan(changed) if name == "other-recipe" else changed)
     (runs / "empty").mkdir(exist_ok=True)
-    for words, told in {
+    for words, message in {
         ("single-2", "other-data"): "single-2 and other-data used different data",
         ("single-2", "other-recipe"): "single-2 and other-recipe are of different recipes (classification, dcgan)",
         ("single-2", "empty"): "empty: not a run's folder",
@@ -154,7 +158,7 @@ def test_other_data_or_another_recipe_or_no_run_is_refused_by_name(
     }.items():
         assert run(["compare", *words, "--out", "refused"]) == 2
         error = capsys.readouterr().err
-        assert told in error and error.count("\n") == 1
+        assert message in error and error.count("\n") == 1
     assert not (runs / "refused").exists()
 
 
@@ -163,7 +167,7 @@ def _as_dcgan(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if line.split(" = ")[0] not in own) + "\n"
 
 
-def test_broken_lines_of_metrics_are_left_out_and_counted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_lines_of_metrics_are_skipped_and_counted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("single-2", "torn")
     with open("torn/metrics.jsonl", "a") as file:
@@ -179,7 +183,7 @@ def test_broken_lines_of_metrics_are_left_out_and_counted(runs: Path, monkeypatc
     assert report["groups"][name]["images_per_second"] == before["groups"][name]["images_per_second"]
 
 
-def test_a_run_that_does_not_say_with_what_it_was_made_is_rejected(
+def test_a_run_without_provenance_is_rejected(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
@@ -190,7 +194,7 @@ def test_a_run_that_does_not_say_with_what_it_was_made_is_rejected(
     assert capsys.readouterr().err.startswith("paceline: unknown: run format 1, this version reads ")
 
 
-def test_a_run_of_another_machine_has_a_row_of_its_own(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_another_machine_has_its_own_row(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("single-4", "elsewhere")
     text = Path("elsewhere/config.toml").read_text()
@@ -202,7 +206,9 @@ def test_a_run_of_another_machine_has_a_row_of_its_own(runs: Path, monkeypatch: 
     assert list(groups.values())[2]["scaling"]["against"] == next(iter(groups))
 
 
-def test_segments_of_a_run_are_not_blended_and_the_summary_says_so(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_of_a_run_are_not_averaged_and_the_summary_notes_it(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(runs)
     half = run_ranks(runs, 2, *TINY, "--epochs", "1", "--strategy", "ddp", "--seed", "6", "--out", "went-on")
     whole = run_fork(runs, *TINY, "--seed", "6", "--out", "went-on")
@@ -215,11 +221,11 @@ def test_segments_of_a_run_are_not_blended_and_the_summary_says_so(runs: Path, m
     since = next(line["images"] for line in logged if line["epoch"] >= 1)
     later = [line for line in logged if line["images"] > since][1:]
     assert report["runs"]["went-on"]["speed"]["stretches"] == len(later)
-    (said,) = [sentence for sentence in report["summary"] if "resumed differently" in sentence]
-    assert said.startswith(f"`went-on` resumed differently at {since:,} images (strategy ddp → single, devices 2 → 1)")
+    (note,) = [sentence for sentence in report["summary"] if "resumed differently" in sentence]
+    assert note.startswith(f"`went-on` resumed differently at {since:,} images (strategy ddp → single, devices 2 → 1)")
 
 
-def test_dp_on_a_cpu_is_reported_as_the_single_that_it_was(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dp_on_a_cpu_is_reported_as_single(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     done = run_fork(runs, *TINY, "--strategy", "dp", "--devices", "2", "--seed", "2", "--out", "dp-2")
     assert done.wait() == 0, done.stderr
@@ -239,22 +245,22 @@ def test_a_run_of_a_strategy_that_is_not_installed_is_shown(runs: Path, monkeypa
     assert report["groups"]["classification-from-a-plugin-1-64"]["scaling"]["against"] == "classification-single-1-64"
 
 
-def test_a_report_that_takes_the_place_of_another_says_whose(
+def test_a_report_that_replaces_another_prints_which(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
     place = "this report replaces one with other runs"
-    for words, told in (
+    for words, note in (
         (["single-2", "ddp-2"], ""),
         ([str(runs / "ddp-2"), "single-2", "single-4"], ""),
         (["ddp-2"], f"{place}: single-2, single-4\n"),
     ):
         assert run(["compare", *words, "--out", "of-others"]) == 0
-        said = capsys.readouterr().out
-        assert said.endswith(f"{told}report: of-others/report.html\n") and (place in said) == bool(told)
+        printed = capsys.readouterr().out
+        assert printed.endswith(f"{note}report: of-others/report.html\n") and (place in printed) == bool(note)
 
 
-def test_energy_is_that_of_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_is_summed_over_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("ddp-2", "with-gpus")
     read = [x | {"gpu/utilisation": 50.0, "gpu/energy_joules": 1000.0 + x["images"]} for x in lines_of(Path("ddp-2"))]
@@ -277,7 +283,7 @@ def test_a_stopped_run_is_shown_and_not_averaged(runs: Path) -> None:
     assert [group["n"] for group in report["groups"].values()] == [1]
 
 
-def test_generators_are_shown_side_by_side_and_must_be_judged_alike(tmp_path: Path) -> None:
+def test_generators_are_shown_side_by_side_and_need_equal_protocols(tmp_path: Path) -> None:
     for seed in ("0", "1"):
         done = run_fork(
             tmp_path, "train", TINY_GAN, "--accelerator", "cpu", "--images", "640", "--seed", seed, "--out", seed
@@ -286,8 +292,8 @@ def test_generators_are_shown_side_by_side_and_must_be_judged_alike(tmp_path: Pa
     assert run_fork(tmp_path, "compare", "0", "1", "--out", "both").wait() == 0
     page = Page((tmp_path / "both/report.html").read_text())
     assert sum(address.startswith("data:image/png;base64,") for address in page.fetched) == 1  # of the first seed
-    (picture,) = re.findall(r"!\[single, seed 0\]\((.+)\)", (tmp_path / "both/report.md").read_text())
-    assert (tmp_path / "both" / picture).resolve() == tmp_path / "0/samples/samples-000000000640.png"
+    (image,) = re.findall(r"!\[single, seed 0\]\((.+)\)", (tmp_path / "both/report.md").read_text())
+    assert (tmp_path / "both" / image).resolve() == tmp_path / "0/samples/samples-000000000640.png"
     report = json.loads((tmp_path / "both/report.json").read_text())
     (only,) = report["groups"].values()
     best = [min(x["train/FID[pixels-8x8]"] for x in lines_of(tmp_path / s) if "train/count" in x) for s in ("0", "1")]
@@ -298,12 +304,12 @@ def test_generators_are_shown_side_by_side_and_must_be_judged_alike(tmp_path: Pa
         (tmp_path / "0/samples/samples-000000000640.png").write_bytes(content)
         assert run_fork(tmp_path, "compare", "0", "--out", "torn").wait() == 0
         assert "samples-000000000640.png cannot be read" in (tmp_path / "torn/report.html").read_text()
-    refused = run_fork(tmp_path, "compare", "0", "1", "--out", "neither")
-    assert refused.wait() == 2
-    assert "0 and 1 were not measured alike and cannot be compared (resize: area to 8 ≠ none)" in refused.stderr
+    rejected = run_fork(tmp_path, "compare", "0", "1", "--out", "neither")
+    assert rejected.wait() == 2
+    assert "0 and 1 were not measured alike and cannot be compared (resize: area to 8 ≠ none)" in rejected.stderr
 
 
-def test_a_phrase_shows_the_number_at_its_place() -> None:
+def test_a_phrase_shows_the_number_in_its_place() -> None:
     report = {"a": {"b/c": [1.5, None]}}
     assert fill(f"x {at('.2f', 'a', 'b/c', 0)} y {at('d', 'a', 'b/c', 1)}", report) == "x 1.50 y –"
 

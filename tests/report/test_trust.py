@@ -1,4 +1,4 @@
-"""What a report may say of its runs: like is put beside like, and chance is called chance."""
+"""What a report may conclude: it compares equal settings, and accounts for noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cell(
     hardware: dict[str, str] | None = None,
     **settings: str,
 ) -> Cell:
-    """A run that ended, as its folder would be read."""
+    """Return a finished run as read from its folder."""
     place = HARDWARE | (hardware or {})
     speeds = Speed(speed, speed, num_log_intervals=3, std_over_log_intervals=spread, with_warm_up=with_warm_up)
     name = f"{strategy}-{devices}-{batch}-{seed}-{'-'.join([*settings.values(), *(hardware or {}).values()])}"
@@ -73,7 +73,7 @@ def cell(
 
 
 def made(*cells: Cell, **more: Any) -> tuple[Report, str]:
-    """A report and its summary as it is read."""
+    """Return a report and its summary as text."""
     report = make_report("a title", cells, **more)
     return report, " ".join(document_of(report).summary)
 
@@ -96,13 +96,13 @@ def test_speed_is_compared_with_one_device_of_the_same_settings_in_any_order(tur
     assert speedups == {"fp64": 2.0, "fp32": 1.5, "bf16": None}
 
 
-def test_what_is_only_between_devices_does_not_part_a_run_from_its_single_one() -> None:
+def test_settings_between_devices_do_not_separate_a_run_from_its_single_one() -> None:
     report, _ = made(cell(speed=1000), cell("ddp", 4, speed=2000, nnodes="2", compress="fp16"))
     alone, ddp = [group.scaling for group in report.groups.values()]
     assert alone is None and ddp is not None and ddp.speedup == 2.0
 
 
-def test_a_batch_asked_for_per_device_is_compared_with_that_batch_on_one_device() -> None:
+def test_a_per_device_batch_is_compared_with_that_batch_on_one_device() -> None:
     cells = [cell(batch=b, speed=s, asked=f"{b}/device") for b, s in ((32, 1000), (64, 1100))]
     cells += [cell("ddp", 2, b * 2, speed=s, asked=f"{b}/device") for b, s in ((32, 1800), (64, 2090))]
     report, _ = made(*cells)
@@ -122,79 +122,81 @@ def test_runs_of_other_hardware_or_another_torch_are_not_averaged() -> None:
     assert "different hardware or torch versions, see the rows" in report.subtitle
 
 
-def test_one_image_of_one_seed_does_not_make_a_slower_row_the_one_to_use() -> None:
-    report, said = made(cell(batch=64, speed=1000, top1=100 * 131 / 144), cell(batch=128, speed=3000, top1=90.278))
+def test_a_difference_of_one_image_does_not_recommend_a_slower_row() -> None:
+    report, printed = made(cell(batch=64, speed=1000, top1=100 * 131 / 144), cell(batch=128, speed=3000, top1=90.278))
     assert report.recommendation.group == "classification-single-1-128"
-    assert "all within 0.69 points of it" in said and "A single seed cannot show" in said
-    assert "worse" not in said and "of all" not in said
+    assert "all within 0.69 points of it" in printed and "A single seed cannot show" in printed
+    assert "worse" not in printed and "of all" not in printed
 
 
-def test_one_seed_far_behind_is_not_chosen_and_not_condemned() -> None:
-    report, said = made(cell(batch=64, speed=1000, top1=90.0), cell(batch=128, speed=3000, top1=60.0))
+def test_one_seed_far_behind_is_neither_recommended_nor_ruled_out() -> None:
+    report, printed = made(cell(batch=64, speed=1000, top1=90.0), cell(batch=128, speed=3000, top1=60.0))
     assert report.recommendation.group == "classification-single-1-64"
-    assert "behind: “single, batch 128” (by 30.00 points)" in said
-    assert "faster than the recommended one: “single, batch 128” at 3.00× its speed" in said
-    assert "A single seed cannot show" in said and "worse" not in said and "of all" not in said
+    assert "behind: “single, batch 128” (by 30.00 points)" in printed
+    assert "faster than the recommended one: “single, batch 128” at 3.00× its speed" in printed
+    assert "A single seed cannot show" in printed and "worse" not in printed and "of all" not in printed
 
 
-def test_seeds_that_agree_by_chance_leave_the_error_of_few_judged_images() -> None:
+def test_seeds_that_agree_by_chance_keep_the_error_of_few_evaluated_images() -> None:
     def cells(evaluated_on: int) -> list[Cell]:
         tops = ((64, 91.0), (128, 90.3))
         return [
             cell(batch=b, seed=n, speed=b, top1=top1, evaluated_on=evaluated_on) for b, top1 in tops for n in (0, 1)
         ]
 
-    few, said = made(*cells(144))
-    assert few.recommendation.group == "classification-single-1-128" and "no other is worse" in said
-    many, said = made(*cells(1_000_000))
+    few, printed = made(*cells(144))
+    assert few.recommendation.group == "classification-single-1-128" and "no other is worse" in printed
+    many, printed = made(*cells(1_000_000))
     assert many.recommendation.group == "classification-single-1-64"
-    assert "worse by more than the seeds explain: “single, batch 128” (by 0.70 points)" in said
+    assert "worse by more than the seeds explain: “single, batch 128” (by 0.70 points)" in printed
 
 
-def test_the_test_split_never_recommends() -> None:
-    report, said = made(cell(speed=1000, test=99.0), cell("ddp", 2, speed=1500, top1=None, test=10.0))
+def test_the_test_split_is_never_used_for_recommendations() -> None:
+    report, printed = made(cell(speed=1000, test=99.0), cell("ddp", 2, speed=1500, top1=None, test=10.0))
     assert report.recommendation.best is None
-    assert "No recommendation by quality: validation top-1 was not measured for ddp × 2." in said
-    assert "By speed alone, **ddp × 2**" in said
+    assert "No recommendation by quality: validation top-1 was not measured for ddp × 2." in printed
+    assert "By speed alone, **ddp × 2**" in printed
 
 
-def test_a_metric_that_is_no_share_of_images_has_no_binomial_error() -> None:
+def test_a_metric_that_is_not_a_fraction_of_images_has_no_binomial_error() -> None:
     rows = [
         cell(batch=b, speed=b, top1=v, metric="validation/psnr", evaluated_on=4) for b, v in ((64, 30.0), (128, 28.0))
     ]
     assert made(*rows)[0].recommendation.group == "classification-single-1-64"
 
 
-def test_speeds_that_differ_by_less_than_they_vary_are_a_tie_for_the_simplest() -> None:
+def test_speeds_that_differ_by_less_than_their_spread_tie_and_the_simplest_wins() -> None:
     rows = [cell("dp", 2, speed=1040, spread=50.0), cell("lightning", 1, speed=1030, spread=5.0)]
     rows += [cell("single", speed=1000, spread=5.0), cell("ddp", 2, speed=900, spread=5.0)]
-    report, said = made(*rows)
+    report, printed = made(*rows)
     advice = report.recommendation
     assert advice.group == "classification-single-1-64" and len(advice.tied) == 3
     assert (
-        "a tie with dp × 2, lightning" in said and "spread over log intervals" in said and "it is the simplest" in said
+        "a tie with dp × 2, lightning" in printed
+        and "spread over log intervals" in printed
+        and "it is the simplest" in printed
     )
 
 
-def test_over_seeds_their_own_spread_decides_and_without_any_a_twentieth() -> None:
+def test_the_spread_over_seeds_decides_and_five_percent_without_one() -> None:
     seeds = [cell("ddp", 2, speed=s, spread=999.0, seed=n) for n, s in enumerate((1099, 1100, 1101))]
     seeds += [cell("single", speed=s, spread=999.0, seed=n) for n, s in enumerate((999, 1000, 1001))]
     assert made(*seeds)[0].recommendation.group == "classification-ddp-2-64"
-    report, said = made(cell(speed=1000, spread=None), cell("ddp", 2, speed=1040, spread=None))
-    assert report.recommendation.group == "classification-single-1-64" and "less than 5 %" in said
-    report, said = made(cell(speed=1000, spread=None), cell("ddp", 2, speed=1200, spread=None))
-    assert report.recommendation.group == "classification-ddp-2-64" and "tie" not in said
+    report, printed = made(cell(speed=1000, spread=None), cell("ddp", 2, speed=1040, spread=None))
+    assert report.recommendation.group == "classification-single-1-64" and "less than 5 %" in printed
+    report, printed = made(cell(speed=1000, spread=None), cell("ddp", 2, speed=1200, spread=None))
+    assert report.recommendation.group == "classification-ddp-2-64" and "tie" not in printed
 
 
-def test_what_makes_a_speed_doubtful_is_noted(tmp_path: Path) -> None:
+def test_reasons_to_doubt_a_speed_are_noted(tmp_path: Path) -> None:
     crowded = cell("ddp", 16, speed=900)
     unsettled = cell("lightning", 1, speed=950, with_warm_up=True)
-    report, said = made(cell(speed=1000), cell("ddp", 2, speed=2300), crowded, unsettled)
+    report, printed = made(cell(speed=1000), cell("ddp", 2, speed=2300), crowded, unsettled)
     write_report(report, tmp_path)
     page = (tmp_path / "report.md").read_text()
     assert (
         "Efficiency over 110 % (ddp × 2): something else slowed one device down" in page
-        and "see the note under Speed" in said
+        and "see the note under Speed" in printed
     )
     assert "ddp × 16: more processes than cores" in page
     assert "lightning: a run has only one log interval, so its speed includes the warm-up" in page
@@ -210,7 +212,7 @@ def measured(devices: int = 2, **speeds: float) -> StepLadder:
     return StepLadder(devices, 64, rungs, {"classifier": 1000})
 
 
-def test_the_loss_that_takes_most_time_is_named_with_what_its_end_alone_would_win() -> None:
+def test_the_largest_time_loss_is_reported_with_the_gain_of_removing_it() -> None:
     found = ladder(500, 500, 100)
     assert found.largest == "together" and found.gain == pytest.approx(0.01 / (0.01 - 0.008) - 1)
     found = ladder(100, 190, 180, 120, 100, 95)
@@ -222,35 +224,35 @@ def test_the_loss_that_takes_most_time_is_named_with_what_its_end_alone_would_wi
     )
 
 
-def test_a_rung_slower_than_a_later_one_promises_no_impossible_gain() -> None:
+def test_a_rung_slower_than_a_later_one_predicts_no_impossible_gain() -> None:
     found = ladder(500, 100, 200)
     assert found.largest == "part" and found.gain == pytest.approx(4.0)
     assert ladder(100, 250).largest is None
 
 
-def test_with_the_same_batch_per_device_the_part_is_no_loss() -> None:
+def test_with_the_same_batch_per_device_the_smaller_share_is_not_a_loss() -> None:
     found = ladder(100, 120, 100, 90, weak=True)
     assert [rung.name for rung in found.rungs] == ["ideal", "together", "gradients"]
     assert found.efficiency == pytest.approx(90 / 120) and found.largest == "together"
     ladders = {"classification-ddp-2-128": measured(one=500, part=300, gradients=290)}
-    report, said = made(cell(speed=150), cell("ddp", 2, 128, speed=280), step_ladders=ladders)
-    assert report.why_not["classification-ddp-2-128"].weak and "gradients are exchanged" in said
+    report, printed = made(cell(speed=150), cell("ddp", 2, 128, speed=280), step_ladders=ladders)
+    assert report.why_not["classification-ddp-2-128"].weak and "gradients are exchanged" in printed
 
 
-def test_an_efficiency_says_whether_it_is_of_the_runs_or_of_the_step_ladder(tmp_path: Path) -> None:
+def test_an_efficiency_states_whether_it_is_from_runs_or_the_step_ladder(tmp_path: Path) -> None:
     ladders = {"classification-ddp-2-64": measured(one=500, part=900, gradients=450)}
-    report, said = made(cell(speed=1000), cell("ddp", 2, speed=440), step_ladders=ladders)
-    assert "Scaling efficiency of the runs, relative to one device: ddp × 2 22%" in said
+    report, printed = made(cell(speed=1000), cell("ddp", 2, speed=440), step_ladders=ladders)
+    assert "Scaling efficiency of the runs, relative to one device: ddp × 2 22%" in printed
     assert (
         "is not faster, by a step ladder that was measured separately from the runs (efficiency 45% there): gradients"
-        in said
+        in printed
     )
     write_report(report, tmp_path)
     words = (tmp_path / "report.md").read_text()
     assert "**ddp × 2** reaches 45% of 2× in this measurement (in the runs: 22%, see Speed)." in words
 
 
-def test_step_ladders_reach_their_row_though_it_has_a_longer_name() -> None:
+def test_step_ladders_match_their_row_also_under_a_longer_name() -> None:
     ladders = {"classification-ddp-2-64": measured(one=500, part=400, gradients=300)}
     rows = [cell(precision="bf16"), cell("ddp", 2)]
     assert list(made(*rows, step_ladders=ladders)[0].why_not) == ["classification-ddp-2-64-fp32"]
@@ -258,7 +260,7 @@ def test_step_ladders_reach_their_row_though_it_has_a_longer_name() -> None:
     assert not report.why_not and "there is one measurement for all" in " ".join(report.not_measured)
 
 
-def test_each_line_of_the_scaling_plot_is_of_one_family_and_has_a_name(tmp_path: Path) -> None:
+def test_each_line_of_the_scaling_plot_is_one_named_family(tmp_path: Path) -> None:
     rows = [cell(batch=b, speed=1000) for b in (64, 128)]
     rows += [cell("ddp", n, b, speed=s) for b, n, s in ((64, 2, 1900), (128, 2, 1200), (64, 4, 3600), (128, 4, 1300))]
     report, _ = made(*rows)
@@ -273,19 +275,19 @@ def test_each_line_of_the_scaling_plot_is_of_one_family_and_has_a_name(tmp_path:
         assert f'<li class="{colour}">{label}</li>' in page, "a line has the colour of its first row"
 
 
-def test_the_fastest_of_the_good_is_not_called_the_fastest_of_all() -> None:
+def test_the_fastest_good_row_is_not_called_the_fastest_of_all() -> None:
     rows = [cell(speed=1000, top1=90.0), cell("ddp", 2, speed=800, top1=90.0)]
     rows += [cell(batch=128, speed=1900, top1=40.0), cell("ddp", 2, 128, speed=900, top1=40.0)]
-    _, said = made(*rows)
-    assert "the fastest of equal quality" in said and "(by 50.00 points)" in said
+    _, printed = made(*rows)
+    assert "the fastest of equal quality" in printed and "(by 50.00 points)" in printed
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])
-def test_weights_that_are_not_numbers_do_not_agree(tmp_path: Path, value: float) -> None:
+def test_nan_weights_do_not_agree(tmp_path: Path, value: float) -> None:
     difference = {"strategy": "ddp", "network": "n", "kind": "weights", "value": value, "tolerance": 0.1, "worst": "w"}
     parity = {"classification": Parity.from_json({"what": "5 steps", "differences": [difference]})}
-    report, said = made(cell(), cell("ddp", 2), parity=parity)
-    assert "Strategies do **not** agree for classification" in said
+    report, printed = made(cell(), cell("ddp", 2), parity=parity)
+    assert "Strategies do **not** agree for classification" in printed
     write_report(report, tmp_path)
     text = (tmp_path / "report.json").read_text()
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -299,7 +301,7 @@ def line(images: int, at: float, total: float, length: int = 100, *, clock: floa
     return Line(images, at, values | {f"time/{name}_seconds": value for name, value in more.items()})
 
 
-def test_speed_has_the_time_between_steps_in_it_and_not_that_of_judging_and_saving() -> None:
+def test_speed_includes_time_between_steps_but_not_evaluation_and_saving() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0), line(300, 9.0, 3.0, evaluate=1.0, save=0.5, sample=0.5)]
     speed = speed_of(log_intervals(lines))
     assert speed.images_per_second == pytest.approx(100) and not speed.with_warm_up
@@ -308,7 +310,7 @@ def test_speed_has_the_time_between_steps_in_it_and_not_that_of_judging_and_savi
     assert split["between"] == pytest.approx(0.4) and split["saving"] == pytest.approx(1 / 3)
 
 
-def test_what_no_line_tells_is_left_out_and_not_zero() -> None:
+def test_values_missing_from_all_lines_are_omitted_and_not_zero() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, save=0.0)]
     assert seconds_per_epoch(log_intervals(lines), lines).keys() == {"data", "step", "between"}
     only = [line(100, 5.0, 5.0)]
@@ -318,14 +320,14 @@ def test_what_no_line_tells_is_left_out_and_not_zero() -> None:
     assert speed.std_over_log_intervals is None
 
 
-def test_the_interval_after_a_resume_is_warm_up_too_and_one_after_a_broken_line_has_no_length() -> None:
+def test_the_interval_after_a_resume_is_warm_up_and_one_after_a_broken_line_has_no_length() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0), line(300, 10.0, 4.0, clock=60.0), line(400, 11.0, 1.0, clock=60)]
     assert [one.line.images for one in log_intervals(lines)] == [200, 400]
     assert [one.line.images for one in log_intervals(lines, {1})] == [400]
     assert speed_of(log_intervals(lines)).std_over_log_intervals == pytest.approx(0.0)
 
 
-def test_what_came_before_the_last_segment_is_not_blended_in() -> None:
+def test_speed_ignores_everything_before_the_last_segment() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, save=0.3), line(300, 8.0, 2.0), line(400, 10.0, 2.0, save=0.5)]
     assert [one.line.images for one in log_intervals(lines, since=200)] == [400], "the first one has the warm-up"
     assert [one.line.images for one in log_intervals(lines, since=300)] == [400]
@@ -335,11 +337,11 @@ def test_what_came_before_the_last_segment_is_not_blended_in() -> None:
     assert split["saving"] == pytest.approx(0.25) and split["step"] == pytest.approx(0.5)
 
 
-def test_a_run_of_no_lines_has_no_speed() -> None:
+def test_a_run_without_log_lines_has_no_speed() -> None:
     assert speed_of(log_intervals([])) is None and seconds_per_epoch([], []) == {}
 
 
-def test_strategies_that_end_alike_in_float64_are_said_to_be_in_float64() -> None:
+def test_parity_in_float64_is_reported_as_float64() -> None:
     words = "The runs use float64"
     assert words in made(cell(precision="fp64"), cell("ddp", 2, precision="fp64"))[1]
     assert words not in made(cell(), cell("ddp", 2))[1]
@@ -351,8 +353,8 @@ def test_a_strategy_that_is_not_installed_is_ranked_last_and_its_file_is_not_run
     own = tmp_path / "own.py"
     own.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     rows = [cell("elsewhere", speed=1040, spread=50.0), cell(str(own), 2, speed=1030, spread=50.0)]
-    report, said = made(*rows, cell("dp", 2, speed=1000, spread=50.0))
-    assert report.recommendation.group == "classification-dp-2-64" and "it is the simplest" in said
+    report, printed = made(*rows, cell("dp", 2, speed=1000, spread=50.0))
+    assert report.recommendation.group == "classification-dp-2-64" and "it is the simplest" in printed
     assert not (tmp_path / "ran").exists()
     write_report(report, tmp_path)
     assert "elsewhere" in (tmp_path / "report.html").read_text()

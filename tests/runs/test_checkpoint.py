@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, is never pickled, and a damaged one is named and passed over."""
+"""A checkpoint is complete or absent, never pickled, and a damaged one is reported and skipped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def same(first: Snapshot, second: Snapshot) -> bool:
     return numbers and equal(first.weights, second.weights) and equal(first.state, second.state)
 
 
-def test_a_checkpoint_comes_back_as_it_was_and_has_no_pickle(tmp_path: Path) -> None:
+def test_a_checkpoint_round_trips_and_has_no_pickle(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     path = checkpoints.save(snapshot(640))
     assert same(load(path), snapshot(640))
@@ -56,7 +56,7 @@ def test_a_checkpoint_comes_back_as_it_was_and_has_no_pickle(tmp_path: Path) -> 
         assert file.suffix == ".safetensors" or json.loads(content)
 
 
-def test_aliased_and_channels_last_tensors_come_back() -> None:
+def test_aliased_and_channels_last_tensors_are_restored() -> None:
     shared = torch.arange(6.0).reshape(2, 3)
     last = torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last)
     empty = {"empty": torch.zeros(0, 3), "also": torch.zeros(0)}
@@ -110,7 +110,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(tmp_path: Path, kind: str) -> None:
     damage, reason = DAMAGES[kind]
     checkpoints, lines = Checkpoints(tmp_path), []
     for images in (640, 1280):
@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
         load(checkpoints.path(1280))
 
 
-def test_every_bit_of_a_checkpoint_is_watched(tmp_path: Path) -> None:
+def test_every_bit_of_a_checkpoint_is_checked(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path).save(snapshot(640))
     whole = json.loads((path / "manifest.json").read_text())
     for file in path.iterdir():
@@ -132,14 +132,14 @@ def test_every_bit_of_a_checkpoint_is_watched(tmp_path: Path) -> None:
             broken = bytearray(content)
             broken[position] ^= 1 << (position % 8)
             file.write_bytes(broken)
-            # A bit of the manifest's white space may go unnoticed, as long as it still says the same.
+            # A changed bit in the manifest's white space may go undetected if the content is the same.
             unchanged = file.name == "manifest.json" and is_whole(path) and json.loads(file.read_text()) == whole
             assert not is_whole(path) or unchanged, f"{file.name}: byte {position}"
         file.write_bytes(content)
     assert is_whole(path)
 
 
-def test_when_no_checkpoint_is_whole_nothing_is_thrown_away(tmp_path: Path) -> None:
+def test_when_no_checkpoint_is_intact_nothing_is_deleted(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for images in (640, 1280):
         checkpoints.save(snapshot(images))
@@ -149,7 +149,7 @@ def test_when_no_checkpoint_is_whole_nothing_is_thrown_away(tmp_path: Path) -> N
     assert checkpoints.all() == [640, 1280]
 
 
-def test_a_damaged_checkpoint_is_set_aside_when_the_run_goes_on_before_it(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_set_aside_when_the_run_resumes_before_it(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for images in (640, 1280):
         checkpoints.save(snapshot(images))
@@ -167,7 +167,7 @@ def test_a_save_replaces_a_damaged_checkpoint_of_the_same_moment(tmp_path: Path)
     assert same(load(checkpoints.save(snapshot(640, 2.0))), snapshot(640, 2.0))
 
 
-def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for images in (100, 200, 1000, 2000, 3000):
         checkpoints.save(snapshot(images))
@@ -202,7 +202,7 @@ def test_each_file_of_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pyt
     assert sorted(read) == sorted(path.iterdir())
 
 
-def test_what_an_interrupted_save_or_removal_left_is_swept(tmp_path: Path) -> None:
+def test_leftovers_of_an_interrupted_save_or_removal_are_deleted(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for leftover in (".writing-000000000640", ".writing-000000000320", ".removing-000000000100"):
         (tmp_path / leftover).mkdir()
@@ -212,7 +212,7 @@ def test_what_an_interrupted_save_or_removal_left_is_swept(tmp_path: Path) -> No
     assert [entry.name for entry in tmp_path.iterdir()] == ["000000000640"]
 
 
-def test_a_checkpoint_that_was_just_being_replaced_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_was_being_replaced_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints, rename = Checkpoints(tmp_path), Path.rename
     first = snapshot(640)
     checkpoints.save(first)
@@ -242,7 +242,7 @@ def test_a_run_keeps_its_last_checkpoints_and_the_best(tmp_path: Path, tiny: str
     assert checkpoints.all() == sorted({*last, *(load(checkpoints.path(one)).best_images for one in last)})
 
 
-def test_a_run_names_its_damaged_checkpoint_goes_on_before_it_and_ends_the_same(tmp_path: Path, tiny: str) -> None:
+def test_a_run_reports_its_damaged_checkpoint_resumes_before_it_and_ends_the_same(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--set", "keep=9", "--set", "evaluate_every=30 steps")
     assert run_fork(tmp_path, *command).wait() == 0
     whole = weights_of(tmp_path / "run")
@@ -250,8 +250,8 @@ def test_a_run_names_its_damaged_checkpoint_goes_on_before_it_and_ends_the_same(
         flip_bit("weights.safetensors", 0.8)(tmp_path / "run" / "checkpoints" / f"{images:012d}")
     again = run_fork(tmp_path, *command)
     assert again.wait() == 0 and again.stderr == ""
-    said = [line for line in again.stdout.splitlines() if "damaged" in line]
-    assert ["000000000480" in line or "000000000400" in line for line in said] == [True, True]
+    printed = [line for line in again.stdout.splitlines() if "damaged" in line]
+    assert ["000000000480" in line or "000000000400" in line for line in printed] == [True, True]
     assert "resuming from 320 images" in again.stdout
     assert weights_of(tmp_path / "run") == whole
 
@@ -280,7 +280,7 @@ def test_a_save_that_does_not_fit_ends_in_one_line(tmp_path: Path, tiny: str, de
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with one megabyte, where this user may mount one."""
+    """A file system of one megabyte, if this user may mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:
@@ -289,11 +289,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_ends_in_one_line_and_keeps_the_last_one(tmp_path: Path, small_disk: Path, tiny: str) -> None:
+def test_a_full_disk_ends_in_one_line_and_keeps_the_last_checkpoint(
+    tmp_path: Path, small_disk: Path, tiny: str
+) -> None:
     run, constant = small_disk / "run", ("--set", "schedule=constant")
     command = ("train", tiny, "--out", str(run), *constant)
     assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
-    for room in (0, 8192, 16384, 24576):  # it runs full at the settings, the log, the metrics or a checkpoint
+    for room in (0, 8192, 16384, 24576):  # the disk fills up at the settings, the log, the metrics or a checkpoint
         kept = Checkpoints(run / "checkpoints").all()[-1]
         before = weights_of(run)
         filler = small_disk / "filler"

@@ -1,4 +1,4 @@
-"""What a person sees on a terminal, what comes out elsewhere, and what the run's folder keeps of it."""
+"""What the user sees on a terminal, what is printed elsewhere, and what the run folder logs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ with Display(100, 0, "title", True):
 
 
 class Terminal:
-    """A program on a terminal of its own."""
+    """A program on its own terminal."""
 
     def __init__(self, code: str, *arguments: str, columns: int = 100, **streams: int) -> None:
         self.master, slave = pty.openpty()
@@ -65,7 +65,7 @@ class Terminal:
         self.text = ""
 
     def read(self, until: str | None = None) -> str:
-        """What came out so far, up to a text or to the program's end."""
+        """Return the output so far, up to a text or to the program's end."""
         while until is None or until not in self.text:
             try:
                 piece = os.read(self.master, 65536)
@@ -84,7 +84,7 @@ def kept(folder: Path, rank: int = 0) -> str:
     return (folder / "logs" / f"rank-{rank}.txt").read_text()
 
 
-def test_a_terminal_shows_a_bar_and_the_kept_file_only_what_was_printed(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_bar_and_the_log_file_only_what_was_printed(tmp_path: Path) -> None:
     terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path))
     assert terminal.end() == 0
     assert "━" in terminal.text and "tiny on digits" in terminal.text
@@ -96,7 +96,7 @@ def test_a_terminal_shows_a_bar_and_the_kept_file_only_what_was_printed(tmp_path
     assert kept(tmp_path).splitlines() == [*expected, "validation top1 93.1"]
 
 
-def test_prints_stand_above_the_bar_and_are_not_overdrawn(tmp_path: Path) -> None:
+def test_printed_lines_stay_above_the_bar(tmp_path: Path) -> None:
     terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path))
     terminal.end()
     screen = rendered(terminal.text)
@@ -113,7 +113,7 @@ def test_a_program_still_knows_its_terminal_under_the_bar(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("ending", ["raise ValueError('boom')", "raise KeyboardInterrupt"])
-def test_an_exception_gives_the_cursor_back_and_its_traceback_is_kept(tmp_path: Path, ending: str) -> None:
+def test_an_exception_restores_the_cursor_and_its_traceback_is_logged(tmp_path: Path, ending: str) -> None:
     terminal = Terminal(TRAINING.replace("ENDING", ending), str(tmp_path))
     assert terminal.end() != 0
     assert terminal.text.rindex(SHOW_CURSOR) > terminal.text.rindex(HIDE_CURSOR)
@@ -121,7 +121,7 @@ def test_an_exception_gives_the_cursor_back_and_its_traceback_is_kept(tmp_path: 
     assert "Traceback" in kept(tmp_path) and "\x1b" not in kept(tmp_path)
 
 
-def test_ctrl_c_gives_the_cursor_back(tmp_path: Path) -> None:
+def test_ctrl_c_restores_the_cursor(tmp_path: Path) -> None:
     terminal = Terminal(TRAINING.replace("ENDING", "time.sleep(30)"), str(tmp_path))
     terminal.read(until="validation top1")
     time.sleep(0.1)
@@ -136,7 +136,7 @@ def test_a_bar_fits_a_narrow_terminal(tmp_path: Path) -> None:
     assert all(len(line) <= 40 for line in rendered(terminal.text))
 
 
-def test_errors_sent_to_a_file_do_not_come_out_on_the_terminal(tmp_path: Path) -> None:
+def test_errors_redirected_to_a_file_do_not_appear_on_the_terminal(tmp_path: Path) -> None:
     with open(tmp_path / "errors.txt", "wb") as errors:
         terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path), stderr=errors.fileno())
         assert terminal.end() == 0
@@ -144,7 +144,7 @@ def test_errors_sent_to_a_file_do_not_come_out_on_the_terminal(tmp_path: Path) -
     assert (tmp_path / "errors.txt").read_text().startswith("warned at 6400\n")
 
 
-def test_elsewhere_each_update_is_one_plain_line(tmp_path: Path) -> None:
+def test_without_a_terminal_each_update_is_one_plain_line(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TRAINING.replace("ENDING", ""), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     first, second = [line for line in done.stdout.splitlines() if "images" in line][:2]
@@ -174,7 +174,7 @@ def test_a_resumed_run_counts_only_its_own_images_in_the_rate(capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("images_left", "eta"), [(12, "0:12"), (75, "1:15"), (3600, "1:00:00"), (90_061, "25:01:01"), (10**9, "?")]
 )
-def test_the_time_left_is_said_in_hours_minutes_and_seconds(
+def test_the_time_left_is_printed_in_hours_minutes_and_seconds(
     capsys: pytest.CaptureFixture[str], images_left: int, eta: str
 ) -> None:
     with Display(images_left + 1, 0, "", True) as display:
@@ -182,7 +182,7 @@ def test_the_time_left_is_said_in_hours_minutes_and_seconds(
     assert capsys.readouterr().out.endswith(f"ETA {eta}\n")
 
 
-def test_the_kept_stream_answers_like_the_shown_one(tmp_path: Path) -> None:
+def test_the_logged_stream_behaves_like_the_terminal_stream(tmp_path: Path) -> None:
     before = sys.stdout
     with keep_output(tmp_path, 0):
         assert sys.stdout is not before
@@ -192,14 +192,14 @@ def test_the_kept_stream_answers_like_the_shown_one(tmp_path: Path) -> None:
     assert kept(tmp_path) == "100%\nno end\n"
 
 
-def test_output_is_appended_over_resumes(tmp_path: Path) -> None:
+def test_output_is_appended_across_resumes(tmp_path: Path) -> None:
     for text in ("one", "two"):
         with keep_output(tmp_path, 0):
             print(text)
     assert kept(tmp_path) == "one\ntwo\n"
 
 
-def test_other_ranks_are_silent_and_keep_even_what_c_code_prints(tmp_path: Path) -> None:
+def test_other_ranks_are_silent_and_log_even_what_c_code_prints(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -219,7 +219,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rendered(text: str) -> list[str]:
-    """The lines that a terminal shows in the end, for the few codes that the display uses."""
+    """Return the lines that a terminal finally shows, for the few codes that the display uses."""
     lines, row, column = [""], 0, 0
     position = 0
     while position < len(text):
@@ -246,7 +246,7 @@ def rendered(text: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def test_names_stand_in_tables_and_lines_as_people_wrote_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_appear_in_tables_and_lines_as_the_user_wrote_them(capsys: pytest.CaptureFixture[str]) -> None:
     name = "[bold]run[/bold] :warning: '.[dali]'"
     table = Table(title=name)
     table.add_column(name)

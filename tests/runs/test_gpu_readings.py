@@ -1,4 +1,4 @@
-"""GPU readings: there on a GPU, absent and harmless elsewhere."""
+"""GPU readings: present on a GPU, absent elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_machine_without_gpus_has_no_readings() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_tells_its_load_memory_power_temperature_and_energy() -> None:
+def test_a_gpu_reports_load_memory_power_temperature_and_energy() -> None:
     readings = GpuReadings(0)
     held = torch.ones(2**28, device="cuda")  # 1 GiB
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Every logger keeps the contract; a logger that fails is switched off, and a user's own file is one."""
+"""Every logger keeps the contract; a failing one is switched off, and a user file can be one."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def log_something(logger: Logger, images: int) -> None:
 
 
 @pytest.mark.parametrize("name", names("logger"))
-def test_a_logger_takes_all_that_a_run_logs_and_resumes(tmp_path: Path, name: str) -> None:
+def test_a_logger_accepts_all_that_a_run_logs_and_resumes(tmp_path: Path, name: str) -> None:
     logger_class = load_class("logger", name, Logger)
     for start in (0, 100):
         (tmp_path / "run").mkdir(exist_ok=True)
@@ -134,7 +134,7 @@ def test_an_unknown_logger_and_a_file_without_one_are_rejected_before_training(t
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_trains_with_ones_own_logger_with_a_failing_one_and_with_none(tmp_path: Path, tiny: str) -> None:
+def test_a_run_trains_with_a_user_logger_with_a_failing_one_and_with_none(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "failing.py").write_text(FAILING.format(where="write"))
     command = ("train", tiny, "--images", "96")

@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl and samples: whole lines, cut back on resume; what TensorBoard shows of them."""
+"""A run's metrics.jsonl and samples: whole lines, truncated on resume, and shown in TensorBoard."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def events(folder: Path) -> EventAccumulator:
 def test_a_line_holds_images_seconds_time_and_values(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path)
     writer.write(128, {"classifier/cross_entropy": 2.5})
-    (line,) = lines(tmp_path)  # before close: the line is there as soon as it is written
+    (line,) = lines(tmp_path)  # before close: the line is on disk as soon as it is written
     writer.close()
     assert list(line) == ["images", "seconds", "time", "classifier/cross_entropy"]
     assert line["images"] == 128 and line["classifier/cross_entropy"] == 2.5 and line["seconds"] >= 0
@@ -46,7 +46,7 @@ def test_values_that_are_not_finite_are_null_in_json_and_themselves_in_tensorboa
     assert events(tmp_path).Scalars("a/inf")[0].value == math.inf
 
 
-def test_a_resumed_run_is_cut_back_to_its_checkpoint(tmp_path: Path) -> None:
+def test_metrics_of_a_resumed_run_are_truncated_to_its_checkpoint(tmp_path: Path) -> None:
     pixels = np.zeros((4, 6, 3), np.uint8)
     writer = MetricsWriter(tmp_path, loggers="tensorboard")
     for images in (100, 200, 300):
@@ -66,7 +66,7 @@ def test_a_resumed_run_is_cut_back_to_its_checkpoint(tmp_path: Path) -> None:
     assert [event.step for event in seen.Images("samples/fakes")] == [100, 200]
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_starts_afresh(tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, loggers="tensorboard")
     writer.write(0, {"a/loss": 1.0})
     writer.image("fakes", 0, np.zeros((2, 2, 3), np.uint8))
@@ -79,7 +79,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_afresh(tmp_pat
     assert [event.value for event in events(tmp_path).Scalars("a/loss")] == [2.0]
 
 
-def test_broken_lines_are_left_out_by_readers_and_dropped_on_resume(tmp_path: Path) -> None:
+def test_broken_lines_are_skipped_by_readers_and_dropped_on_resume(tmp_path: Path) -> None:
     good = [b'{"images": 1, "seconds": 5.0, "a/b": 1.0}', b'{"images": 2, "seconds": 7.5, "a/b": null}']
     bad = [
         b'{"images": 3, "a/b": NaN}',
@@ -95,7 +95,7 @@ def test_broken_lines_are_left_out_by_readers_and_dropped_on_resume(tmp_path: Pa
     assert (tmp_path / "metrics.jsonl").read_bytes() == b"\n".join(good) + b"\n"
 
 
-def test_seconds_go_on_where_the_last_kept_line_stood(tmp_path: Path) -> None:
+def test_seconds_continue_from_the_last_kept_line(tmp_path: Path) -> None:
     rows = ['{"images": 1, "seconds": 100.0}', '{"images": 2, "seconds": 200.0}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     writer = MetricsWriter(tmp_path, images=1)
@@ -109,7 +109,7 @@ def test_a_folder_without_metrics_has_no_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_sample_is_a_png_of_its_pixels(tmp_path: Path, channels: int) -> None:
+def test_a_sample_is_saved_as_a_png_of_its_pixels(tmp_path: Path, channels: int) -> None:
     pixels = np.arange(5 * 7 * channels, dtype=np.uint8).reshape(5, 7, channels)
     writer = MetricsWriter(tmp_path)
     writer.image("grid", 1234567, pixels)
@@ -119,7 +119,7 @@ def test_a_sample_is_a_png_of_its_pixels(tmp_path: Path, channels: int) -> None:
     assert np.array_equal(np.asarray(Image.open(path)).reshape(pixels.shape), pixels)
 
 
-def test_lines_and_flushed_events_outlive_a_kill(tmp_path: Path) -> None:
+def test_lines_and_flushed_events_survive_a_kill(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
@@ -140,7 +140,7 @@ def test_reading_metrics_imports_no_tensorboard() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_metrics_that_are_a_link_are_not_followed(tmp_path: Path) -> None:
+def test_a_metrics_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("not metrics")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").symlink_to(tmp_path / "nowhere")
@@ -153,7 +153,7 @@ def test_metrics_that_are_a_link_are_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "metrics.jsonl").is_symlink(), "another file has taken the link's place"
 
 
-def test_what_a_killed_writer_left_of_a_sample_is_removed(tmp_path: Path) -> None:
+def test_partial_samples_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / ".0123456789abcdef.writing").write_bytes(b"half a PNG")
     MetricsWriter(tmp_path).close()

@@ -1,4 +1,4 @@
-"""A run copied elsewhere as it trains: readers see whole snapshots only, and training never notices what goes wrong."""
+"""A run mirrored as it trains: readers see whole snapshots only, and failures never disturb training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_run(folder: Path, *moments: int) -> Checkpoints:
-    """A run's folder with checkpoints at these images, the last two of them kept."""
+    """Create a run folder with checkpoints at these images, the last two of them kept."""
     folder.mkdir(exist_ok=True)
     checkpoints = Checkpoints(folder / "checkpoints")
     for images in moments:
@@ -65,7 +65,7 @@ def mirror_once(folder: Path, destination: Destination, run: str = "one") -> str
 
 
 def assert_whole(destination: Destination, scratch: Path) -> list[int]:
-    """Every manifest that is there names only what is there, to the bit; gives their images."""
+    """Check every manifest against its files, bit for bit; return their images."""
     manifests = [read_manifest(destination, name) for name in list_manifests(destination)]
     for manifest in manifests:
         for name, piece in manifest.files.items():
@@ -85,7 +85,7 @@ def test_a_credential_that_a_library_printed_is_not_mirrored_with_the_log(tmp_pa
 
 
 class Watched:
-    """A real destination; `before` is called with each operation's number before it is done."""
+    """A real destination; `before` is called with each operation's number first."""
 
     def __init__(self, beneath: Destination, before: Callable[[int], None]) -> None:
         self.beneath, self.before, self.operations = beneath, before, 0
@@ -99,7 +99,7 @@ class Watched:
         return operation
 
 
-def test_what_was_mirrored_comes_back_on_an_empty_disk(tmp_path: Path, away: str) -> None:
+def test_a_mirrored_run_is_restored_on_an_empty_disk(tmp_path: Path, away: str) -> None:
     make_run(tmp_path / "run", 100, 200, 300)
     destination = open_destination(away, "--mirror")
     assert mirror_once(tmp_path / "run", destination) == "mirror: away is complete"
@@ -116,13 +116,11 @@ def test_what_was_mirrored_comes_back_on_an_empty_disk(tmp_path: Path, away: str
     )
 
 
-def test_whatever_operation_fails_or_is_the_last_a_reader_sees_whole_snapshots_and_all_comes_there(
-    tmp_path: Path, away: str
-) -> None:
+def test_readers_see_whole_snapshots_whichever_operation_fails_or_is_the_last(tmp_path: Path, away: str) -> None:
     beneath = open_destination(away, "--mirror")
     make_run(tmp_path / "run", 100)
     mirror_once(tmp_path / "run", beneath)
-    make_run(tmp_path / "run", 200, 300)  # 100 has to go when these are there
+    make_run(tmp_path / "run", 200, 300)  # 100 is deleted when these are uploaded
 
     def fail_once(at: int) -> Callable[[int], None]:
         def before(number: int) -> None:
@@ -162,7 +160,7 @@ def put_back(destination: Destination, folder: Path) -> None:
             destination.send(file, file.relative_to(folder).as_posix())
 
 
-def test_a_snapshot_that_is_not_whole_is_passed_over_and_so_is_half_a_manifest(tmp_path: Path) -> None:
+def test_an_incomplete_snapshot_or_manifest_is_skipped(tmp_path: Path) -> None:
     destination = open_destination(f"file://{tmp_path}/away", "--mirror")
     for moments in ((100,), (200,)):
         make_run(tmp_path / "run", *moments)
@@ -182,12 +180,12 @@ def test_a_snapshot_that_is_not_whole_is_passed_over_and_so_is_half_a_manifest(t
 
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "checkpoints/../../outside", "checkpoints/1/a", "x.py"])
-def test_a_manifest_cannot_name_what_no_snapshot_holds(name: str) -> None:
+def test_a_manifest_that_names_unexpected_files_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="no part of a snapshot"):
         Manifest.parse(Manifest("one", 100, {name: Piece(name, "0" * 64, 1)}).encode())
 
 
-def test_an_upload_that_takes_long_holds_nobody_up_and_survives_pruning(tmp_path: Path) -> None:
+def test_a_slow_upload_blocks_nothing_and_survives_pruning(tmp_path: Path) -> None:
     checkpoints, reached, go_on = make_run(tmp_path / "run", 100), threading.Event(), threading.Event()
 
     def hold(number: int) -> None:
@@ -211,19 +209,19 @@ def test_an_upload_that_takes_long_holds_nobody_up_and_survives_pruning(tmp_path
     assert_whole(destination, tmp_path / "scratch")
 
 
-def test_a_mirror_of_another_run_or_further_than_the_folder_is_refused_and_untouched(tmp_path: Path) -> None:
+def test_a_mirror_of_another_or_a_longer_run_is_rejected_and_left_unchanged(tmp_path: Path) -> None:
     make_run(tmp_path / "run", 100, 200)
     destination = open_destination(f"file://{tmp_path}/away", "--mirror")
     mirror_once(tmp_path / "run", destination)
     before = destination.sizes("")
-    for folder, run, said in (("run", "two", "holds another run"), ("empty", "one", "at 200 images, --out at 0")):
+    for folder, run, message in (("run", "two", "holds another run"), ("empty", "one", "at 200 images, --out at 0")):
         (tmp_path / folder).mkdir(exist_ok=True)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             mirror_once(tmp_path / folder, destination, run)
     assert destination.sizes("") == before
 
 
-def test_a_package_can_register_a_kind_of_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_can_register_a_mirror_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_mirror.py").write_text("def open_mirror(url):\n    return ['mine', url]\n")
     (tmp_path / "my_mirror-1.0.dist-info").mkdir()
     (tmp_path / "my_mirror-1.0.dist-info" / "METADATA").write_text("Name: my_mirror\nVersion: 1.0\n")
@@ -237,7 +235,7 @@ def test_a_package_can_register_a_kind_of_mirror(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("s3://AKIAABCDEFGHIJKLMNOP:secret@bucket/run", "holds a credential"),
         ("https://host/run?token=abcdef", "holds a credential"),
@@ -245,25 +243,25 @@ def test_a_package_can_register_a_kind_of_mirror(tmp_path: Path, monkeypatch: py
         ("zip::file:///somewhere", "not a chain"),
     ],
 )
-def test_a_url_that_cannot_be_used_ends_in_one_line_that_repeats_no_credential(url: str, said: str) -> None:
-    with pytest.raises(UserError, match=said) as raised:
+def test_an_unusable_url_ends_in_one_line_without_credentials(url: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
         open_destination(url, "--mirror")
     assert "secret" not in str(raised.value) and "abcdef" not in str(raised.value)
 
 
-def test_trouble_is_said_once_and_stays_in_the_folder_until_it_is_over(
+def test_a_mirror_failure_is_printed_once_and_recorded_until_it_is_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path / "run", 100)
     broken = threading.Event()
     broken.set()
 
-    def refuse(number: int) -> None:
+    def fail(number: int) -> None:
         if broken.is_set():
             raise PermissionError("wrong key, token=abcdef")
 
     beneath = open_destination(f"file://{tmp_path}/away", "--mirror")
-    mirror = Mirror(tmp_path / "run", Watched(beneath, refuse), "away", "one", every=0.01)  # type: ignore[arg-type]
+    mirror = Mirror(tmp_path / "run", Watched(beneath, fail), "away", "one", every=0.01)  # type: ignore[arg-type]
     mirror.check()
     mirror.begin()
     wait_until(lambda: mirror.destination.operations > 3)  # type: ignore[attr-defined]
@@ -273,9 +271,9 @@ def test_trouble_is_said_once_and_stays_in_the_folder_until_it_is_over(
     assert run["mirror"]["images"] == 0 and run["mirror"]["trouble"] == "PermissionError: wrong key, token=***"
     broken.clear()
     assert "is complete" in mirror.finish(60)
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition(" (")[0] for line in said] == ["mirror: away failed", "mirror: away works again"]
-    assert "training continues" in said[0] and "abcdef" not in said[0]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.partition(" (")[0] for line in printed] == ["mirror: away failed", "mirror: away works again"]
+    assert "training continues" in printed[0] and "abcdef" not in printed[0]
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
     assert state and (state.images, state.trouble) == (100, "")
 
@@ -284,7 +282,7 @@ def published(away: Path) -> list[int]:
     return [int(file.name[:12]) for file in sorted((away / "mirror").glob("*.json"))]
 
 
-def test_a_run_that_lost_its_disk_goes_on_from_its_mirror_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_that_lost_its_disk_resumes_from_its_mirror_with_the_same_bits(tmp_path: Path) -> None:
     command = ("train", TINY, "--set", "dropout=0.2", *QUICK)
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
     url = f"file://{tmp_path}/away"
@@ -308,7 +306,7 @@ def test_a_run_that_lost_its_disk_goes_on_from_its_mirror_and_ends_with_the_same
     assert not (tmp_path / "run" / ".mirror").exists()
 
 
-def test_training_goes_on_where_the_mirror_cannot_be_written(tmp_path: Path) -> None:
+def test_training_continues_when_the_mirror_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "away").write_text("a file where the folder should be")
     running = run_fork(
         tmp_path, "train", TINY, *QUICK, "--out", "run", "--mirror", f"file://{tmp_path}/away/run",
@@ -323,7 +321,7 @@ def test_training_goes_on_where_the_mirror_cannot_be_written(tmp_path: Path) -> 
     assert Status.parse((tmp_path / "run" / "status.json").read_bytes()).state == "finished"  # type: ignore[union-attr]
 
 
-def test_a_run_that_fails_says_so_in_its_mirror_too(tmp_path: Path) -> None:
+def test_a_failed_run_is_marked_as_failed_in_its_mirror_too(tmp_path: Path) -> None:
     away, command = tmp_path / "away", ("train", TINY, *QUICK, "--out", "run", "--mirror", f"file://{tmp_path}/away")
     failed: Running = run_fork(tmp_path, *command, "--set", "not_finite_at=20")
     assert failed.wait() == 2 and "is not finite" in failed.stderr

@@ -1,4 +1,4 @@
-"""The versions and hardware that are kept with a run."""
+"""The versions and hardware that are recorded with a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from paceline.runs.provenance import versions_and_hardware
 
 
-def test_versions_hardware_and_time_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_hardware_and_time_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     spec = versions_and_hardware()
     assert spec["torch"] == version("torch") and spec["lightning"] == version("lightning")
@@ -21,7 +21,7 @@ def test_versions_hardware_and_time_are_named(tmp_path: Path, monkeypatch: pytes
     assert all(type(value) is str and value for value in spec.values())
 
 
-def test_the_commit_of_the_current_folder_is_named_with_its_changes(
+def test_the_commit_of_the_current_folder_is_recorded_with_its_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

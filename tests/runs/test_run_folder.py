@@ -1,4 +1,4 @@
-"""One writer per run folder, and only the settings that may change do."""
+"""One writer per run folder, and only mutable settings change on resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import read_metrics
 
 
-def test_a_folder_in_use_is_refused_and_its_run_unharmed(tmp_path: Path, tiny: str) -> None:
+def test_a_folder_in_use_is_rejected_and_its_run_unharmed(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--set", "pause=0.05")
     first = start_fork(tmp_path, *command, "--out", "run")
     wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), first)
@@ -61,19 +61,21 @@ def test_weights_of_another_network_change_nothing_of_a_run(tmp_path: Path, tiny
     assert {name: (tmp_path / "run" / name).read_bytes() for name in kept} == kept
 
 
-def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Path, tiny: str) -> None:
+def test_a_folder_with_other_files_is_rejected_and_left_alone(tmp_path: Path, tiny: str) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "diary.txt").touch()
-    refused = run_fork(tmp_path, "train", tiny, "--out", "full")
-    assert refused.wait() == 2 and "--out full: the folder exists and is no run (it holds diary.txt)" in refused.stderr
+    rejected = run_fork(tmp_path, "train", tiny, "--out", "full")
+    assert (
+        rejected.wait() == 2 and "--out full: the folder exists and is no run (it holds diary.txt)" in rejected.stderr
+    )
     assert [file.name for file in full.iterdir()] == ["diary.txt"]
     (full / "diary.txt").rename(full / ".gitkeep")
-    (full / "launch").mkdir()  # where a job's file lies that begins the run
+    (full / "launch").mkdir()  # a job file may lie in the folder before the run starts
     assert run_fork(tmp_path, "train", tiny, "--out", "full").wait() == 0
 
 
-def test_a_run_that_ended_before_it_kept_its_settings_can_begin_again(tmp_path: Path) -> None:
+def test_a_run_that_ended_before_saving_its_settings_can_restart(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.claim()
     folder.release()
@@ -81,7 +83,7 @@ def test_a_run_that_ended_before_it_kept_its_settings_can_begin_again(tmp_path: 
     folder.check_free()
 
 
-def test_a_claim_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
+def test_claiming_a_folder_removes_leftovers_of_a_killed_writer_only(tmp_path: Path) -> None:
     (tmp_path / ".0123456789abcdef.writing").write_text("half a config")
     os.utime(tmp_path / ".0123456789abcdef.writing", (0, 0))
     (tmp_path / ".fedcba9876543210.writing").write_text("another command is writing this")
@@ -107,7 +109,7 @@ def test_a_lock_or_a_log_that_is_a_link_is_not_followed(tmp_path: Path, tiny: st
         (tmp_path / "run" / name).unlink()
 
 
-def test_a_claim_dies_with_its_process_and_can_be_given_up(tmp_path: Path) -> None:
+def test_a_claim_ends_with_its_process_and_can_be_released(tmp_path: Path) -> None:
     one, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     one.claim()
     with pytest.raises(UserError, match="in use by process"):
@@ -118,24 +120,24 @@ def test_a_claim_dies_with_its_process_and_can_be_given_up(tmp_path: Path) -> No
     other.release()
 
 
-def test_settings_that_make_another_run_are_refused_by_name(tmp_path: Path, tiny: str) -> None:
+def test_settings_that_make_another_run_are_rejected_by_name(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "48")
     assert run_fork(tmp_path, *command).wait() == 0
     before = weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()
-    for change, said in (
+    for change, message in (
         (("--lr", "0.2", "--seed", "3"), "(seed: 0 → 3; lr: 0.05 → 0.2)"),
         (("--set", "classifier.lr=0.2"), "(classifier.lr: None → 0.2)"),
         (("--set", "width=8"), "(width: 4 → 8)"),
         (("--batch-size", "32"), "(batch_size: 16 → 32)"),
         (("--precision", "bf16"), "(precision: fp32 → bf16)"),
     ):
-        refused = run_fork(tmp_path, *command, *change)
-        assert refused.wait() == 2
-        assert len(refused.stderr.splitlines()) == 1 and said in refused.stderr, refused.stderr
+        rejected = run_fork(tmp_path, *command, *change)
+        assert rejected.wait() == 2
+        assert len(rejected.stderr.splitlines()) == 1 and message in rejected.stderr, rejected.stderr
     assert (weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()) == before
 
 
-def test_a_run_that_has_not_learned_yet_may_begin_with_other_settings(tmp_path: Path, tiny: str) -> None:
+def test_a_run_without_a_checkpoint_may_restart_with_other_settings(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "16")
     assert run_fork(tmp_path, *command).wait() == 0
     shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -144,11 +146,11 @@ def test_a_run_that_has_not_learned_yet_may_begin_with_other_settings(tmp_path: 
     assert "lr = 0.2" in (tmp_path / "run" / "config.toml").read_text()
 
 
-def test_another_recipe_is_refused(tmp_path: Path, tiny: str) -> None:
+def test_another_recipe_is_rejected(tmp_path: Path, tiny: str) -> None:
     assert run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16").wait() == 0
     (tmp_path / "other.py").write_text(Path(tiny).read_text())
-    refused = run_fork(tmp_path, "train", "./other.py", "--out", "run")
-    assert refused.wait() == 2 and "this run is of another recipe" in refused.stderr
+    rejected = run_fork(tmp_path, "train", "./other.py", "--out", "run")
+    assert rejected.wait() == 2 and "this run is of another recipe" in rejected.stderr
 
 
 def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, tiny: str) -> None:
@@ -178,7 +180,7 @@ def test_a_start_that_left_no_checkpoint_is_not_in_the_record(tmp_path: Path, ti
     assert config.read_bytes() == before
 
 
-def test_a_command_that_trains_nothing_changes_nothing_of_a_finished_run(tmp_path: Path, tiny: str) -> None:
+def test_a_command_that_trains_nothing_does_not_change_a_finished_run(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run")
     assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "96") == [0, 0]
 
@@ -187,14 +189,14 @@ def test_a_command_that_trains_nothing_changes_nothing_of_a_finished_run(tmp_pat
         return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files if "logs" not in file.parts}
 
     before = record()
-    for images, told in (("96", "finished, at 96 images\n"), ("48", "past the requested 48: nothing")):
+    for images, message in (("96", "finished, at 96 images\n"), ("48", "past the requested 48: nothing")):
         again = run_fork(tmp_path, *command, "--images", images)
-        assert again.wait() == 0 and told in again.stdout, again.stderr
-        assert "test, of the checkpoint at 96 images" in again.stdout, "what it learned is judged all the same"
+        assert again.wait() == 0 and message in again.stdout, again.stderr
+        assert "test, of the checkpoint at 96 images" in again.stdout, "the trained weights are still evaluated"
         assert record() == before
 
 
-def test_a_stopped_run_may_end_where_it_is_and_how_it_was_made_stays(tmp_path: Path, tiny: str) -> None:
+def test_a_stopped_run_may_end_where_it_is_and_keeps_its_provenance(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--set", "save_every=16 images")
     assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "48") == [0, 0]
     config, status = tmp_path / "run" / "config.toml", tmp_path / "run" / "status.json"
@@ -208,16 +210,16 @@ def test_a_stopped_run_may_end_where_it_is_and_how_it_was_made_stays(tmp_path: P
     assert json.loads(status.read_text())["state"] == "finished"
 
 
-def test_settings_that_cannot_be_read_are_named(tmp_path: Path, tiny: str) -> None:
+def test_unreadable_settings_are_reported(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "16")
     assert run_fork(tmp_path, *command).wait() == 0
     (tmp_path / "run" / "config.toml").write_text("recipe = ")
-    refused = run_fork(tmp_path, *command)
-    assert refused.wait() == 2 and refused.stderr.startswith("paceline: run/config.toml: cannot be read")
-    assert len(refused.stderr.splitlines()) == 1
+    rejected = run_fork(tmp_path, *command)
+    assert rejected.wait() == 2 and rejected.stderr.startswith("paceline: run/config.toml: cannot be read")
+    assert len(rejected.stderr.splitlines()) == 1
 
 
-def test_each_rank_keeps_its_output_and_only_the_first_writes(tmp_path: Path, tiny: str) -> None:
+def test_each_rank_logs_its_output_and_only_the_first_writes_the_run(tmp_path: Path, tiny: str) -> None:
     assert run_ranks(tmp_path, 2, "train", tiny, "--out", "run", "--devices", "2", "--images", "48") == [0, 0]
     logs = {file.name: file.read_text() for file in (tmp_path / "run" / "logs").iterdir()}
     assert logs.keys() == {"rank-0.txt", "rank-1.txt"}
@@ -227,38 +229,38 @@ def test_each_rank_keeps_its_output_and_only_the_first_writes(tmp_path: Path, ti
     assert "spread/classifier/cross_entropy" in lines[0]
 
 
-def test_other_data_under_the_same_name_is_refused(tmp_path: Path, tiny: str) -> None:
+def test_other_data_under_the_same_name_is_rejected(tmp_path: Path, tiny: str) -> None:
     generator = np.random.default_rng(0)
     for name, length in (("a", 64), ("b", 80)):
-        pictures = generator.integers(256, size=(length, 8, 8, 1), dtype=np.uint8)
+        images = generator.integers(256, size=(length, 8, 8, 1), dtype=np.uint8)
         labels = np.arange(length) % 10
-        np.savez(tmp_path / f"{name}.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+        np.savez(tmp_path / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     command = ("train", tiny, "--data", "npz", "--out", "run", "--images", "32")
     assert run_fork(tmp_path, *command, "--data-root", "a.npz").wait() == 0
-    refused = run_fork(tmp_path, *command, "--data-root", "b.npz")
-    assert refused.wait() == 2 and "this run was made from other data (58 samples, " in refused.stderr
+    rejected = run_fork(tmp_path, *command, "--data-root", "b.npz")
+    assert rejected.wait() == 2 and "this run was made from other data (58 samples, " in rejected.stderr
     (tmp_path / "a.npz").rename(tmp_path / "moved.npz")
     assert run_fork(tmp_path, *command, "--data-root", "moved.npz").wait() == 0
 
 
 def test_other_labels_of_the_same_images_are_rejected(tmp_path: Path, tiny: str) -> None:
-    pictures = np.random.default_rng(0).integers(256, size=(64, 8, 8, 1), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(256, size=(64, 8, 8, 1), dtype=np.uint8)
     for name, labels in (("a", np.arange(64) % 10), ("b", np.arange(1, 65) % 10)):
-        np.savez(tmp_path / f"{name}.npz", x_train=pictures, y_train=labels, x_test=pictures, y_test=labels)
+        np.savez(tmp_path / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     command = ("train", tiny, "--data", "npz", "--out", "run")
     assert run_fork(tmp_path, *command, "--data-root", "a.npz", "--images", "32").wait() == 0
-    refused = run_fork(tmp_path, *command, "--data-root", "b.npz", "--images", "64")
-    assert refused.wait() == 2 and "this run was made from other data (58 samples, " in refused.stderr
+    rejected = run_fork(tmp_path, *command, "--data-root", "b.npz", "--images", "64")
+    assert rejected.wait() == 2 and "this run was made from other data (58 samples, " in rejected.stderr
 
 
-def test_the_last_weights_are_judged_whatever_the_cadence(tmp_path: Path, tiny: str) -> None:
+def test_the_last_weights_are_evaluated_at_any_interval(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "80", "--set", "evaluate_every=48 images")
     assert run_fork(tmp_path, *command).wait() == 0
-    judged = [line["images"] for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
-    assert judged == [48, 80]
+    evaluated = [line["images"] for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
+    assert evaluated == [48, 80]
 
 
-def test_the_last_checkpoint_knows_how_it_was_judged_whatever_the_cadence(tmp_path: Path, tiny: str) -> None:
+def test_the_last_checkpoint_records_its_evaluation_at_any_interval(tmp_path: Path, tiny: str) -> None:
     cadence = ("--set", "evaluate_every=48 images", "--set", "save_every=40 images")
     command = ("train", tiny, "--out", "run", "--images", "80", *cadence)
     for _ in range(2):  # the second time there is nothing left to do
@@ -272,11 +274,11 @@ def test_the_last_checkpoint_knows_how_it_was_judged_whatever_the_cadence(tmp_pa
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
 
 
-def test_an_average_that_nothing_judges_is_refused(tmp_path: Path, tiny: str) -> None:
+def test_an_ema_that_is_never_evaluated_is_rejected(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "plain.py").write_text(
         "from paceline.recipes.classification import Classification\n\n\nclass Plain(Classification):\n    ema = ()\n"
     )
-    refused = run_fork(
+    rejected = run_fork(
         tmp_path, "train", "./plain.py", "--set", "ema_half_life=1 epochs", "--set", "width=2", "--out", "run"
     )
-    assert refused.wait() == 2 and "ema_half_life=1 epochs: the recipe does not judge 'classifier'" in refused.stderr
+    assert rejected.wait() == 2 and "ema_half_life=1 epochs: the recipe does not judge 'classifier'" in rejected.stderr

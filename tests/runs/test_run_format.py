@@ -1,4 +1,4 @@
-"""What a run leaves has a version; a run, a mirror or a weights file of another version is reported in one line."""
+"""Runs, mirrors and weights files have a format; another one is reported in one line."""
 
 from __future__ import annotations
 
@@ -135,6 +135,6 @@ def test_a_weights_file_of_another_format_is_reported_in_one_line(tmp_path: Path
     )
 
 
-def test_the_settings_of_a_run_are_inherited_without_its_places(place: Path) -> None:
+def test_the_settings_of_a_run_are_inherited_without_its_paths(place: Path) -> None:
     inherited = read_file("run/config.toml")
     assert inherited["images"] == 16 and not {"out", "mirror", "resume_from", "made_with"} & inherited.keys()

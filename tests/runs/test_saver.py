@@ -1,4 +1,4 @@
-"""The loop copies its state and goes on; a thread writes it, one checkpoint at a time, and its errors are not lost."""
+"""The loop copies its state and continues; a thread writes one checkpoint at a time, and its errors are raised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def snapshot(images: int) -> Snapshot:
     return Snapshot(images, {"network.weight": torch.full((3,), float(images))}, {}, CheckpointNumbers())
 
 
-def test_the_loop_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path: Path) -> None:
+def test_the_loop_continues_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path: Path) -> None:
     checkpoints, may_write, order = Checkpoints(tmp_path), threading.Event(), []
     saver = Saver(checkpoints)
 
@@ -46,7 +46,7 @@ def test_the_end_of_a_run_waits_for_its_last_checkpoint_also_after_an_error(tmp_
     assert Checkpoints(tmp_path).all() == [10]
 
 
-def test_what_the_writer_meets_is_raised_in_the_loop_once(tmp_path: Path) -> None:
+def test_an_error_of_the_writer_is_raised_in_the_loop_once(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     saver = Saver(Checkpoints(tmp_path / "checkpoints"))
     saver.save(snapshot(10), 2, None)
@@ -57,7 +57,7 @@ def test_what_the_writer_meets_is_raised_in_the_loop_once(tmp_path: Path) -> Non
         saver.save(snapshot(20), 2, None)
 
 
-def test_copies_are_not_touched_by_training_and_keep_aliases_and_formats() -> None:
+def test_copies_are_not_changed_by_training_and_keep_aliases_and_formats() -> None:
     weight = torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last).requires_grad_()
     tensors = {"a": weight, "b": weight, "step": torch.tensor(3), "none": torch.zeros(0), "also": torch.zeros(0)}
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""The segments of a run: what its record keeps when it resumes on other devices or another machine."""
+"""The segments of a run: what it records when it resumes on other devices or another machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def segment(devices: int = 1, accelerator: str = "cpu", machine: dict[str, str] 
 
 
 def resume(*starts: tuple[int, int]) -> list[tuple[int, int]]:
-    """What a run keeps that was started from so many images on so many devices, time after time."""
+    """Return the segments of a run started repeatedly, each time at some images on some devices."""
     earlier: tuple[Segment, ...] = ()
     last = segment(starts[0][1])
     for images, devices in starts[1:]:
@@ -39,7 +39,7 @@ def test_a_segment_that_stopped_before_its_first_checkpoint_leaves_nothing() -> 
     assert resume((0, 1), (100, 2), (200, 4), (200, 2), (300, 8)) == [(100, 1), (300, 2)]
 
 
-def test_what_a_run_has_lost_is_no_part_of_its_segments() -> None:
+def test_lost_progress_is_not_part_of_a_segment() -> None:
     assert resume((0, 1), (100, 2), (200, 4), (50, 4)) == [(50, 1)]
     assert resume((0, 1), (100, 2), (200, 4), (150, 8)) == [(100, 1), (150, 2)]
 
@@ -48,12 +48,12 @@ def test_another_machine_is_another_segment() -> None:
     assert changes(segment(machine=MACHINE | {"cores": "4"}), segment()) == ["cores 4 → 8"]
 
 
-def test_what_does_not_apply_to_both_segments_is_no_change() -> None:
+def test_settings_that_do_not_apply_to_both_segments_are_not_a_change() -> None:
     on_gpu = segment(accelerator="cuda", machine=MACHINE | {"gpus": "1 × a GPU"})
     assert changes(segment(), on_gpu) == ["accelerator cpu → cuda"]
     assert changes(on_gpu, replace(on_gpu, graph="off")) == ["graph auto → off"]
 
 
-def test_a_segment_comes_back_from_its_table() -> None:
+def test_a_segment_round_trips_through_its_table() -> None:
     for one in (segment(2), replace(segment(accelerator="cuda"), until_images=100)):
         assert Segment.from_table(one.to_table()) == one

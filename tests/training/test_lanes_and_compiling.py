@@ -1,4 +1,4 @@
-"""Phases that may run together, and networks through a compiler that may not be there."""
+"""Phases that may run concurrently, and compiled networks where a compiler may be missing."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def names(together: list[list[Phase]]) -> list[list[str]]:
     return [[phase.name for phase in phases] for phases in together]
 
 
-def test_a_phase_that_needs_nothing_of_the_one_before_goes_beside_it() -> None:
+def test_an_independent_phase_runs_concurrently_with_the_previous_one() -> None:
     assert names(groups(DUAL)) == [["generator"], ["first", "second"]]
 
 
-def test_phases_of_one_network_never_go_beside_each_other() -> None:
+def test_phases_of_one_network_never_run_concurrently() -> None:
     penalty = Phase("penalty", "d2", concurrent=True)
     assert names(groups([*DUAL, penalty])) == [["generator"], ["first", "second"], ["penalty"]]
 
 
-def test_the_first_phase_that_is_due_goes_alone_whatever_it_says() -> None:
+def test_the_first_due_phase_runs_alone_whatever_it_declares() -> None:
     assert names(groups(DUAL[2:])) == [["second"]]
 
 
-def test_without_a_compiler_training_goes_on_eagerly_says_so_and_nothing_has_changed(
+def test_without_a_compiler_training_prints_a_note_and_continues_eagerly_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(tmp_path / "no-compiler"),))

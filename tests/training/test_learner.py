@@ -1,4 +1,4 @@
-"""What a learner does with odd networks and odd first steps."""
+"""Learners with unusual networks and unusual first steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make(network: nn.Module, precision: str = "fp32", **settings: object) -> Lea
     return learner
 
 
-def test_a_first_step_that_fp16_skips_leaves_no_trace() -> None:
+def test_a_first_step_skipped_by_fp16_has_no_effect() -> None:
     network = nn.Linear(3, 2)
     before = network.weight.detach().clone()
     learner = make(network, "fp16")
@@ -32,7 +32,7 @@ def test_a_first_step_that_fp16_skips_leaves_no_trace() -> None:
     assert torch.allclose(network.weight, before - 0.1 * 1.9)
 
 
-def test_what_the_author_froze_stays_as_it_is() -> None:
+def test_frozen_parameters_stay_unchanged() -> None:
     network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     network[0].requires_grad_(False)
     frozen = network[0].weight.detach().clone()
@@ -42,6 +42,6 @@ def test_what_the_author_froze_stays_as_it_is() -> None:
     assert torch.equal(network[0].weight, frozen) and list(learner.named) == ["1.weight", "1.bias"]
 
 
-def test_a_network_with_nothing_to_learn_is_refused() -> None:
+def test_a_network_without_trainable_parameters_is_rejected() -> None:
     with pytest.raises(UserError, match="nothing to learn"):
         make(nn.Linear(2, 2).requires_grad_(False))

@@ -1,4 +1,4 @@
-"""Many networks at once over several processes: image translation's ten, which learn in two groups."""
+"""Many networks over several processes: image translation's ten, trained in two groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_all_strategies_train_the_same_networks(tmp_path: Path) -> None:
     }
 
 
-def test_replicas_start_and_stay_equal_and_the_first_network_that_differs_is_named(tmp_path: Path) -> None:
+def test_replicas_start_and_stay_equal_and_the_first_difference_is_reported(tmp_path: Path) -> None:
     settings = SMALL | {"devices": 2, "batch_size": "2"}
     ranks = start_function_in_ranks(tmp_path, 2, spoil_and_check, "translation", "generators.GS1", settings)
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr

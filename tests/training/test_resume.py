@@ -1,4 +1,4 @@
-"""`kill -9` at any moment, then the same command: the run ends with the bits that it would have had."""
+"""After `kill -9` at any moment, the same command ends with the bits of the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from running import (
     workers_of,
 )
 
-SLOW_SAVES = ("--set", "slow_sync=0.05", "--set", "pause=0.01")  # time to hit a moment
+SLOW_SAVES = ("--set", "slow_sync=0.05", "--set", "pause=0.01")  # time to hit a given moment
 
 
 def checkpoints(run: Path) -> list[int]:
@@ -42,7 +42,7 @@ def has_trained(run: Path, images: int) -> bool:
 
 
 def left_behind(run: Path) -> list[int]:
-    """The run's own processes once they had a few seconds to end."""
+    """Return the run's processes that remain after a few seconds."""
     try:
         wait_until(lambda: not processes_naming(str(run)), seconds=5)
     except AssertionError:
@@ -72,7 +72,7 @@ def test_a_single_process_killed_twice_ends_with_the_same_bits_and_metrics(tmp_p
     assert not list((run / "checkpoints").glob(".*")), "the interrupted save was not swept"
 
 
-def test_a_finished_run_started_again_changes_nothing(tmp_path: Path, tiny: str) -> None:
+def test_restarting_a_finished_run_changes_nothing(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "96")
     assert run_fork(tmp_path, *command).wait() == 0
     before = metrics_without_times(tmp_path / "run"), weights_of(tmp_path / "run")
@@ -80,7 +80,7 @@ def test_a_finished_run_started_again_changes_nothing(tmp_path: Path, tiny: str)
     assert (metrics_without_times(tmp_path / "run"), weights_of(tmp_path / "run")) == before
 
 
-def test_two_processes_go_on_after_the_launcher_and_each_rank_were_killed(tmp_path: Path, tiny: str) -> None:
+def test_two_processes_resume_after_the_launcher_or_a_rank_is_killed(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, *SLOW_SAVES, "--devices", "2", "--set", "dropout=0.2")
     assert run_ranks(tmp_path, 2, *command, "--out", "whole") == [0, 0]
     run = tmp_path / "killed"
@@ -97,7 +97,7 @@ def test_two_processes_go_on_after_the_launcher_and_each_rank_were_killed(tmp_pa
 
 
 def kill(running: Running, target: str) -> None:
-    """`kill -9` of the launcher, or of the process with a rank."""
+    """Send `kill -9` to the launcher, or to the process of a rank."""
     os.kill(running.pid if target == "launcher" else workers_of(running.pid)[int(target)], signal.SIGKILL)
 
 
@@ -114,7 +114,7 @@ def test_a_run_resumed_on_two_and_on_three_processes_sees_the_same_samples(tmp_p
 
 
 def samples_in_order(folder: Path, size: int) -> list[int]:
-    """The samples of all ranks, step by step."""
+    """Return the samples of all ranks, step by step."""
     ranks = [(folder / f"rank-{rank}-of-{size}").read_text().splitlines() for rank in range(size)]
     return [int(sample) for step in zip(*ranks, strict=True) for part in step for sample in part.split()]
 
@@ -129,7 +129,7 @@ def samples_in_order(folder: Path, size: int) -> list[int]:
         "optimizer=adam precision=fp16 momentum=0 loader=workers workers=1",
     ],
 )
-def test_resume_is_exact_with_every_kind_of_memory(tmp_path: Path, tiny: str, settings: str) -> None:
+def test_resume_is_exact_with_every_kind_of_state(tmp_path: Path, tiny: str, settings: str) -> None:
     chosen = [word for pair in settings.split() for word in ("--set", pair.replace("_images", " images"))]
     command = ("train", tiny, *chosen, "--images", "240")
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
@@ -176,8 +176,8 @@ def test_ten_kills_at_random_moments_lose_nothing(tmp_path: Path, tiny: str) -> 
     assert tally["identical"] == len(targets) and tally["inside a save"] >= 3
 
 
-def test_ranks_started_by_someone_else_resume_too(tmp_path: Path, tiny: str) -> None:
-    """The processes of torchrun, srun or Kubernetes: nobody of ours watches over them."""
+def test_externally_launched_ranks_resume_too(tmp_path: Path, tiny: str) -> None:
+    """As under torchrun, srun or Kubernetes: without our launcher."""
     command = ("train", tiny, *SLOW_SAVES, "--devices", "2")
     assert run_ranks(tmp_path, 2, *command, "--out", "whole") == [0, 0]
     ranks = start_ranks(tmp_path, 2, *command, "--out", "killed")
@@ -190,7 +190,7 @@ def test_ranks_started_by_someone_else_resume_too(tmp_path: Path, tiny: str) -> 
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "lightning"])
-def test_three_processes_go_on_with_the_same_bits(tmp_path: Path, tiny: str, strategy: str) -> None:
+def test_three_processes_resume_with_the_same_bits(tmp_path: Path, tiny: str, strategy: str) -> None:
     # Over three ranks the order of a sum depends on where a gradient lies in its bucket.
     command = (
         "train",

@@ -1,4 +1,4 @@
-"""One step is the same however it is spread: phases, shared, facts, draws, accumulation, clipping, averages, rates."""
+"""A step is the same however it is distributed: phases, shared, signals, draws, accumulation, clipping, EMA, lr."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def seen_by(parts: Any, phase: str) -> list[dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def watched() -> Any:
-    """Seven steps of the duet in one process, with all that its phases were given."""
+    """Seven steps of the duet in one process, with all inputs of its phases."""
     parts = make_parts(str(Path(__file__).parents[1] / "duet.py"))
     parts.recipe.watched = True
     run_steps(parts, 7)
     return parts
 
 
-def test_phases_run_as_often_as_they_say_each_time_with_new_data(watched: Any) -> None:
+def test_phases_run_as_often_as_declared_each_time_with_new_data(watched: Any) -> None:
     order = [phase for phase, _ in watched.recipe.seen]
     plain = ["generator", "critic", "critic"]
     assert order == [*plain, "penalty", *plain, *plain] * 2 + [*plain, "penalty"]
@@ -63,7 +63,7 @@ def test_shared_tensors_reach_the_later_phases_of_the_same_data_detached(watched
     assert not torch.equal(critics[0]["fake"], critics[2]["fake"])
 
 
-def test_facts_are_of_this_step_or_of_the_one_before(watched: Any) -> None:
+def test_signals_are_of_this_step_or_of_the_previous_one(watched: Any) -> None:
     generators, critics = seen_by(watched, "generator"), seen_by(watched, "critic")
     assert generators[0]["gap"].unique().item() == 0.5, "the value before the first step"
     for step in range(7):
@@ -76,7 +76,7 @@ def test_facts_are_of_this_step_or_of_the_one_before(watched: Any) -> None:
     assert seen_by(watched, "penalty")[0]["gap"][0].item() == gaps[1]
 
 
-def test_facts_optimizers_and_averages_come_back_from_a_snapshot(watched: Any, duet: str) -> None:
+def test_signals_optimizers_and_emas_are_restored_from_a_snapshot(watched: Any, duet: str) -> None:
     taken = take_snapshot(336, watched.step, None, -1)
     fresh = make_parts(duet)
     restore_snapshot(taken, fresh.step)
@@ -89,7 +89,7 @@ def test_facts_optimizers_and_averages_come_back_from_a_snapshot(watched: Any, d
 
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, np.ndarray]]]:
-    """The same steps of the duet in 1, 2 and 3 processes, as each rank noted them."""
+    """The same steps of the duet in 1, 2 and 3 processes, as recorded by each rank."""
     folder = tmp_path_factory.mktemp("spread")
     duet = str(Path(__file__).parents[1] / "duet.py")
     running = {}
@@ -116,7 +116,7 @@ def test_samples_and_draws_are_those_of_the_global_batch_at_every_world_size(spr
         assert len(rows) == len(spread[1][0]["000/generator/noise"]), "ranks hold different rows"
 
 
-def test_facts_and_weights_do_not_depend_on_the_world_size(spread: dict[int, Any]) -> None:
+def test_signals_and_weights_do_not_depend_on_the_world_size(spread: dict[int, Any]) -> None:
     alone = spread[1][0]
     for size in (2, 3):
         for kind in ("signals/", "weights/"):
@@ -159,7 +159,7 @@ def test_accumulation_equals_one_big_batch_without_batchnorm(duet: str, tiny: st
 
 
 @pytest.mark.parametrize(("clip", "shortened"), [(0.01, True), (1e6, False)])
-def test_clipping_shortens_the_gradient_and_leaves_a_short_one(tiny: str, clip: float, shortened: bool) -> None:
+def test_clipping_shortens_a_long_gradient_and_keeps_a_short_one(tiny: str, clip: float, shortened: bool) -> None:
     parts = make_parts(tiny, clip=clip, optimizer="sgd", momentum=0.0, schedule="constant", lr=1.0)
     before = [p.detach().clone() for p in parts.recipe.parameters()]
     gradients: list[torch.Tensor] = []
@@ -176,7 +176,7 @@ def norm(tensors: list[torch.Tensor]) -> float:
     return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
 
 
-def test_the_moving_average_has_its_half_life_in_images() -> None:
+def test_the_ema_half_life_is_in_images() -> None:
     network = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(network.weight)
     learner = Learner("network", network, LearnerSettings(), lambda images: 0.0, Precision("fp64", "cpu"), 1000)
@@ -189,7 +189,7 @@ def test_the_moving_average_has_its_half_life_in_images() -> None:
     assert network.weight.item() == 1.0
 
 
-def test_the_moving_average_does_not_depend_on_how_images_are_cut_into_steps(tiny: str) -> None:
+def test_the_ema_does_not_depend_on_the_batch_size(tiny: str) -> None:
     constant = {"lr": 0.0, "ema_half_life": "64 images"}
     small, large = (make_parts(tiny, batch_size=size, **constant) for size in ("16", "64"))
     for parts, steps in ((small, 4), (large, 1)):
@@ -233,15 +233,15 @@ def test_the_learning_rate_follows_its_schedule_in_images(name: str) -> None:
     assert {images: rate(images) for images in expected} == pytest.approx(expected, abs=1e-15)
 
 
-def test_one_network_can_learn_by_settings_of_its_own(duet: str) -> None:
+def test_one_network_can_have_its_own_settings(duet: str) -> None:
     parts = make_parts(duet, lr=0.25, generator={"lr": 0.5, "optimizer": "sgd", "momentum": 0.0})
     generator, critic = parts.step.learners["generator"], parts.step.learners["critic"]
     assert (generator.settings.lr, critic.settings.lr) == (0.5, 0.25)
     assert type(generator.optimizer).__name__ == "SGD" and type(critic.optimizer).__name__ == "Adam"
-    assert generator.ema and not critic.ema, "only the averaged network has a moving average"
+    assert generator.ema and not critic.ema, "only one network has an EMA"
 
 
-def test_a_phase_that_names_other_losses_later_is_refused(duet: str) -> None:
+def test_a_phase_that_changes_its_loss_names_later_is_rejected(duet: str) -> None:
     parts = make_parts(duet)
     ledger, plain = Ledger(parts.world), parts.recipe.critic_loss
     first, second = parts.feed.steps(0, 2 * parts.feed.images_per_step)
@@ -253,7 +253,7 @@ def test_a_phase_that_names_other_losses_later_is_refused(duet: str) -> None:
         ledger.enter(second.images, parts.step(second))
 
 
-def test_a_setting_for_a_network_that_is_not_there_is_refused(duet: str) -> None:
+def test_a_setting_for_a_missing_network_is_rejected(duet: str) -> None:
     with pytest.raises(UserError, match="unknown network 'generater'; did you mean 'generator'"):
         make_parts(duet, generater={"lr": 0.5})
     assert make_config(duet, critic={"lr": 0.5}).learner_of("critic").lr == 0.5
@@ -267,7 +267,7 @@ def test_verify_agrees_on_a_recipe_with_everything(tmp_path: Path, duet: str) ->
 
 
 @pytest.mark.parametrize("control", ["unsynced-batchnorm", "repeated-part"])
-def test_verify_notices_what_was_broken_on_purpose(tmp_path: Path, tiny: str, control: str) -> None:
+def test_verify_detects_deliberate_faults(tmp_path: Path, tiny: str, control: str) -> None:
     command = ("verify", tiny, "--strategies", "single,ddp", "--devices", "2", "--steps", "3", "--control", control)
     broken = run_fork(tmp_path, *command)
     assert broken.wait() == 1, broken.stdout + broken.stderr

@@ -1,4 +1,4 @@
-"""A request to stop: a step is finished, the run is saved, and the same command ends with the same bits."""
+"""On a stop request the step is finished and the run saved; the same command ends with the same bits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_training(run: Path, seen: Path) -> bool:
 
 
 def stop(running: Running, folder: Path, name: str, number: int) -> float:
-    """Sends a signal to a run that is training; gives the seconds until it ended."""
+    """Send a signal to a training run; return the seconds until it ended."""
     wait_until(lambda: is_training(folder / name, folder / f"{name}-seen"), running)
     began = time.monotonic()
     running.interrupt_group(number)
@@ -54,7 +54,7 @@ def stop(running: Running, folder: Path, name: str, number: int) -> float:
         ("lightning", signal.SIGTERM, 75),
     ],
 )
-def test_a_single_process_saves_and_goes_on(tmp_path: Path, tiny: str, strategy: str, number: int, code: int) -> None:
+def test_a_single_process_saves_and_resumes(tmp_path: Path, tiny: str, strategy: str, number: int, code: int) -> None:
     command = ("train", tiny, *SLOWLY, "--strategy", strategy, "--set", "record=run-seen")
     running = start_fork(tmp_path, *command, "--out", "run")
     assert stop(running, tmp_path, "run", number) < 20
@@ -70,7 +70,7 @@ def test_a_single_process_saves_and_goes_on(tmp_path: Path, tiny: str, strategy:
     ("strategy", "number", "code"),
     [("ddp", signal.SIGINT, 130), pytest.param("lightning", signal.SIGTERM, 75, marks=pytest.mark.slow)],
 )
-def test_two_processes_save_and_go_on(tmp_path: Path, tiny: str, strategy: str, number: int, code: int) -> None:
+def test_two_processes_save_and_resume(tmp_path: Path, tiny: str, strategy: str, number: int, code: int) -> None:
     command = ("train", tiny, *SLOWLY, "--devices", "2", "--strategy", strategy, "--set", "record=run-seen")
     running = start_command(tmp_path, *command, "--out", str(tmp_path / "run"))
     assert stop(running, tmp_path, "run", number) < 20
@@ -84,7 +84,7 @@ def test_two_processes_save_and_go_on(tmp_path: Path, tiny: str, strategy: str, 
 
 @pytest.mark.parametrize("strategy", ["ddp", "lightning"])
 def test_a_signal_to_one_rank_stops_all_of_them(tmp_path: Path, tiny: str, strategy: str) -> None:
-    """As a scheduler may send it, to processes that nobody of ours watches over."""
+    """As a scheduler may send it, to processes without our launcher."""
     command = ("train", tiny, *SLOWLY, "--devices", "2", "--strategy", strategy, "--set", "record=run-seen")
     ranks = start_ranks(tmp_path, 2, *command, "--out", "run")
     assert stop(ranks[1], tmp_path, "run", signal.SIGTERM) < 20
@@ -131,17 +131,17 @@ def test_a_signal_before_the_processes_are_ready_ends_them(tmp_path: Path, tiny:
     wait_until(lambda: not processes_naming(str(tmp_path / "run")), seconds=5)
 
 
-def test_handlers_are_given_back_after_a_run() -> None:
+def test_signal_handlers_are_restored_after_a_run() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     request = StopRequest()
     with request.listening():
         signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)  # at once after the first: the same request, passed on
+        signal.raise_signal(signal.SIGINT)  # immediately after the first: the same request, forwarded
     assert request.signal == signal.SIGTERM and request.exit_code == 75
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
 
 
-def test_ranks_look_for_a_request_rarely_and_at_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_check_for_a_stop_request_rarely_and_at_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, looks = [0.0], []
 
     class OneOfTwo(World):

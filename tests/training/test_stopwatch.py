@@ -1,4 +1,4 @@
-"""Where the time goes: sections add up, and a measurement gives a median with its spread."""
+"""Timing: sections add up, and a measurement gives a median with its spread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.benchmarking.timing import measure
 from paceline.training.stopwatch import Stopwatch
 
 
-def test_sections_add_up_until_they_are_taken() -> None:
+def test_sections_accumulate_until_they_are_read() -> None:
     stopwatch = Stopwatch()
     for _ in range(2):
         with stopwatch("data"):
@@ -60,7 +60,7 @@ def test_a_measurement_is_the_median_with_its_spread() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_measurement_on_a_gpu_counts_the_gpu_s_time() -> None:
+def test_a_measurement_on_a_gpu_counts_gpu_time() -> None:
     device = torch.device("cuda")
     matrix = torch.ones(4096, 4096, device=device)
 
