@@ -136,4 +136,4 @@ def test_a_board_that_ended_is_said_on_the_page(root: Path, browser: Browser) ->
     with serve(root) as board:
         browser.open(board.url)
         browser.wait_for("document.querySelectorAll('#list .run').length > 5")
-    browser.wait_for("document.querySelector('#notice').innerText.includes('no answer from the board')")
+    browser.wait_for("document.querySelector('#notice').innerText.includes('no response from the board')")

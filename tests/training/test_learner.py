@@ -43,5 +43,5 @@ def test_what_the_author_froze_stays_as_it_is() -> None:
 
 
 def test_a_network_with_nothing_to_learn_is_refused() -> None:
-    with pytest.raises(UserError, match="nothing to learn"):
+    with pytest.raises(UserError, match="nothing to train"):
         make(nn.Linear(2, 2).requires_grad_(False))

@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     changed: float  # Unix time; 0 where the storage does not have it
 
     @property
-    def last(self) -> str:
+    def basename(self) -> str:
         """The name inside its folder, without the path."""
         return self.name.rpartition("/")[2]
 

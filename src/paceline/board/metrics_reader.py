@@ -20,9 +20,9 @@ from paceline.runs.metrics import METRICS, parse_line, refuse_constant
 
 CHUNK = 2**17  # bytes; small, so that a request never waits long while one is parsed
 LARGE = 2**21  # bytes from which sampling pays off
-LOOKS = 256
-LOOK_BYTES = 4096
-MOST_NAMES = 1000  # of metrics in one run
+NUM_PROBES = 256
+PROBE_BYTES = 4096
+MAX_NAMES = 1000  # of metrics in one run
 MARK = 96  # bytes before the position, which show whether the file is still the same
 _AXES = ("images", "seconds", "time")
 
@@ -71,7 +71,7 @@ class Table:
         series = self.series.get(name)
         if series is None:
             series = Series()
-            if len(self.series) < MOST_NAMES:
+            if len(self.series) < MAX_NAMES:
                 self.series[name] = series
             else:
                 self.names_left_out = True
@@ -84,7 +84,7 @@ class MetricsReader:
     def __init__(self, files: Files, folder: str) -> None:
         self._files, self._name = files, f"{folder}/{METRICS}" if folder else METRICS
         self._restart()
-        self._first_look: Table | None = None
+        self._preview: Table | None = None
 
     def _restart(self) -> None:
         self._whole = Table()
@@ -95,27 +95,27 @@ class MetricsReader:
     @property
     def table(self) -> Table:
         """What is known: the whole, or samples while the whole is being read."""
-        return self._first_look or self._whole
+        return self._preview or self._whole
 
     @property
     def read_share(self) -> float:
         """The share of the file that was read, 0 to 1."""
-        return 1.0 if self._first_look is None else min(1.0, self._position / max(1, self.size))
+        return 1.0 if self._preview is None else min(1.0, self._position / max(1, self.size))
 
-    def look(self, size: int) -> None:
+    def preview(self, size: int) -> None:
         """Sample a large file that was not read yet."""
-        if self._position or self._first_look or size < LARGE:
+        if self._position or self._preview or size < LARGE:
             return
         self.size = size
-        starts = np.linspace(0, size - LOOK_BYTES, LOOKS).astype(int).tolist()
+        starts = np.linspace(0, size - PROBE_BYTES, NUM_PROBES).astype(int).tolist()
         lines: list[bytes] = []
-        for number, piece in enumerate(self._files.sample(self._name, starts, LOOK_BYTES)):
+        for number, piece in enumerate(self._files.sample(self._name, starts, PROBE_BYTES)):
             whole = piece.split(b"\n")[number > 0 : -1]  # the first and the last are cut
-            lines += whole[-1:] if number == LOOKS - 1 else whole[:1]
+            lines += whole[-1:] if number == NUM_PROBES - 1 else whole[:1]
         rows, _ = _parse(lines)
         table = Table()
         table.add(rows)
-        self._first_look = table if rows else None
+        self._preview = table if rows else None
 
     def advance(self, size: int) -> bool:
         """Read one chunk of what is new in a file of this size; return False where there is nothing more."""
@@ -125,7 +125,7 @@ class MetricsReader:
         if size == self._position and not self._mark:
             return False
         if size == self._position:
-            self._first_look = None
+            self._preview = None
             return False
         start = self._position - len(self._mark)
         content = self._files.read(self._name, start, min(size, self._position + CHUNK))
@@ -139,7 +139,7 @@ class MetricsReader:
         elif len(rest) >= CHUNK:  # a line without an end
             self._skip_line(len(rest))
         if self._position >= size or not newline:
-            self._first_look = None
+            self._preview = None
         return bool(newline) or len(rest) >= CHUNK
 
     def _take(self, whole: bytes, length: int) -> None:

@@ -21,12 +21,12 @@ from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Stat
 
 CONFIG = "config.toml"
 LOGS = "logs"
-SIGNS = {CONFIG, METRICS, STATUS}  # a folder with one of these is a run
+RUN_FILES = {CONFIG, METRICS, STATUS}  # a folder with one of these is a run
 SILENT_AFTER_SECONDS = 600.0
-LARGEST_SMALL_FILE = 2**20
-LARGEST_SAMPLE = 2**26
+MAX_SMALL_FILE_BYTES = 2**20
+MAX_SAMPLE_BYTES = 2**26
 LOG_BYTES = 2**16
-NUM_LAST_WORDS = 12  # lines
+NUM_TAIL_LINES = 12  # lines
 KILLED = "its process ended without a message: it was killed, or its machine went down"
 _LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
 
@@ -39,7 +39,7 @@ class RunSummary(TypedDict):
     revision: int
     state: str
     why: str
-    last_words: list[str]
+    log_tail: list[str]
     since: float | None
     host: str
     images: int
@@ -77,21 +77,21 @@ class Run:
         self.mirror: MirrorState | None = None
         self.state = "unknown"
         self.why = ""
-        self.last_words: list[str] = []
+        self.log_tail: list[str] = []
         self._entries: dict[str, Entry] = {}
         self._seen: _Seen | None = None
 
     def refresh(self, entries: list[Entry]) -> None:
         """Update the state from what the folder holds now; metrics are read separately."""
-        self._entries = {entry.last: entry for entry in entries}
+        self._entries = {entry.basename: entry for entry in entries}
         self.status = Status.parse(self._small_file(STATUS)) if STATUS in self._entries else None
         self.mirror = MirrorState.parse(self._small_file(MIRROR_STATE)) if MIRROR_STATE in self._entries else None
         locked = self.files.is_locked(self._path(LOCK)) if LOCK in self._entries else None
         before, (self.state, self.why) = self.state, self._state(locked)
         if self.state == "failed" and before != "failed":
-            self.last_words = self._find_last_words()
+            self.log_tail = self._find_log_tail()
         elif self.state != "failed":
-            self.last_words = []
+            self.log_tail = []
         seen = _Seen(self.state, self.why, self._version_of(CONFIG), self._version_of(SAMPLES))
         if seen != self._seen:
             self._seen = seen
@@ -102,7 +102,7 @@ class Run:
         """The bytes of the metrics file."""
         return self._entries[METRICS].size if METRICS in self._entries else 0
 
-    def read_on(self) -> bool:
+    def read_more(self) -> bool:
         """Read a little more of the metrics; return False where there is no more."""
         table = self.metrics.table
         lines = table.lines
@@ -125,7 +125,7 @@ class Run:
             "revision": self.revision,
             "state": self.state,
             "why": redact(self.why),
-            "last_words": self.last_words,
+            "log_tail": self.log_tail,
             "since": self.status.since if self.status else None,
             "host": self.status.host if self.status else "",
             "images": table.images,
@@ -162,7 +162,7 @@ class Run:
         """Return, for each kind of sample image, at how many images seen there is one."""
         found: dict[str, list[int]] = {}
         for entry in self.files.entries(self._path(SAMPLES)):
-            match = SAMPLE_NAME.fullmatch(entry.last)
+            match = SAMPLE_NAME.fullmatch(entry.basename)
             if match and not entry.is_folder:
                 found.setdefault(match[1], []).append(int(match[2]))
         return {name: sorted(moments) for name, moments in found.items()}
@@ -171,13 +171,13 @@ class Run:
         """Return a sample image as PNG; raise FileNotFoundError where there is none."""
         wanted = f"{name}-{images:012}.png"
         for entry in self.files.entries(self._path(SAMPLES)):
-            if entry.last == wanted and not entry.is_folder and entry.size <= LARGEST_SAMPLE:
+            if entry.basename == wanted and not entry.is_folder and entry.size <= MAX_SAMPLE_BYTES:
                 return self.files.read(entry.name, 0, entry.size)
         raise FileNotFoundError(wanted)
 
     def logs(self) -> dict[int, Entry]:
         """Return the file of each rank's output."""
-        entries = {_LOG_NAME.fullmatch(entry.last): entry for entry in self.files.entries(self._path(LOGS))}
+        entries = {_LOG_NAME.fullmatch(entry.basename): entry for entry in self.files.entries(self._path(LOGS))}
         return dict(sorted((int(match[1]), entry) for match, entry in entries.items() if match))
 
     def log(self, entry: Entry, at_most: int = LOG_BYTES) -> str:
@@ -208,7 +208,7 @@ class Run:
         changed = self._entries[METRICS].changed if METRICS in self._entries else 0.0
         return max(changed, self.metrics.table.time)
 
-    def _find_last_words(self) -> list[str]:
+    def _find_log_tail(self) -> list[str]:
         """Return the last lines of the rank that failed first, or of the one that printed last."""
         logs = self.logs().values()
         ends = {entry: self.log(entry, LOG_BYTES // 4) for entry in logs}
@@ -216,10 +216,10 @@ class Run:
         if not ends:
             return []
         chosen = min(failed, key=_changed) if failed else max(logs, key=_changed)
-        return [line for line in ends[chosen].splitlines() if line.strip()][-NUM_LAST_WORDS:]
+        return [line for line in ends[chosen].splitlines() if line.strip()][-NUM_TAIL_LINES:]
 
     def _small_file(self, name: str) -> bytes:
-        return self.files.read(self._path(name), 0, LARGEST_SMALL_FILE)
+        return self.files.read(self._path(name), 0, MAX_SMALL_FILE_BYTES)
 
     def _version_of(self, name: str) -> tuple[float, int]:
         entry = self._entries.get(name)

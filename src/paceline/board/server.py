@@ -31,7 +31,7 @@ KINDS = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-AS_IT_IS = {"content-encoding": "identity"}  # what compresses poorly is sent as it is
+UNCOMPRESSED = {"content-encoding": "identity"}  # what compresses poorly is sent as it is
 
 
 class Curve(NamedTuple):
@@ -51,7 +51,7 @@ def make_app(gallery: Gallery, token: str, host: str, port: int) -> Starlette:
         Route("/api/series", board.series),
         Route("/api/runs/{run}/settings", board.settings),
         Route("/api/runs/{run}/samples", board.samples),
-        Route("/api/runs/{run}/picture", board.sample),
+        Route("/api/runs/{run}/image", board.sample),
         Route("/api/runs/{run}/log", board.log),
     ]
     middleware = [
@@ -78,7 +78,7 @@ class Board:
 
     def runs(self, request: Request) -> Response:
         """Return every run with its state, progress and newest values."""
-        self.gallery.fresh()
+        self.gallery.wait_until_fresh()
         return _json(
             {
                 "paceline": __version__,
@@ -127,7 +127,9 @@ class Board:
             content = run.sample(request.query_params.get("name", ""), images)
         except OSError:
             raise HTTPException(404, "no such image") from None
-        return Response(content, media_type="image/png", headers=AS_IT_IS | {"cache-control": "private, max-age=60"})
+        return Response(
+            content, media_type="image/png", headers=UNCOMPRESSED | {"cache-control": "private, max-age=60"}
+        )
 
     def log(self, request: Request) -> Response:
         """Return the end of what a rank printed: `?rank=0`."""
@@ -138,7 +140,7 @@ class Board:
 
     def _run(self, identity: str) -> Run:
         if not self.gallery.runs:
-            self.gallery.fresh()
+            self.gallery.wait_until_fresh()
         run = self.gallery.runs.get(identity)
         if run is None:
             raise HTTPException(404, "no such run")
@@ -166,4 +168,4 @@ def _binary(found: list[Curve]) -> Response:
     header += b" " * (-len(header) % 4)  # aligns the numbers for a Float32Array
     numbers = b"".join(np.ascontiguousarray(points, dtype="<f4").tobytes() for _, points in found)
     content = len(header).to_bytes(4, "little") + header + numbers
-    return Response(content, media_type="application/octet-stream", headers=AS_IT_IS)
+    return Response(content, media_type="application/octet-stream", headers=UNCOMPRESSED)

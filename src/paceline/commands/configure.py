@@ -9,7 +9,7 @@ from paceline.config.resolve import Config, Inherited
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError, unknown
 from paceline.core.registry import load_class
-from paceline.core.secrets import refuse_credentials
+from paceline.core.secrets import reject_credentials
 from paceline.core.types import SettingValues
 from paceline.data.loader import Loader
 from paceline.data.source import Source
@@ -63,7 +63,7 @@ def checked(config: Config, *, elsewhere: bool = False) -> Config:
         load_class("strategy", run.strategy, Strategy)
     if run.loader != "auto":
         load_class("loader", run.loader, Loader)
-    refuse_credentials(config.values())
+    reject_credentials(config.values())
     if elsewhere:
         return config
     devices, why = _num_devices(run)

@@ -13,6 +13,6 @@ def open_screen(*, file: IO[str] | None = None, soft_wrap: bool = False) -> Cons
     return Console(file=file, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
 
 
-def as_it_is(text: str) -> Text:
+def literal(text: str) -> Text:
     """Return a text as rich's own class, for parts of rich that parse markup in a str whatever the console says."""
     return Text(text)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from paceline.core.errors import UserError
 
 HIDDEN = "***"
-LONGEST_LINE = 500  # characters
+MAX_LINE_LENGTH = 500  # characters
 _NAMES = (
     r"pass(?:word|wd|phrase)?|secret|token|credentials?|signature|sig"
     r"|(?:api|access|account|private)[_-]?key(?:[_-]?id)?"
@@ -35,7 +35,7 @@ def has_credentials(text: str) -> bool:
 
 def one_line(error: BaseException) -> str:
     """Return an error, whoever raised it, as one line without credentials."""
-    return redact(f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_LINE])
+    return redact(f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_LINE_LENGTH])
 
 
 def is_private_name(name: str) -> bool:
@@ -43,7 +43,7 @@ def is_private_name(name: str) -> bool:
     return bool(_PRIVATE_NAME.search(name))
 
 
-def refuse_credentials(settings: Mapping[str, object]) -> None:
+def reject_credentials(settings: Mapping[str, object]) -> None:
     """Raise UserError for a setting that holds a credential, before it is written; the message does not repeat it."""
     for name, value in settings.items():
         if isinstance(value, str) and has_credentials(value):

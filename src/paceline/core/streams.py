@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 _new_stream: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream  # which torch leaves untyped
 
 
-def run_side_by_side(tasks: Sequence[Callable[[], Result]], device: torch.device) -> list[Result]:
+def run_concurrently(tasks: Sequence[Callable[[], Result]], device: torch.device) -> list[Result]:
     """Return the tasks' results; during capture, every task but the first runs on a stream of its own."""
     if len(tasks) == 1 or device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         return [task() for task in tasks]

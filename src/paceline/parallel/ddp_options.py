@@ -9,6 +9,6 @@ from torch import nn
 
 # Buffers are broadcast once, when a wrapper is built: per forward it breaks two forwards before one backward.
 _PARAMETERS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
-STILL_BUFFERS: dict[str, Any] = {
+NO_BUFFER_BROADCAST: dict[str, Any] = {
     ("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-FEW_BYTES = 2**16
+SMALL_BYTES = 2**16
 
 
 def sum_over_processes(own: Tensor) -> Tensor:
@@ -13,7 +13,7 @@ def sum_over_processes(own: Tensor) -> Tensor:
 
     A few numbers on CPUs are gathered and added in the order of ranks: gloo takes several times as long to reduce them.
     """
-    if own.device.type != "cpu" or own.numel() * own.element_size() > FEW_BYTES:
+    if own.device.type != "cpu" or own.numel() * own.element_size() > SMALL_BYTES:
         dist.all_reduce(own)
         return own
     size = dist.get_world_size()

@@ -11,7 +11,7 @@ import lightning
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-from paceline.parallel.ddp_options import STILL_BUFFERS
+from paceline.parallel.ddp_options import NO_BUFFER_BROADCAST
 from paceline.parallel.world import World
 
 
@@ -24,7 +24,7 @@ def make_trainer(world: World, *, find_unused_parameters: bool) -> lightning.Tra
             cluster_environment=TorchElasticEnvironment(),
             process_group_backend=world.backend,
             find_unused_parameters=find_unused_parameters,
-            **STILL_BUFFERS,
+            **NO_BUFFER_BROADCAST,
         )
     return lightning.Trainer(
         accelerator=world.device.type,

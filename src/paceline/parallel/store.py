@@ -65,7 +65,7 @@ def is_here(host: str) -> bool:
     return True
 
 
-def talk_only_towards(host: str, num_nodes: int) -> None:
+def choose_interface(host: str, num_nodes: int) -> None:
     """Has this process's group talk on the interface that leads to a host, where the environment names no other.
 
     Left alone, gloo listens on whatever address the machine's own name has, even among processes of one machine.

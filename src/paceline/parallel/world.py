@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.parallel.exchange import sum_over_processes
-from paceline.parallel.store import is_loopback, join_store, serve_store, talk_only_towards
+from paceline.parallel.store import is_loopback, join_store, serve_store, choose_interface
 
 FIRST_PORT, NUM_PORTS = 10_000, 10_000  # below those that the kernel gives to anyone who asks
 
@@ -63,7 +63,7 @@ def _tasks_per_node(environ: Mapping[str, str]) -> list[int]:
     return [int(count) for count, times in words for _ in range(int(times or 1))]
 
 
-def slurm_meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
+def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
     """The first host of the step, and a port that follows from the numbers of job and step."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_NODELIST"]
     first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).split(",")[0]  # of gpu[07-09,12]-ib, gpu07-ib
@@ -105,7 +105,7 @@ class World:
         dist.all_gather(rows, vector.contiguous())
         return torch.stack(rows)
 
-    def share(self, value: object, source: int = 0) -> object:
+    def broadcast(self, value: object, source: int = 0) -> object:
         """One process's value, the first one's if nothing else is said, on each."""
         if self.size == 1:
             return value
@@ -113,7 +113,7 @@ class World:
         dist.broadcast_object_list(box, src=source)
         return box[0]
 
-    def collect(self, word: str) -> list[str]:
+    def gather_strings(self, word: str) -> list[str]:
         """Every process's word, on each."""
         if self.size == 1:
             return [word]
@@ -208,14 +208,14 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     else:
         if "MASTER_ADDR" not in os.environ:
-            host, port = slurm_meeting_point(os.environ)
+            host, port = slurm_rendezvous(os.environ)
             os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
         os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
         own, timeout = device if backend == "nccl" else None, timedelta(seconds=settings.timeout)
         try:
             dist.init_process_group(
                 backend,
-                store=_meet(place, timeout),
+                store=_rendezvous(place, timeout),
                 rank=place.rank,
                 world_size=place.size,
                 timeout=timeout,
@@ -228,7 +228,7 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
     return World(place, device, backend)
 
 
-def _meet(place: Place, timeout: timedelta) -> dist.Store:
+def _rendezvous(place: Place, timeout: timedelta) -> dist.Store:
     """What the processes of a run find each other by, as the environment says.
 
     A process that meets the same others again, for another run, keeps the store and takes a part of it that
@@ -236,21 +236,21 @@ def _meet(place: Place, timeout: timedelta) -> dist.Store:
     They count their meetings alike, since they begin and end together.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    talk_only_towards(host, place.num_nodes)
+    choose_interface(host, place.num_nodes)
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun as it comes
     here = (host, port, place)
     if here not in _stores:
         _stores.clear()  # which closes the one before: it may have this port
-        _meetings.clear()
+        _num_rendezvous.clear()
         if place.rank == 0 and not by_agent:
             _stores[here] = serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
         else:
             _stores[here] = join_store(host, port, timeout)
     # An agent's store outlives the processes. Ours does not, and a host that came back counts its restarts anew.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if by_agent else "0"
-    _meetings[here] += 1
-    return dist.PrefixStore(f"paceline-{restart}-{_meetings[here]}", _stores[here])
+    _num_rendezvous[here] += 1
+    return dist.PrefixStore(f"paceline-{restart}-{_num_rendezvous[here]}", _stores[here])
 
 
 _stores: dict[tuple[str, int, Place], dist.Store] = {}  # the one where this process last met others
-_meetings: Counter[tuple[str, int, Place]] = Counter()
+_num_rendezvous: Counter[tuple[str, int, Place]] = Counter()

@@ -1,5 +1,5 @@
 // The wall of charts: one for each number, drawn when it comes into view and fetched when its runs have changed.
-import { askSeries } from "./api.js";
+import { fetchSeries } from "./api.js";
 import { Chart } from "./chart.js";
 import { colorOf } from "./colors.js";
 import { $, make, remember, remembered } from "./dom.js";
@@ -44,18 +44,18 @@ export class Curves {
     $("band").addEventListener("change", () => this.change({ band: $("band").checked }));
     $("find-chart").addEventListener("input", () => this.arrange(this.runs ?? []));
     $("unzoom").addEventListener("click", () => this.zoom(null));
-    this.tellOptions();
+    this.showOptions();
   }
 
   change(changes) {
     Object.assign(this.options, changes);
     const { axis, scale, smooth, band } = this.options;
     remember("curves", { axis, scale, smooth, band });
-    this.tellOptions();
+    this.showOptions();
     this.redraw();
   }
 
-  tellOptions() {
+  showOptions() {
     $("smooth-shown").textContent = Number(this.options.smooth).toFixed(2);
     $("unzoom").hidden = !this.options.zoom;
   }
@@ -164,7 +164,7 @@ export class Curves {
   async fetch(runs, names) {
     const points = this.points;
     const revisions = new Map(runs.map((run) => [run.id, run.revision]));
-    const found = await askSeries([...revisions.keys()], names, points);
+    const found = await fetchSeries([...revisions.keys()], names, points);
     for (const series of found) this.have.set(`${series.run} ${series.name}`, { series, revision: revisions.get(series.run), points });
   }
 

@@ -1,5 +1,5 @@
 // What a run's processes printed, to the end, and why a run failed.
-import { askLog } from "./api.js";
+import { fetchLog } from "./api.js";
 import { $, make } from "./dom.js";
 
 export class Logs {
@@ -37,7 +37,7 @@ export class Logs {
     this.banner.hidden = !run.why;
     this.banner.textContent = `${run.state}: ${run.why}`;
     try {
-      const { ranks, text } = await askLog(run.id, this.rank);
+      const { ranks, text } = await fetchLog(run.id, this.rank);
       if (ranks.join() !== this.known) {
         this.known = ranks.join();
         this.ranks.replaceChildren(...ranks.map((rank) => make("option", { value: rank, selected: rank === this.rank }, `rank ${rank}`)));

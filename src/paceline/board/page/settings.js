@@ -1,9 +1,9 @@
 // Settings of the chosen runs side by side, those that differ first in sight.
-import { askSettings } from "./api.js";
+import { fetchSettings } from "./api.js";
 import { colorOf } from "./colors.js";
 import { $, make, remember, remembered } from "./dom.js";
 
-const MOST_RUNS = 24;
+const MAX_RUNS = 24;
 
 export class Settings {
   constructor(fail) {
@@ -17,11 +17,11 @@ export class Settings {
   }
 
   async show(runs) {
-    this.runs = runs.slice(0, MOST_RUNS);
-    this.note.textContent = runs.length > MOST_RUNS ? `the first ${MOST_RUNS} of ${runs.length} runs` : "";
+    this.runs = runs.slice(0, MAX_RUNS);
+    this.note.textContent = runs.length > MAX_RUNS ? `the first ${MAX_RUNS} of ${runs.length} runs` : "";
     try {
       const stale = this.runs.filter((run) => this.kept.get(run.id)?.revision !== run.revision);
-      await Promise.all(stale.map(async (run) => this.kept.set(run.id, { revision: run.revision, ...(await askSettings(run.id)) })));
+      await Promise.all(stale.map(async (run) => this.kept.set(run.id, { revision: run.revision, ...(await fetchSettings(run.id)) })));
     } catch (error) {
       this.fail(error);
     }
