@@ -247,4 +247,7 @@ def test_an_average_that_nothing_judges_is_refused(tmp_path: Path, tiny: str) ->
     refused = run_fork(
         tmp_path, "train", "./plain.py", "--set", "ema_half_life=1 epochs", "--set", "width=2", "--out", "run"
     )
-    assert refused.wait() == 2 and "ema_half_life=1 epochs: the recipe does not evaluate 'classifier' with an EMA" in refused.stderr
+    assert (
+        refused.wait() == 2
+        and "ema_half_life=1 epochs: the recipe does not evaluate 'classifier' with an EMA" in refused.stderr
+    )

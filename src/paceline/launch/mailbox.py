@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from paceline.core.heartbeat import PULSE_FILE, die_with_parent, is_child
-from paceline.training.stop import RESUME_LATER, INTERRUPTED
+from paceline.training.stop import INTERRUPTED, RESUME_LATER
 
 LAUNCHER = "PACELINE_LAUNCHER"  # the launcher's process id, in the environment of its workers
 MAILBOX_FOLDER = "PACELINE_MAILBOX_FOLDER"

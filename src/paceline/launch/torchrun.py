@@ -24,7 +24,7 @@ from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
 from paceline.launch.rendezvous import Rendezvous
 from paceline.parallel.torch_internals import local_address, stop_heartbeats
-from paceline.training.stop import RESUME_LATER, INTERRUPTED, SIGNALS
+from paceline.training.stop import INTERRUPTED, RESUME_LATER, SIGNALS
 
 AGENT_ENVIRONMENT = {
     # The first process of each round serves a store of its own: a shared one would be lost with its host.

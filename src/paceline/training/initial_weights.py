@@ -140,7 +140,7 @@ def _affecting_networks(
             with (
                 torch.random.fork_rng(devices=[]),
                 suppress(UserError),
-            ):  # some values are only valid together with others
+            ):  # a value may be invalid alone
                 changed = type(recipe)(replace(config.recipe, **{name: value}), spec).networks
                 if not any(_misfits(changed[one], recipe.networks[one].state_dict()) for one in found):
                     continue
@@ -150,6 +150,6 @@ def _affecting_networks(
 
 def _reject_settings(others: Mapping[str, Any], config: Config, path: str) -> None:
     if others:
-        values = ", ".join(f"{name}={value}, not {getattr(config.recipe, name)}" for name, value in others.items())
+        values = ", ".join(f"{name}={value} (not {getattr(config.recipe, name)})" for name, value in others.items())
         flags = " ".join(f"--set {name}={value}" for name, value in others.items())
         raise UserError(f"--init-from {path}: its weights were trained with {values}: use {flags}")

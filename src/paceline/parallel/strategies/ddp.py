@@ -17,7 +17,7 @@ from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import NOTHING, Strategy
 from paceline.parallel.world import World
 
-# Raised for 1×1 convolutions, where two sets of strides mean the same layout.
+# Raised for 1×1 convolutions, where two sets of strides describe the same layout.
 warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
 
 
@@ -30,7 +30,7 @@ class DistributedDataParallel(Strategy):
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)
         if settings.compress != "none":
-            self.notes.append(f"gradients: sent in {settings.compress}, rounded; results differ a little")
+            self.notes.append(f"gradients: sent in {settings.compress}, rounded; results differ slightly")
         self.wrappers = {phase.name: self._wrap(phase) for phase in recipe.phases}
         self.trainable.release()
 
@@ -50,7 +50,7 @@ class DistributedDataParallel(Strategy):
 
     @contextmanager
     def _side_stream(self) -> Iterator[None]:
-        """Use a side stream inside: a wrapper that was built on the default stream cannot be captured."""
+        """Use a side stream in the context: a wrapper built on the default stream cannot be captured."""
         if self.world.device.type != "cuda":
             yield
             return

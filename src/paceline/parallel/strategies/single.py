@@ -9,7 +9,7 @@ from paceline.parallel.world import World
 
 
 class Single(Strategy):
-    """The recipe as it is."""
+    """The recipe on one device, without a wrapper."""
 
     max_devices = 1
 
