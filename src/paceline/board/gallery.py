@@ -1,4 +1,4 @@
-"""All runs under a root, found and followed by one thread for as long as somebody watches."""
+"""All runs under a root, found and followed by one thread while the page is open."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_DEPTH = 3  # folders below the root
 MAX_FOLDERS = 5000
 INSIDE_A_RUN = {"checkpoints", "tensorboard", "logs", "samples"}
 LOCAL_SECONDS = 1.0  # between two scans of all folders
-REMOTE_SECONDS = 10.0  # where every scan is a request that may cost money
-FIRST_READING_SECONDS = 0.2  # before a scan is shown: enough for runs of usual size
-QUIET_SECONDS = 0.3  # without a request: the page has its answers
+REMOTE_SECONDS = 10.0  # every scan is a request that may cost money
+FIRST_READING_SECONDS = 0.2  # before a scan is shown: enough for runs of typical size
+QUIET_SECONDS = 0.3  # without a request: the page has loaded
 PAUSE_AFTER_SECONDS = 60.0
 
 
 class Gallery:
-    """The runs by identity, as of the last scan; `wait_until_fresh` waits for a new one where that is old."""
+    """The runs by identity, as of the last scan; `wait_until_fresh` waits for a new scan if that one is old."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -32,17 +32,17 @@ class Gallery:
         self._scanned, self._new_scan = 0.0, threading.Condition()
 
     def start(self) -> None:
-        """Start to follow the runs, until the process ends."""
+        """Start following the runs, until the process ends."""
         self._asked = time.monotonic()
         self._watched.set()
         threading.Thread(target=self._follow, name="board", daemon=True).start()
 
     def note_request(self) -> None:
-        """Record that somebody waits for an answer: reading metrics gives way to it."""
+        """Record a request: it takes precedence over reading metrics."""
         self._asked = time.monotonic()
 
     def wait_until_fresh(self) -> None:
-        """Record that somebody watches, and wait for a scan where the last one is old."""
+        """Record that the page is open, and wait for a new scan if the last one is old."""
         self.note_request()
         self._watched.set()
         with self._new_scan:
@@ -58,7 +58,7 @@ class Gallery:
             try:
                 self.refresh()
                 self.trouble = ""
-            except Exception as error:  # whatever a storage raises is shown on the page, and tried again
+            except Exception as error:  # a storage may raise anything: show it on the page and retry
                 self.trouble = one_line(error)
             with self._new_scan:
                 self._scanned = time.monotonic()
@@ -68,7 +68,7 @@ class Gallery:
             time.sleep(max(0.0, self._scanned + self.seconds - time.monotonic()))
 
     def refresh(self) -> None:
-        """Find new runs, forget those that are gone, and take a first look at new metrics."""
+        """Find new runs, drop those that are gone, and preview new metrics."""
         runs = {}
         for folder, entries in self._find("", 0, [MAX_FOLDERS]).items():
             identity = hashlib.sha256(folder.encode()).hexdigest()[:12]
@@ -81,7 +81,7 @@ class Gallery:
         self._read_metrics(short, until=time.monotonic() + FIRST_READING_SECONDS)
 
     def summaries(self) -> list[RunSummary]:
-        """Return what the page's list shows, by name."""
+        """Return the summaries for the page's list, sorted by name."""
         return [run.summary() for run in sorted(self.runs.values(), key=lambda run: run.name)]
 
     def _find(self, folder: str, depth: int, left: list[int]) -> dict[str, list[Entry]]:
@@ -102,12 +102,12 @@ class Gallery:
         return found
 
     def _read_metrics(self, unread: list[Run], until: float) -> None:
-        """Read a little of each run in turn, until all is read or the time is up."""
+        """Read a chunk of each run in turn, until everything is read or the time is up."""
         while unread and time.monotonic() < until:
             unread = [run for run in unread if time.monotonic() < until and _read_more(run)]
 
     def _yield_to_requests(self) -> None:
-        """Leave the processor to a page that is being opened, for a moment."""
+        """Leave the CPU to a page that is loading, for a moment."""
         until = time.monotonic() + self.seconds / 2
         while any(run.metrics.read_share < 1 for run in self.runs.values()) and time.monotonic() < until:
             if time.monotonic() - self._asked > QUIET_SECONDS:
@@ -118,5 +118,5 @@ class Gallery:
 def _read_more(run: Run) -> bool:
     try:
         return run.read_more()
-    except OSError:  # removed, or cut, since its folder was listed
+    except OSError:  # removed or truncated since its folder was listed
         return False

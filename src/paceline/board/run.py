@@ -1,4 +1,4 @@
-"""One run as its files show it: state, progress, settings, samples and last log lines."""
+"""One run, read from its files: state, progress, settings, samples and last log lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
 
 
 class RunSummary(TypedDict):
-    """What the list of runs shows."""
+    """One entry of the list of runs."""
 
     id: str
     name: str
@@ -58,11 +58,11 @@ class RunSummary(TypedDict):
 
 
 class _Seen(NamedTuple):
-    """What a change of a run is noticed by."""
+    """The values that reveal a change of a run."""
 
     state: str
     why: str
-    config: tuple[float, int]  # when it changed, and its size
+    config: tuple[float, int]  # modification time and size
     samples: tuple[float, int]
 
 
@@ -82,7 +82,7 @@ class Run:
         self._seen: _Seen | None = None
 
     def refresh(self, entries: list[Entry]) -> None:
-        """Update the state from what the folder holds now; metrics are read separately."""
+        """Update the state from the folder's entries; metrics are read separately."""
         self._entries = {entry.basename: entry for entry in entries}
         self.status = Status.parse(self._small_file(STATUS)) if STATUS in self._entries else None
         self.mirror = MirrorState.parse(self._small_file(MIRROR_STATE)) if MIRROR_STATE in self._entries else None
@@ -99,11 +99,11 @@ class Run:
 
     @property
     def metrics_size(self) -> int:
-        """The bytes of the metrics file."""
+        """The size of the metrics file in bytes."""
         return self._entries[METRICS].size if METRICS in self._entries else 0
 
     def read_more(self) -> bool:
-        """Read a little more of the metrics; return False where there is no more."""
+        """Read the next chunk of the metrics; return False if there is no more."""
         table = self.metrics.table
         lines = table.lines
         more = self.metrics.advance(self.metrics_size)
@@ -112,7 +112,7 @@ class Run:
         return more
 
     def summary(self) -> RunSummary:
-        """Return what the list of runs shows."""
+        """Return the run's entry in the list of runs."""
         table, read_share = self.metrics.table, self.metrics.read_share
         with table.lock:
             return self._summary(table, read_share)
@@ -144,13 +144,13 @@ class Run:
         }
 
     def _mirror_summary(self) -> dict[str, SettingValue] | None:
-        """Return the state of the run's mirror, where it has one; credentials are hidden."""
+        """Return the state of the run's mirror, if it has one; credentials are hidden."""
         if self.mirror is None:
             return None
         return {name: redact(value) if isinstance(value, str) else value for name, value in asdict(self.mirror).items()}
 
     def settings(self) -> dict[str, dict[str, SettingValue]]:
-        """Return the settings and what the run was made with, by full names; credentials are hidden."""
+        """Return the settings and the provenance by full names; credentials are hidden."""
         try:
             kept = tomllib.loads(self._small_file(CONFIG).decode())
         except (FileNotFoundError, ValueError, RecursionError):
@@ -159,7 +159,7 @@ class Run:
         return {"settings": _shown(kept), MADE_WITH: _shown(made_with if isinstance(made_with, dict) else {})}
 
     def samples(self) -> dict[str, list[int]]:
-        """Return, for each kind of sample image, at how many images seen there is one."""
+        """Return, for each kind of sample image, the numbers of images seen at which one was saved."""
         found: dict[str, list[int]] = {}
         for entry in self.files.entries(self._path(SAMPLES)):
             match = SAMPLE_NAME.fullmatch(entry.basename)
@@ -168,20 +168,20 @@ class Run:
         return {name: sorted(moments) for name, moments in found.items()}
 
     def sample(self, name: str, images: int) -> bytes:
-        """Return a sample image as PNG; raise FileNotFoundError where there is none."""
-        wanted = f"{name}-{images:012}.png"
+        """Return a sample image as PNG; raise FileNotFoundError if there is none."""
+        file_name = f"{name}-{images:012}.png"
         for entry in self.files.entries(self._path(SAMPLES)):
-            if entry.basename == wanted and not entry.is_folder and entry.size <= MAX_SAMPLE_BYTES:
+            if entry.basename == file_name and not entry.is_folder and entry.size <= MAX_SAMPLE_BYTES:
                 return self.files.read(entry.name, 0, entry.size)
-        raise FileNotFoundError(wanted)
+        raise FileNotFoundError(file_name)
 
     def logs(self) -> dict[int, Entry]:
-        """Return the file of each rank's output."""
+        """Return the log file of each rank."""
         entries = {_LOG_NAME.fullmatch(entry.basename): entry for entry in self.files.entries(self._path(LOGS))}
         return dict(sorted((int(match[1]), entry) for match, entry in entries.items() if match))
 
     def log(self, entry: Entry, at_most: int = LOG_BYTES) -> str:
-        """Return the end of what a rank printed; credentials are hidden."""
+        """Return the end of a rank's log; credentials are hidden."""
         content = self.files.read(entry.name, max(0, entry.size - at_most), entry.size)
         text = content.decode(errors="replace")
         if entry.size > at_most:
@@ -189,7 +189,7 @@ class Run:
         return redact(text)
 
     def _state(self, locked: bool | None) -> tuple[str, str]:
-        """Return the state and its reason: by the lock, else by status.json, else by the time of the last write."""
+        """Return the state and its reason: from the lock, else status.json, else the time of the last write."""
         status = self.status
         if locked:
             return "running", ""
@@ -201,7 +201,7 @@ class Run:
         if locked is False and status.host == socket.gethostname():
             return "failed", KILLED
         if quiet_seconds > SILENT_AFTER_SECONDS:
-            return "silent", f"its status is running on {status.host}, but it has written nothing for a long time"
+            return "silent", f"its status is running on {status.host}, but it has not written anything for a long time"
         return "running", ""
 
     def _last_write(self) -> float:
@@ -209,7 +209,7 @@ class Run:
         return max(changed, self.metrics.table.time)
 
     def _find_log_tail(self) -> list[str]:
-        """Return the last lines of the rank that failed first, or of the one that printed last."""
+        """Return the last log lines of the rank that failed first, or of the one that printed last."""
         logs = self.logs().values()
         ends = {entry: self.log(entry, LOG_BYTES // 4) for entry in logs}
         failed = [entry for entry in logs if "Traceback" in ends[entry]]
@@ -230,7 +230,7 @@ class Run:
 
 
 def _time_split(table: Table) -> dict[str, float]:
-    """Return the seconds of each part of a step, over the whole run."""
+    """Return the seconds of each section of the loop, over the whole run."""
     return {
         name.removeprefix("time/").removesuffix("_seconds"): round(series.total, 3)
         for name, series in table.series.items()
@@ -243,7 +243,7 @@ def _changed(entry: Entry) -> float:
 
 
 def _shown(table: Mapping[str, Any], prefix: str = "") -> dict[str, SettingValue]:
-    """Return a TOML table by full names, as text or numbers; credentials are hidden."""
+    """Return a TOML table flattened to full names, as text or numbers; credentials are hidden."""
     flat: dict[str, SettingValue] = {}
     for name, value in table.items():
         full = prefix + name

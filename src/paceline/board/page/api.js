@@ -1,10 +1,10 @@
-// What the board's server is asked. The cookie that came with the page is the key.
+// Requests to the board's server. The cookie that came with the page authenticates them.
 export class Unauthorized extends Error {}
 
 async function request(path, parameters = []) {
   const query = new URLSearchParams(parameters).toString();
   const response = await fetch(query ? `${path}?${query}` : path, { signal: AbortSignal.timeout(60000) });
-  if (response.status === 401) throw new Unauthorized("the board was started anew: open the URL that it printed");
+  if (response.status === 401) throw new Unauthorized("the board was restarted: open the URL that it printed");
   if (!response.ok) throw new Error(`${response.status} from ${path}`);
   return response;
 }

@@ -1,12 +1,12 @@
-// One chart on a canvas: many curves, each over its own axis, with ranges, rank spread, a crosshair and a zoom.
+// One chart on a canvas: any number of curves with ranges, rank spread, a crosshair and zoom.
 import { colorOf, css } from "./colors.js";
 import { make } from "./dom.js";
 import { duration, logTicks, short, smoothed, ticks, timeTicks, whole } from "./numbers.js";
 
 const LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 20;
 const MAX_TIP_ROWS = 8;
-const EXACT = /^(train|validation|test|lr)\//; // few and exact: a smoothed line would say what nobody measured
-const MAX_MARKED_POINTS = 30; // points that are marked one by one
+const EXACT = /^(train|validation|test|lr)\//; // few and exact values: smoothing would show numbers that were never measured
+const MAX_MARKED_POINTS = 30; // up to so many points are drawn as dots
 
 export class Chart {
   constructor(name, options, events) {
@@ -134,8 +134,8 @@ export class Chart {
     context.textBaseline = "alphabetic";
     context.textAlign = "center";
     const seconds = this.options.axis === "seconds";
-    const wanted = (width - LEFT) / 65;
-    for (const x of seconds ? timeTicks(this.left, this.right, wanted) : ticks(this.left, this.right, wanted)) {
+    const count = (width - LEFT) / 65;
+    for (const x of seconds ? timeTicks(this.left, this.right, count) : ticks(this.left, this.right, count)) {
       const text = seconds ? duration(x) : short(x);
       const half = context.measureText(text).width / 2;
       const at = Math.min(this.toX(x), width - half - 1);
@@ -221,10 +221,10 @@ export class Chart {
   point(event) {
     const box = this.canvas.getBoundingClientRect();
     this.at = Math.max(LEFT, Math.min(event.clientX - box.left, box.width - RIGHT));
-    const atY = event.clientY - box.top, wanted = this.fromX(this.at);
+    const atY = event.clientY - box.top, target = this.fromX(this.at);
     const found = [];
     for (const curve of this.curves) {
-      const i = nearest(curve.x, wanted);
+      const i = nearest(curve.x, target);
       if (i < 0 || !Number.isFinite(curve.y[i]) || Math.abs(this.toX(curve.x[i]) - this.at) > 40) continue;
       found.push({ curve, i, distance: Math.abs(this.toY(curve.y[i]) - atY) });
     }
@@ -273,13 +273,13 @@ export class Chart {
   }
 }
 
-function nearest(x, wanted) {
+function nearest(x, target) {
   let low = 0, high = x.length - 1;
   if (high < 0) return -1;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (x[middle] < wanted) low = middle + 1;
+    if (x[middle] < target) low = middle + 1;
     else high = middle;
   }
-  return low > 0 && Math.abs(x[low - 1] - wanted) < Math.abs(x[low] - wanted) ? low - 1 : low;
+  return low > 0 && Math.abs(x[low - 1] - target) < Math.abs(x[low] - target) ? low - 1 : low;
 }

@@ -1,4 +1,4 @@
-// What a run's processes printed, to the end, and why a run failed.
+// The end of a run's logs, and why a run failed.
 import { fetchLog } from "./api.js";
 import { $, make } from "./dom.js";
 
@@ -32,7 +32,7 @@ export class Logs {
 
   async load() {
     const run = this.all?.find((one) => one.id === this.run);
-    if (!run) { this.text.textContent = "Choose a run on the left."; return; }
+    if (!run) { this.text.textContent = "Select a run on the left."; return; }
     this.select.value = run.id;
     this.banner.hidden = !run.why;
     this.banner.textContent = `${run.state}: ${run.why}`;
@@ -46,7 +46,7 @@ export class Logs {
       if (this.text.textContent === text) return;
       const page = document.querySelector("main");
       const atEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 60;
-      this.text.textContent = text || "It has printed nothing yet.";
+      this.text.textContent = text || "No output yet.";
       if (atEnd) page.scrollTop = page.scrollHeight;
     } catch (error) {
       this.fail(error);

@@ -1,4 +1,4 @@
-// The page: looks at the runs again and again, and has the view that is open show them.
+// The page: polls the runs and updates the open view.
 import { fetchRuns, Unauthorized } from "./api.js";
 import { Curves } from "./curves.js";
 import { $, remember, remembered } from "./dom.js";
@@ -10,7 +10,7 @@ import { Settings } from "./settings.js";
 const SECONDS_BETWEEN_POLLS = 2;
 const THEMES = ["Auto", "Light", "Dark"];
 
-history.replaceState(null, "", location.pathname + location.hash); // the token is in a cookie now, and no longer in sight
+history.replaceState(null, "", location.pathname + location.hash); // the token is in a cookie now: remove it from the address bar
 
 const system = matchMedia("(prefers-color-scheme: dark)");
 let theme = remembered("theme", "Auto");
@@ -22,7 +22,7 @@ applyTheme();
 
 let lost = "";
 function fail(error) {
-  lost = error instanceof Unauthorized ? error.message : `no response from the board (${error.message}); trying again`;
+  lost = error instanceof Unauthorized ? error.message : `no response from the board (${error.message}); retrying`;
   showStatus();
 }
 
@@ -47,7 +47,7 @@ let polledAt = 0;
 let trouble = "";
 function showStatus() {
   const seconds = Math.round((Date.now() - polledAt) / 1000);
-  $("pulse").textContent = !polledAt ? "looking" : seconds < 3 ? "live" : `${seconds} s ago`;
+  $("pulse").textContent = !polledAt ? "connecting" : seconds < 3 ? "live" : `${seconds} s ago`;
   $("pulse").classList.toggle("lost", Boolean(lost));
   $("notice").hidden = !(lost || trouble);
   $("notice").textContent = lost || (trouble && `the runs cannot be read: ${trouble}`);

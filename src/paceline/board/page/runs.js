@@ -1,11 +1,11 @@
-// The list of runs: which there are, how they fare, and which of them are shown.
+// The list of runs, their states, and which of them are shown.
 import { colorOf } from "./colors.js";
 import { $, make, remember, remembered } from "./dom.js";
 import { duration, short } from "./numbers.js";
 
 const STATES = ["running", "failed", "silent", "stopped", "finished", "unknown"];
 
-// Those that run come first, the youngest on top, where they stay; then the others by their last change.
+// Running runs come first, the newest on top, in a stable order; then the others by their last change.
 function byActivity(one, other) {
   const runs = (other.state === "running") - (one.state === "running");
   return runs || lastActivity(other) - lastActivity(one) || (one.name < other.name ? -1 : 1);
@@ -40,8 +40,8 @@ export class Runs {
   }
 
   get matching() {
-    const wanted = $("filter").value.trim().toLowerCase();
-    return this.all.filter((run) => `${run.name} ${run.state}`.toLowerCase().includes(wanted));
+    const filter = $("filter").value.trim().toLowerCase();
+    return this.all.filter((run) => `${run.name} ${run.state}`.toLowerCase().includes(filter));
   }
 
   get chosen() {
@@ -82,7 +82,7 @@ export class Runs {
     if (!this.all.length) list.replaceChildren(make("li", { class: "empty" }, "No runs here yet."));
   }
 
-  // An item is only made anew where something of it has changed: a hand on a checkbox stays on it.
+  // An item is rebuilt only when it has changed, so that a checkbox keeps its focus.
   item(run) {
     const details = this.details(run);
     const key = JSON.stringify([run.name, run.state, run.why, details, this.hidden.has(run.name), colorOf(run.index), run.broken_lines, run.mirror, Math.round(run.read_share * 20)]);
@@ -95,18 +95,18 @@ export class Runs {
       make("span", { class: "name", title: "show only this run", onclick: () => this.only(run) }, run.name),
       make("span", { class: "state", "data-state": run.state, title: run.why || run.state }, run.state),
       make("span", { class: "details" }, ...details.map((detail) => make("span", {}, detail)),
-        run.broken_lines ? make("span", { class: "warn", title: "lines of metrics.jsonl that could not be read" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
+        run.broken_lines ? make("span", { class: "warn", title: "invalid lines in metrics.jsonl" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
         run.mirror ? make("span", { class: run.mirror.trouble ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.trouble || "works"}` }, this.mirror(run.mirror)) : null,
-        run.read_share < 1 ? make("span", { title: "what is shown so far is a sample of the lines" }, `read ${Math.round(100 * run.read_share)} %`) : null),
+        run.read_share < 1 ? make("span", { title: "the curves show a sample of the lines until all are read" }, `read ${Math.round(100 * run.read_share)} %`) : null),
       share === null ? null : make("span", { class: "bar" }, make("i", { width: `${100 * share}%` })),
-      run.state === "failed" ? make("span", { class: "reason", role: "button", tabindex: 0, title: "open its log", onclick: () => this.open("logs", run) }, run.why || run.log_tail.at(-1) || "no last words") : null);
+      run.state === "failed" ? make("span", { class: "reason", role: "button", tabindex: 0, title: "open its log", onclick: () => this.open("logs", run) }, run.why || run.log_tail.at(-1) || "no output") : null);
     this.items.set(run.id, { key, item });
     return item;
   }
 
   mirror({ images, trouble }) {
     const there = images ? `mirrored to ${short(images)}` : "not mirrored yet";
-    return trouble ? `mirror fails, ${there}` : there;
+    return trouble ? `mirror failing, ${there}` : there;
   }
 
   details(run) {

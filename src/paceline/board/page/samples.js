@@ -1,4 +1,4 @@
-// Sample images of one or two runs, with one slider through training.
+// Sample images of one or two runs, with one slider over training.
 import { fetchSamples, imageUrl } from "./api.js";
 import { $, make } from "./dom.js";
 import { whole } from "./numbers.js";
@@ -10,7 +10,7 @@ export class Samples {
     this.fail = fail;
     this.kept = new Map(); // run id → {revision, moments by kind}
     this.chosen = [null, null];
-    this.follow = true; // while nobody has moved the slider it shows the newest
+    this.follow = true; // show the newest until the user moves the slider
     this.slider = make("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "images seen", oninput: () => { this.follow = Number(this.slider.value) === this.moments.length - 1; this.draw(); } });
     this.moment = make("output");
     this.play = make("button", { class: "quiet", onclick: () => this.run() }, "Play");
@@ -21,7 +21,7 @@ export class Samples {
       const caption = make("figcaption");
       return { select, image, caption, pane: make("div", { class: "pane" }, select, make("figure", {}, image, caption)) };
     });
-    this.empty = make("p", { class: "empty" }, "None of the runs has sample images.");
+    this.empty = make("p", { class: "empty" }, "No run has sample images.");
     this.content = make("div", {}, make("div", { class: "tools" }, this.play, make("label", { class: "through" }, this.slider, this.moment), this.kind), make("div", { class: "pair" }, ...this.panes.map((one) => one.pane)));
     $("samples").append(this.empty, this.content);
     this.moments = [];
@@ -99,7 +99,7 @@ export class Samples {
     if (Number(this.slider.value) >= this.moments.length - 1) this.slider.value = 0;
     this.draw();
     this.playing = setInterval(() => {
-      if (this.panes.some(({ image }) => image.getAttribute("src") && !image.complete)) return; // slow line: no frame is left out
+      if (this.panes.some(({ image }) => image.getAttribute("src") && !image.complete)) return; // slow connection: do not skip frames
       if (Number(this.slider.value) >= this.moments.length - 1) return this.stop();
       this.slider.value = Number(this.slider.value) + 1;
       this.draw();
