@@ -33,7 +33,7 @@ from paceline.images.grids import captioned, one_above_the_other, side_by_side, 
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import WARMUP_STEPS
-from paceline.training.loss_log import Ledger
+from paceline.training.loss_log import LossLog
 
 SMALL = {
     "generator": "resnet_6",
@@ -146,13 +146,13 @@ def run_training(arguments: argparse.Namespace) -> None:
     highest = {name: parts.config.learner_of(name).lr for name in parts.step.learners}
     for name, learner in parts.step.learners.items():
         learner.learning_rate = by_time(highest[name], start, seconds)
-    ledger, history, number, reported = Ledger(parts.world), [], 0, start
+    loss_log, history, number, reported = LossLog(parts.world), [], 0, start
     parts.recipe.train()
     for data in endless_steps(parts):
-        ledger.enter(data.images, parts.run_step(data))
+        loss_log.add(data.images, parts.run_step(data))
         number += 1
         if perf_counter() - reported > REPORT_SECONDS or perf_counter() - start > seconds:
-            values = ledger.read().values  # waits for the device: the clock is honest from here
+            values = loss_log.read().values  # waits for the device: the clock is honest from here
             reported = perf_counter()
             history.append({"step": number, "seconds": reported - start, **values})
             shown = {name: f"{value:.3g}" for name, value in values.items() if name.endswith("distance")}

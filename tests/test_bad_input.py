@@ -113,7 +113,7 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train": "Missing argument",
     "trian classification": "No such command 'trian'",
     "evaluate nowhere": "nowhere: not a run's folder",
-    "verify classification --strategies single": "--strategies: name at least two",
+    "verify classification --strategies single": "--strategies: expected at least two",
     "verify classification --accelerator cpu --strategies single,dp": "--strategies single,dp: DataParallel needs "
     "GPUs; on a CPU it is the same as single; leave dp out",
     "verify classification --strategies single,dpd": "unknown strategy 'dpd'",

@@ -21,7 +21,7 @@ ROUTES = [
     "/api/series",
     "/api/runs/x/settings",
     "/api/runs/x/samples",
-    "/api/runs/x/picture?name=samples&images=0",
+    "/api/runs/x/image?name=samples&images=0",
     "/api/runs/x/log",
     "/nowhere",
     "/favicon.ico",
@@ -101,9 +101,9 @@ def test_no_path_escapes_the_folder(board: Served, path: str) -> None:
 def test_image_names_that_escape_the_folder_are_not_found(board: Served) -> None:
     run = board.runs()["pictures"]["id"]
     for name in ("../../../outside/secret", "..", "/etc/passwd", "samples/../samples", ""):
-        assert board.ask(f"/api/runs/{run}/picture?name={name}&images=0").status == 404, name
+        assert board.ask(f"/api/runs/{run}/image?name={name}&images=0").status == 404, name
     for images in ("-1", "1e3", "", "٣", "9" * 40):
-        answer = board.ask(f"/api/runs/{run}/picture?name=samples&images={quote(images)}")
+        answer = board.ask(f"/api/runs/{run}/image?name=samples&images={quote(images)}")
         assert answer.status in (400, 404), images
 
 

@@ -136,4 +136,4 @@ def test_the_page_reports_that_the_board_has_stopped(root: Path, browser: Browse
     with serve(root) as board:
         browser.open(board.url)
         browser.wait_for("document.querySelectorAll('#list .run').length > 5")
-    browser.wait_for("document.querySelector('#notice').innerText.includes('no answer from the board')")
+    browser.wait_for("document.querySelector('#notice').innerText.includes('no response from the board')")

@@ -35,8 +35,8 @@ def test_run_states_are_read_from_files_alone(board: Served) -> None:
     assert states["private"] == "unknown"  # it has no status, and nothing holds its lock
 
 
-def test_the_last_log_lines_are_those_of_the_rank_that_failed(board: Served) -> None:
-    assert board.runs()["failed"]["last_words"][-1] == "ValueError: too many pigeons"
+def test_the_log_tail_is_that_of_the_rank_that_failed(board: Served) -> None:
+    assert board.runs()["failed"]["log_tail"][-1] == "ValueError: too many pigeons"
     assert board.json(f"/api/runs/{board.runs()['failed']['id']}/log?rank=1")["ranks"] == [0, 1]
 
 
@@ -106,7 +106,7 @@ def test_settings_and_samples_are_served(board: Served) -> None:
     assert went_on == {"torch": "2.15", "earlier.1.until_images": 100, "earlier.1.devices": "2"}
     run = runs["pictures"]
     assert board.json(f"/api/runs/{run['id']}/samples")["samples"] == {"samples": [0, 100, 200]}
-    answer = board.ask(f"/api/runs/{run['id']}/picture?name=samples&images=100")
+    answer = board.ask(f"/api/runs/{run['id']}/image?name=samples&images=100")
     assert answer.headers["content-type"] == "image/png" and answer.body.startswith(b"\x89PNG")
 
 
@@ -168,7 +168,7 @@ def test_a_remote_folder_is_read_like_a_local_one(root: Path) -> None:
     assert runs["pictures"].samples() == {"samples": [0, 100, 200]}
     with Image.open(root / "pictures" / "samples" / "samples-000000000100.png") as local:
         assert runs["pictures"].sample("samples", 100).startswith(b"\x89PNG") and local.size == (8, 8)
-    assert runs["failed"].last_words[-1] == "ValueError: too many pigeons"
+    assert runs["failed"].log_tail[-1] == "ValueError: too many pigeons"
     more = storage.cat_file("/bucket/runs/finished/metrics.jsonl") + line(60, net__loss=0.01).encode()
     storage.pipe_file("/bucket/runs/finished/metrics.jsonl", more)
     gallery.refresh()
@@ -184,7 +184,7 @@ def test_a_storage_failure_is_reported_and_the_board_keeps_running(root: Path) -
 
     gallery = Gallery(RemoteFiles(Failing(), "bucket", "s3://bucket"))
     gallery.start()
-    gallery.fresh()
+    gallery.wait_until_fresh()
     assert gallery.trouble.startswith("PermissionError: Access Denied") and "hunter2" not in gallery.trouble
 
 
@@ -196,7 +196,7 @@ def test_a_large_file_is_sampled_first_and_then_read_to_its_end(tmp_path: Path) 
     size = (tmp_path / "metrics.jsonl").stat().st_size
     assert size > LARGE
     reader = MetricsReader(LocalFiles(tmp_path), "")
-    reader.look(size)
+    reader.preview(size)
     first = reader.table
     assert reader.read_share < 1 and 100 < first.lines < 1000
     assert first.images == 30000 and first.series["net/loss"].points()[0, 0] < 100

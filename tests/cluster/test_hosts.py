@@ -33,7 +33,14 @@ class Pair:
 
     def start(self, number: int) -> Running:
         words = ("train", TINY, *SETTINGS, "--rdzv", f"{self.hosts[0].address}:29400", "--out", "run")
-        record = ("--set", f"record={self.folder / 'seen'}", "--set", "join_timeout=90", "--set", f"wait_while={self.hold}")
+        record = (
+            "--set",
+            f"record={self.folder / 'seen'}",
+            "--set",
+            "join_timeout=90",
+            "--set",
+            f"wait_while={self.hold}",
+        )
         folder = self.folder / str(number)
         return start_command(folder, *words, *record, *self.more, before=self.hosts[number].enter)
 

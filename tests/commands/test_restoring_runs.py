@@ -218,9 +218,9 @@ def test_the_protocol_is_saved_with_the_metrics():
         (["--init-from", "nowhere"], "--init-from nowhere: expected a run's folder or a .safetensors file"),
         (["--init-from", "photos"], "--init-from photos: has no checkpoint yet"),
         (["--init-from", "both"], "name one of the runs in it: both/adversarial, both/pretrain"),
-        (["--init-from", "both/pretrain", "--set", "scale=4"], "learned with scale=2 and not 4; use --set scale=2"),
+        (["--init-from", "both/pretrain", "--set", "scale=4"], "trained with scale=2 (not 4): use --set scale=2"),
         (["--init-from", "both/pretrain", "--set", "output=tanh"], "use --set output=residual"),
-        (["--init-from", "both/pretrain", "--set", "width=3"], "learned with width=2 and not 3; use --set width=2"),
+        (["--init-from", "both/pretrain", "--set", "width=3"], "trained with width=2 (not 3): use --set width=2"),
         (
             ["--init-from", "both/pretrain", *sets("blocks=shared", "num_blocks=2", "width=3", "tv=1")],
             "use --set blocks=separate --set num_blocks=1 --set width=2",  # all at once, without those that fit
@@ -306,7 +306,7 @@ def test_weights_that_fit_but_have_conflicting_settings_are_rejected(capsys, tmp
     write_weights(tmp_path / "shared.safetensors", shared, spec, build(shared, spec).state_dict())
     words = [*TRAIN, "--set", "blocks=shared", "--init-from", str(tmp_path / "shared.safetensors"), "--images", "8"]
     assert run([*words, "--set", "num_blocks=3", "--set", "scale=4", "--out", str(tmp_path / "other")]) == 2
-    assert "scale=2 and not 4, num_blocks=1 and not 3; use --set scale=2 --set num_blocks=1" in capsys.readouterr().err
+    assert "scale=2 (not 4), num_blocks=1 (not 3): use --set scale=2 --set num_blocks=1" in capsys.readouterr().err
     assert not (tmp_path / "other/config.toml").exists()
     assert run([*words, "--out", str(tmp_path / "same")]) == 0
 

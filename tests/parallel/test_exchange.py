@@ -26,7 +26,7 @@ def one_process() -> Iterator[None]:
     ids=["a number", "32-bit integers", "a fraction", "a table", "nothing"],
 )
 def test_exchanges_keep_shape_and_dtype(own: torch.Tensor, few_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "FEW_BYTES", few_bytes)
+    monkeypatch.setattr(exchange, "SMALL_BYTES", few_bytes)
     found = sum_over_processes(own.clone())
     assert found.dtype == own.dtype and torch.equal(found, own)
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.parallel import world as environment
-from paceline.parallel.world import Place, check_devices, gpu_ids, join, place_from, slurm_meeting_point
+from paceline.parallel.world import Place, check_devices, gpu_ids, join, place_from, slurm_rendezvous
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
 SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
@@ -64,14 +64,14 @@ def test_a_process_knows_its_rank(environ: dict[str, str], place: Place | None) 
     ],
 )
 def test_srun_processes_rendezvous_on_the_first_host(nodes: str, first: str) -> None:
-    assert slurm_meeting_point({"SLURM_STEP_NODELIST": nodes})[0] == first
-    assert slurm_meeting_point({"SLURM_NODELIST": nodes})[0] == first
+    assert slurm_rendezvous({"SLURM_STEP_NODELIST": nodes})[0] == first
+    assert slurm_rendezvous({"SLURM_NODELIST": nodes})[0] == first
 
 
 def test_jobs_and_steps_on_one_host_use_separate_ports() -> None:
     def port(job: int, step: int) -> int:
         environ = {"SLURM_NODELIST": "a", "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
-        return slurm_meeting_point(environ)[1]
+        return slurm_rendezvous(environ)[1]
 
     ports = [port(4_000_000 + job, step) for job in range(50) for step in range(20)]
     assert len(set(ports)) == len(ports)
@@ -86,8 +86,8 @@ class Gpus:
         self.joined: dict[str, Any] = {}
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-        monkeypatch.setattr(dist, "init_process_group", self._meet)
-        monkeypatch.setattr(environment, "_meet", lambda place, timeout: dist.HashStore())
+        monkeypatch.setattr(dist, "init_process_group", self._rendezvous)
+        monkeypatch.setattr(environment, "_rendezvous", lambda place, timeout: dist.HashStore())
 
     def see(self, count: int, local_rank: int, local_size: int) -> None:
         self.patch.setattr(torch.cuda, "device_count", lambda: count)
@@ -100,7 +100,7 @@ class Gpus:
         }.items():
             self.patch.setenv(name, str(value))
 
-    def _meet(self, backend: str, **arguments: Any) -> None:
+    def _rendezvous(self, backend: str, **arguments: Any) -> None:
         self.joined = {"backend": backend, **arguments}
 
 
@@ -158,7 +158,7 @@ def test_processes_rendezvous_again_though_the_first_one_is_slow_to_leave() -> N
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    command = [sys.executable, str(Path(__file__).with_name("meet_twice.py"))]
+    command = [sys.executable, str(Path(__file__).with_name("rendezvous_twice.py"))]
     ranks = [
         subprocess.Popen(
             command,

@@ -281,4 +281,5 @@ def test_an_ema_that_is_never_evaluated_is_rejected(tmp_path: Path, tiny: str) -
     rejected = run_fork(
         tmp_path, "train", "./plain.py", "--set", "ema_half_life=1 epochs", "--set", "width=2", "--out", "run"
     )
-    assert rejected.wait() == 2 and "ema_half_life=1 epochs: the recipe does not judge 'classifier'" in rejected.stderr
+    assert rejected.wait() == 2
+    assert "ema_half_life=1 epochs: the recipe does not evaluate 'classifier' with an EMA" in rejected.stderr

@@ -43,5 +43,5 @@ def test_frozen_parameters_stay_unchanged() -> None:
 
 
 def test_a_network_without_trainable_parameters_is_rejected() -> None:
-    with pytest.raises(UserError, match="nothing to learn"):
+    with pytest.raises(UserError, match="nothing to train"):
         make(nn.Linear(2, 2).requires_grad_(False))

@@ -18,7 +18,7 @@ from paceline.config.settings import LearnerSettings
 from paceline.core.errors import UserError
 from paceline.parallel.precision import Precision
 from paceline.training.learner import Learner
-from paceline.training.loss_log import Ledger
+from paceline.training.loss_log import LossLog
 from paceline.training.schedule import schedule_of
 from paceline.training.snapshot import restore_snapshot, take_snapshot
 
@@ -243,14 +243,14 @@ def test_one_network_can_have_its_own_settings(duet: str) -> None:
 
 def test_a_phase_that_changes_its_loss_names_later_is_rejected(duet: str) -> None:
     parts = make_parts(duet)
-    ledger, plain = Ledger(parts.world), parts.recipe.critic_loss
+    loss_log, plain = LossLog(parts.world), parts.recipe.critic_loss
     first, second = parts.feed.steps(0, 2 * parts.feed.images_per_step)
-    ledger.enter(first.images, parts.step(first))
+    loss_log.add(first.images, parts.step(first))
     parts.recipe.critic_loss = lambda batch: plain(batch)._replace(terms={"renamed": plain(batch).terms["both"]})
     with pytest.raises(
         UserError, match="phase 'critic' gave the losses and signals both, gap, real, and later renamed"
     ):
-        ledger.enter(second.images, parts.step(second))
+        loss_log.add(second.images, parts.step(second))
 
 
 def test_a_setting_for_a_missing_network_is_rejected(duet: str) -> None:

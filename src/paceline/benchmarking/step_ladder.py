@@ -149,7 +149,7 @@ def steps_per_block(variant: Variant, world: World, block_seconds: float = BLOCK
     """Return how many steps last about a block, after a warm-up; the same number on all ranks."""
     time_block(variant, WARMUP_STEPS[world.device.type], world)
     seconds = time_block(variant, 2, world) / 2
-    steps = world.share(max(2, min(200, round(block_seconds / seconds))))
+    steps = world.broadcast(max(2, min(200, round(block_seconds / seconds))))
     assert isinstance(steps, int)
     return steps
 

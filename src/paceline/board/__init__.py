@@ -1,1 +1,1 @@
-"""A live page over run folders, here or behind a URL; it reads runs and changes nothing."""
+"""A live page over run folders, local or behind a URL; it only reads runs."""

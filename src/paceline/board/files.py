@@ -1,7 +1,7 @@
-"""The files under one root, on this machine or behind a URL: listed and read, never written.
+"""Read-only access to the files under one root, local or behind a URL.
 
-Names are relative to the root, with slashes. On this machine only plain files inside the root are read: a symbolic
-link that leads elsewhere, a pipe or a device is treated as missing.
+Names are relative to the root, with slashes. Locally, only regular files inside the root are read: a symbolic link
+that leads outside, a pipe or a device is treated as missing.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ class Entry(NamedTuple):
     name: str  # relative to the root
     is_folder: bool
     size: int
-    changed: float  # Unix time; 0 where the storage does not have it
+    changed: float  # Unix time; 0 if the storage does not provide it
 
     @property
-    def last(self) -> str:
-        """The name inside its folder, without the path."""
+    def basename(self) -> str:
+        """The last part of the name."""
         return self.name.rpartition("/")[2]
 
 
 class Files(Protocol):
     """The files under a root."""
 
-    shown: str  # the root as it is printed; no credentials
+    shown: str  # the root for display, without credentials
     local: bool
 
     def entries(self, folder: str) -> list[Entry]:
-        """Return what a folder holds; nothing where there is no such folder."""
+        """Return the entries of a folder; empty if there is no such folder."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """Return the bytes of a file from `start` to before `end`; raise FileNotFoundError if it may not be read."""
+        """Return the bytes [start, end) of a file; raise FileNotFoundError if it is missing or not allowed."""
 
     def sample(self, name: str, starts: Iterable[int], length: int) -> list[bytes]:
         """Return short pieces of a large file."""
 
     def is_locked(self, name: str) -> bool | None:
-        """Return whether a process holds a file's lock; None where that cannot be known."""
+        """Return whether a process holds a file's lock; None if unknown."""
 
 
 class LocalFiles:
-    """A folder of this machine."""
+    """A local folder."""
 
     local = True
 
@@ -81,7 +81,7 @@ class LocalFiles:
             if not one.name.isprintable() or (one.is_symlink() and not self._inside(os.path.realpath(one.path))):
                 return None
             status = one.stat()
-        except (OSError, ValueError):  # removed in the meantime, or a name that is not text
+        except (OSError, ValueError):  # removed in the meantime, or an undecodable name
             return None
         if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
             return None
@@ -117,7 +117,7 @@ class LocalFiles:
         path = self._real_path(name)
         if path is None:
             raise FileNotFoundError(name)
-        # Not blocking: a pipe that has just taken the name cannot make this wait.
+        # Non-blocking, so that a pipe that has just replaced the file cannot block this.
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
@@ -125,7 +125,7 @@ class LocalFiles:
         return file
 
     def _real_path(self, name: str) -> str | None:
-        """Return the real path of a name, None where that is outside of the root."""
+        """Return the real path of a name; None if it is outside of the root."""
         try:
             path = os.path.realpath(self.root / name)
         except (OSError, ValueError):
@@ -195,7 +195,7 @@ def _changed(details: Mapping[str, object]) -> float:
 
 
 def open_files(where: str) -> Files:
-    """Return the files of a folder or a URL; raise UserError where there are none."""
+    """Return the files of a folder or a URL; raise UserError if there is no such folder."""
     if "://" not in where:
         return _open_local(Path(where))
     from fsspec.implementations.local import LocalFileSystem
@@ -208,5 +208,5 @@ def open_files(where: str) -> Files:
 
 def _open_local(root: Path) -> LocalFiles:
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder; give the folder that holds your runs")
+        raise UserError(f"{root}: no such folder: pass the folder that contains your runs")
     return LocalFiles(root)

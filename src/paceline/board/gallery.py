@@ -1,4 +1,4 @@
-"""All runs under a root, found and followed by one thread for as long as somebody watches."""
+"""All runs under a root, found and followed by one thread while the page is open."""
 
 from __future__ import annotations
 
@@ -7,102 +7,107 @@ import threading
 import time
 
 from paceline.board.files import Entry, Files
-from paceline.board.run import SIGNS, Run, RunSummary
+from paceline.board.run import RUN_FILES, Run, RunSummary
 from paceline.core.secrets import one_line
 
-DEEPEST = 3  # folders below the root
-MOST_FOLDERS = 5000
+MAX_DEPTH = 3  # folders below the root
+MAX_FOLDERS = 5000
 INSIDE_A_RUN = {"checkpoints", "tensorboard", "logs", "samples"}
 LOCAL_SECONDS = 1.0  # between two scans of all folders
-REMOTE_SECONDS = 10.0  # where every scan is a request that may cost money
-FIRST_READING_SECONDS = 0.2  # before a scan is shown: enough for runs of usual size
-QUIET_SECONDS = 0.3  # without a request: the page has its answers
+REMOTE_SECONDS = 10.0  # every scan is a request that may cost money
+FIRST_READING_SECONDS = 0.2  # before a scan is shown: enough for runs of typical size
+QUIET_SECONDS = 0.3  # without a request: the page has loaded
 PAUSE_AFTER_SECONDS = 60.0
 
 
 class Gallery:
-    """The runs by identity, as of the last scan; `fresh` waits for a new one where that is old."""
+    """The runs by identity, as of the last scan; `wait_until_fresh` waits for a new scan if that one is old."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
         self.runs: dict[str, Run] = {}
         self.trouble = ""  # why the root cannot be read, in one line
         self.seconds = LOCAL_SECONDS if files.local else REMOTE_SECONDS
-        self._asked, self._wanted = 0.0, threading.Event()
+        self._asked, self._watched = 0.0, threading.Event()
         self._scanned, self._new_scan = 0.0, threading.Condition()
 
     def start(self) -> None:
-        """Start to follow the runs, until the process ends."""
+        """Start following the runs, until the process ends."""
         self._asked = time.monotonic()
-        self._wanted.set()
+        self._watched.set()
         threading.Thread(target=self._follow, name="board", daemon=True).start()
 
     def note_request(self) -> None:
-        """Record that somebody waits for an answer: reading metrics gives way to it."""
+        """Record a request: it takes precedence over reading metrics."""
         self._asked = time.monotonic()
 
-    def fresh(self) -> None:
-        """Record that somebody watches, and wait for a scan where the last one is old."""
+    def wait_until_fresh(self) -> None:
+        """Record that the page is open, and wait for a new scan if the last one is old."""
         self.note_request()
-        self._wanted.set()
+        self._watched.set()
         with self._new_scan:
             enough = time.monotonic() - 2 * self.seconds
             self._new_scan.wait_for(lambda: self._scanned > enough, timeout=60)
 
     def _follow(self) -> None:
         while True:
-            self._wanted.wait()
+            self._watched.wait()
             if time.monotonic() - self._asked > PAUSE_AFTER_SECONDS:
-                self._wanted.clear()
+                self._watched.clear()
                 continue
             try:
                 self.refresh()
                 self.trouble = ""
-            except Exception as error:  # whatever a storage raises is shown on the page, and tried again
+            except Exception as error:  # a storage may raise anything: show it on the page and retry
                 self.trouble = one_line(error)
             with self._new_scan:
                 self._scanned = time.monotonic()
                 self._new_scan.notify_all()
-            self._give_way()
+            self._yield_to_requests()
             self._read_metrics(list(self.runs.values()), until=self._scanned + self.seconds)
             time.sleep(max(0.0, self._scanned + self.seconds - time.monotonic()))
 
     def refresh(self) -> None:
-        """Find new runs, forget those that are gone, and take a first look at new metrics."""
+        """Find new runs, drop those that are gone, and preview new metrics."""
         runs = {}
-        for folder, entries in self._find("", 0, [MOST_FOLDERS]).items():
+        for folder, entries in self._find("", 0, [MAX_FOLDERS]).items():
             identity = hashlib.sha256(folder.encode()).hexdigest()[:12]
             name = folder or self.files.shown.rstrip("/").rpartition("/")[2] or self.files.shown
             run = runs[identity] = self.runs.get(identity) or Run(self.files, folder, identity, name)
             run.refresh(entries)
-            run.metrics.look(run.metrics_size)
+            run.metrics.preview(run.metrics_size)
         self.runs = runs
         short = [run for run in runs.values() if run.metrics.read_share == 1]
         self._read_metrics(short, until=time.monotonic() + FIRST_READING_SECONDS)
 
     def summaries(self) -> list[RunSummary]:
-        """Return what the page's list shows, by name."""
+        """Return the summaries for the page's list, sorted by name."""
         return [run.summary() for run in sorted(self.runs.values(), key=lambda run: run.name)]
 
     def _find(self, folder: str, depth: int, left: list[int]) -> dict[str, list[Entry]]:
         """Return the entries of every folder that is a run."""
         left[0] -= 1
         entries = self.files.entries(folder)
-        if any(entry.last in SIGNS and not entry.is_folder for entry in entries):
+        if any(entry.basename in RUN_FILES and not entry.is_folder for entry in entries):
             return {folder: entries}
         found: dict[str, list[Entry]] = {}
-        for entry in entries if depth < DEEPEST else ():
-            if entry.is_folder and left[0] > 0 and entry.last not in INSIDE_A_RUN and not entry.last.startswith("."):
+        for entry in entries if depth < MAX_DEPTH else ():
+            if (
+                entry.is_folder
+                and left[0] > 0
+                and entry.basename not in INSIDE_A_RUN
+                and not entry.basename.startswith(".")
+            ):
                 found |= self._find(entry.name, depth + 1, left)
         return found
 
     def _read_metrics(self, unread: list[Run], until: float) -> None:
-        """Read a little of each run in turn, until all is read or the time is up."""
+        """Read a chunk of each run in turn, until everything is read or the time is up."""
         while unread and time.monotonic() < until:
-            unread = [run for run in unread if time.monotonic() < until and _read_on(run)]
+            unread = [run for run in unread if time.monotonic() < until and _read_more(run)]
 
-    def _give_way(self) -> None:
-        """Leave the processor to a page that is being opened, for a moment."""
+    def _yield_to_requests(self) -> None:
+        """Leave the CPU to a page that is loading, for a moment."""
         until = time.monotonic() + self.seconds / 2
         while any(run.metrics.read_share < 1 for run in self.runs.values()) and time.monotonic() < until:
             if time.monotonic() - self._asked > QUIET_SECONDS:
@@ -110,8 +115,8 @@ class Gallery:
             time.sleep(QUIET_SECONDS / 10)
 
 
-def _read_on(run: Run) -> bool:
+def _read_more(run: Run) -> bool:
     try:
-        return run.read_on()
-    except OSError:  # removed, or cut, since its folder was listed
+        return run.read_more()
+    except OSError:  # removed or truncated since its folder was listed
         return False

@@ -1,8 +1,8 @@
-"""Access control: no request without the token, and none from a page of another site.
+"""Access control: reject requests without the token and requests from other sites.
 
-The token comes in the printed URL, in the cookie that this sets, or as `Authorization: Bearer TOKEN`. The Host
+The token is in the printed URL, in the cookie that this sets, or in `Authorization: Bearer TOKEN`. The Host
 header is checked because another site could resolve its own name to this machine (DNS rebinding), and the Origin
-because a browser sends cookies along with requests that another page makes.
+because browsers also send cookies with requests that other pages make.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROTECTION = {
 
 
 class Guard:
-    """Checks every request, also for routes that do not exist."""
+    """Checks every request, including those for routes that do not exist."""
 
     def __init__(self, app: ASGIApp, token: str, host: str, port: int) -> None:
         self._app, self._token, self._cookie = app, token, f"paceline_board_{port}"

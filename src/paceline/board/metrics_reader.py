@@ -1,7 +1,7 @@
-"""A run's metrics.jsonl, read as it grows: each byte once, broken lines counted, a truncated file read again.
+"""Read a run's metrics.jsonl as it grows: each byte once; broken lines are counted, a truncated file is read again.
 
-A large file is sampled first, so that its curves are shown at once; the samples are replaced by the whole as soon as
-that is read.
+A large file is sampled first, so that its curves appear immediately. The whole file replaces the samples when it has
+been read.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from paceline.board.series import Numbers, Series
 from paceline.core.types import Json, JsonObject
 from paceline.runs.metrics import METRICS, parse_line, refuse_constant
 
-CHUNK = 2**17  # bytes; small, so that a request never waits long while one is parsed
+CHUNK = 2**17  # bytes; small, so that parsing never delays a request for long
 LARGE = 2**21  # bytes from which sampling pays off
-LOOKS = 256
-LOOK_BYTES = 4096
-MOST_NAMES = 1000  # of metrics in one run
-MARK = 96  # bytes before the position, which show whether the file is still the same
+NUM_PROBES = 256
+PROBE_BYTES = 4096
+MAX_NAMES = 1000  # metrics per run
+MARK = 96  # bytes before the position, to detect a replaced file
 _AXES = ("images", "seconds", "time")
 
 
 class Table:
-    """The series of a run; hold `lock` to read more than one number of it."""
+    """The series of a run; hold `lock` to read more than one value consistently."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -58,7 +58,7 @@ class Table:
                     columns.setdefault(name, []).append((numbers, values[:, column]))
         for name, parts in columns.items():
             at = np.concatenate([np.array(numbers) for numbers, _ in parts])
-            order = np.argsort(at)  # lines with and without a reading alternate
+            order = np.argsort(at)  # lines with and without this metric alternate
             at, values = at[order], np.concatenate([part for _, part in parts])[order]
             self._series(name).extend(axes[at, 0], axes[at, 1], values)
         self.lines += len(rows)
@@ -71,7 +71,7 @@ class Table:
         series = self.series.get(name)
         if series is None:
             series = Series()
-            if len(self.series) < MOST_NAMES:
+            if len(self.series) < MAX_NAMES:
                 self.series[name] = series
             else:
                 self.names_left_out = True
@@ -84,7 +84,7 @@ class MetricsReader:
     def __init__(self, files: Files, folder: str) -> None:
         self._files, self._name = files, f"{folder}/{METRICS}" if folder else METRICS
         self._restart()
-        self._first_look: Table | None = None
+        self._preview: Table | None = None
 
     def _restart(self) -> None:
         self._whole = Table()
@@ -94,38 +94,38 @@ class MetricsReader:
 
     @property
     def table(self) -> Table:
-        """What is known: the whole, or samples while the whole is being read."""
-        return self._first_look or self._whole
+        """The whole file's table, or that of the samples while the file is being read."""
+        return self._preview or self._whole
 
     @property
     def read_share(self) -> float:
-        """The share of the file that was read, 0 to 1."""
-        return 1.0 if self._first_look is None else min(1.0, self._position / max(1, self.size))
+        """The fraction of the file that has been read, 0 to 1."""
+        return 1.0 if self._preview is None else min(1.0, self._position / max(1, self.size))
 
-    def look(self, size: int) -> None:
-        """Sample a large file that was not read yet."""
-        if self._position or self._first_look or size < LARGE:
+    def preview(self, size: int) -> None:
+        """Sample a large file that has not been read yet."""
+        if self._position or self._preview or size < LARGE:
             return
         self.size = size
-        starts = np.linspace(0, size - LOOK_BYTES, LOOKS).astype(int).tolist()
+        starts = np.linspace(0, size - PROBE_BYTES, NUM_PROBES).astype(int).tolist()
         lines: list[bytes] = []
-        for number, piece in enumerate(self._files.sample(self._name, starts, LOOK_BYTES)):
-            whole = piece.split(b"\n")[number > 0 : -1]  # the first and the last are cut
-            lines += whole[-1:] if number == LOOKS - 1 else whole[:1]
+        for number, piece in enumerate(self._files.sample(self._name, starts, PROBE_BYTES)):
+            whole = piece.split(b"\n")[number > 0 : -1]  # the first and the last are incomplete
+            lines += whole[-1:] if number == NUM_PROBES - 1 else whole[:1]
         rows, _ = _parse(lines)
         table = Table()
         table.add(rows)
-        self._first_look = table if rows else None
+        self._preview = table if rows else None
 
     def advance(self, size: int) -> bool:
-        """Read one chunk of what is new in a file of this size; return False where there is nothing more."""
+        """Read the next chunk of a file of this size; return False if there is nothing more to read."""
         self.size = size
         if size < self._position:
             self._restart()
         if size == self._position and not self._mark:
             return False
         if size == self._position:
-            self._first_look = None
+            self._preview = None
             return False
         start = self._position - len(self._mark)
         content = self._files.read(self._name, start, min(size, self._position + CHUNK))
@@ -139,7 +139,7 @@ class MetricsReader:
         elif len(rest) >= CHUNK:  # a line without an end
             self._skip_line(len(rest))
         if self._position >= size or not newline:
-            self._first_look = None
+            self._preview = None
         return bool(newline) or len(rest) >= CHUNK
 
     def _take(self, whole: bytes, length: int) -> None:
@@ -160,7 +160,7 @@ class MetricsReader:
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
-    """Return the whole lines and the number of broken ones: parsed at once, or one by one where that fails."""
+    """Return the valid lines and the number of broken ones: parsed together, or one by one if that fails."""
     try:
         rows: list[JsonObject] = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=refuse_constant)
         if len(rows) == len(lines) and all(type(row) is dict and type(row.get("images")) is int for row in rows):
@@ -173,7 +173,7 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
 
 
 def _matrix(rows: Sequence[JsonObject]) -> Numbers:
-    """Return the values of lines with the same names; NaN for what is not a number."""
+    """Return the values of lines with the same names, NaN for anything that is not a number."""
     try:
         values = [tuple(row.values()) for row in rows]
         if all(type(value) in _NUMBERS for row in (values[0], values[-1]) for value in row):

@@ -1,4 +1,4 @@
-"""One run as its files show it: state, progress, settings, samples and last log lines."""
+"""One run, read from its files: state, progress, settings, samples and last log lines."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Stat
 
 CONFIG = "config.toml"
 LOGS = "logs"
-SIGNS = {CONFIG, METRICS, STATUS}  # a folder with one of these is a run
+RUN_FILES = {CONFIG, METRICS, STATUS}  # a folder with one of these is a run
 SILENT_AFTER_SECONDS = 600.0
-LARGEST_SMALL_FILE = 2**20
-LARGEST_SAMPLE = 2**26
+MAX_SMALL_FILE_BYTES = 2**20
+MAX_SAMPLE_BYTES = 2**26
 LOG_BYTES = 2**16
-NUM_LAST_WORDS = 12  # lines
+NUM_TAIL_LINES = 12  # lines
 KILLED = "its process ended without a message: it was killed, or its machine went down"
 _LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
 
 
 class RunSummary(TypedDict):
-    """What the list of runs shows."""
+    """One entry of the list of runs."""
 
     id: str
     name: str
     revision: int
     state: str
     why: str
-    last_words: list[str]
+    log_tail: list[str]
     since: float | None
     host: str
     images: int
@@ -58,11 +58,11 @@ class RunSummary(TypedDict):
 
 
 class _Seen(NamedTuple):
-    """What a change of a run is noticed by."""
+    """The values that reveal a change of a run."""
 
     state: str
     why: str
-    config: tuple[float, int]  # when it changed, and its size
+    config: tuple[float, int]  # modification time and size
     samples: tuple[float, int]
 
 
@@ -77,21 +77,21 @@ class Run:
         self.mirror: MirrorState | None = None
         self.state = "unknown"
         self.why = ""
-        self.last_words: list[str] = []
+        self.log_tail: list[str] = []
         self._entries: dict[str, Entry] = {}
         self._seen: _Seen | None = None
 
     def refresh(self, entries: list[Entry]) -> None:
-        """Update the state from what the folder holds now; metrics are read separately."""
-        self._entries = {entry.last: entry for entry in entries}
+        """Update the state from the folder's entries; metrics are read separately."""
+        self._entries = {entry.basename: entry for entry in entries}
         self.status = Status.parse(self._small_file(STATUS)) if STATUS in self._entries else None
         self.mirror = MirrorState.parse(self._small_file(MIRROR_STATE)) if MIRROR_STATE in self._entries else None
         locked = self.files.is_locked(self._path(LOCK)) if LOCK in self._entries else None
         before, (self.state, self.why) = self.state, self._state(locked)
         if self.state == "failed" and before != "failed":
-            self.last_words = self._find_last_words()
+            self.log_tail = self._find_log_tail()
         elif self.state != "failed":
-            self.last_words = []
+            self.log_tail = []
         seen = _Seen(self.state, self.why, self._version_of(CONFIG), self._version_of(SAMPLES))
         if seen != self._seen:
             self._seen = seen
@@ -99,11 +99,11 @@ class Run:
 
     @property
     def metrics_size(self) -> int:
-        """The bytes of the metrics file."""
+        """The size of the metrics file in bytes."""
         return self._entries[METRICS].size if METRICS in self._entries else 0
 
-    def read_on(self) -> bool:
-        """Read a little more of the metrics; return False where there is no more."""
+    def read_more(self) -> bool:
+        """Read the next chunk of the metrics; return False if there is no more."""
         table = self.metrics.table
         lines = table.lines
         more = self.metrics.advance(self.metrics_size)
@@ -112,7 +112,7 @@ class Run:
         return more
 
     def summary(self) -> RunSummary:
-        """Return what the list of runs shows."""
+        """Return the run's entry in the list of runs."""
         table, read_share = self.metrics.table, self.metrics.read_share
         with table.lock:
             return self._summary(table, read_share)
@@ -125,7 +125,7 @@ class Run:
             "revision": self.revision,
             "state": self.state,
             "why": redact(self.why),
-            "last_words": self.last_words,
+            "log_tail": self.log_tail,
             "since": self.status.since if self.status else None,
             "host": self.status.host if self.status else "",
             "images": table.images,
@@ -144,13 +144,13 @@ class Run:
         }
 
     def _mirror_summary(self) -> dict[str, SettingValue] | None:
-        """Return the state of the run's mirror, where it has one; credentials are hidden."""
+        """Return the state of the run's mirror, if it has one; credentials are hidden."""
         if self.mirror is None:
             return None
         return {name: redact(value) if isinstance(value, str) else value for name, value in asdict(self.mirror).items()}
 
     def settings(self) -> dict[str, dict[str, SettingValue]]:
-        """Return the settings and what the run was made with, by full names; credentials are hidden."""
+        """Return the settings and the provenance by full names; credentials are hidden."""
         try:
             kept = tomllib.loads(self._small_file(CONFIG).decode())
         except (FileNotFoundError, ValueError, RecursionError):
@@ -159,29 +159,29 @@ class Run:
         return {"settings": _shown(kept), MADE_WITH: _shown(made_with if isinstance(made_with, dict) else {})}
 
     def samples(self) -> dict[str, list[int]]:
-        """Return, for each kind of sample image, at how many images seen there is one."""
+        """Return, for each kind of sample image, the numbers of images seen at which one was saved."""
         found: dict[str, list[int]] = {}
         for entry in self.files.entries(self._path(SAMPLES)):
-            match = SAMPLE_NAME.fullmatch(entry.last)
+            match = SAMPLE_NAME.fullmatch(entry.basename)
             if match and not entry.is_folder:
                 found.setdefault(match[1], []).append(int(match[2]))
         return {name: sorted(moments) for name, moments in found.items()}
 
     def sample(self, name: str, images: int) -> bytes:
-        """Return a sample image as PNG; raise FileNotFoundError where there is none."""
-        wanted = f"{name}-{images:012}.png"
+        """Return a sample image as PNG; raise FileNotFoundError if there is none."""
+        file_name = f"{name}-{images:012}.png"
         for entry in self.files.entries(self._path(SAMPLES)):
-            if entry.last == wanted and not entry.is_folder and entry.size <= LARGEST_SAMPLE:
+            if entry.basename == file_name and not entry.is_folder and entry.size <= MAX_SAMPLE_BYTES:
                 return self.files.read(entry.name, 0, entry.size)
-        raise FileNotFoundError(wanted)
+        raise FileNotFoundError(file_name)
 
     def logs(self) -> dict[int, Entry]:
-        """Return the file of each rank's output."""
-        entries = {_LOG_NAME.fullmatch(entry.last): entry for entry in self.files.entries(self._path(LOGS))}
+        """Return the log file of each rank."""
+        entries = {_LOG_NAME.fullmatch(entry.basename): entry for entry in self.files.entries(self._path(LOGS))}
         return dict(sorted((int(match[1]), entry) for match, entry in entries.items() if match))
 
     def log(self, entry: Entry, at_most: int = LOG_BYTES) -> str:
-        """Return the end of what a rank printed; credentials are hidden."""
+        """Return the end of a rank's log; credentials are hidden."""
         content = self.files.read(entry.name, max(0, entry.size - at_most), entry.size)
         text = content.decode(errors="replace")
         if entry.size > at_most:
@@ -189,7 +189,7 @@ class Run:
         return redact(text)
 
     def _state(self, locked: bool | None) -> tuple[str, str]:
-        """Return the state and its reason: by the lock, else by status.json, else by the time of the last write."""
+        """Return the state and its reason: from the lock, else status.json, else the time of the last write."""
         status = self.status
         if locked:
             return "running", ""
@@ -201,25 +201,25 @@ class Run:
         if locked is False and status.host == socket.gethostname():
             return "failed", KILLED
         if quiet_seconds > SILENT_AFTER_SECONDS:
-            return "silent", f"its status is running on {status.host}, but it has written nothing for a long time"
+            return "silent", f"its status is running on {status.host}, but it has not written anything for a long time"
         return "running", ""
 
     def _last_write(self) -> float:
         changed = self._entries[METRICS].changed if METRICS in self._entries else 0.0
         return max(changed, self.metrics.table.time)
 
-    def _find_last_words(self) -> list[str]:
-        """Return the last lines of the rank that failed first, or of the one that printed last."""
+    def _find_log_tail(self) -> list[str]:
+        """Return the last log lines of the rank that failed first, or of the one that printed last."""
         logs = self.logs().values()
         ends = {entry: self.log(entry, LOG_BYTES // 4) for entry in logs}
         failed = [entry for entry in logs if "Traceback" in ends[entry]]
         if not ends:
             return []
         chosen = min(failed, key=_changed) if failed else max(logs, key=_changed)
-        return [line for line in ends[chosen].splitlines() if line.strip()][-NUM_LAST_WORDS:]
+        return [line for line in ends[chosen].splitlines() if line.strip()][-NUM_TAIL_LINES:]
 
     def _small_file(self, name: str) -> bytes:
-        return self.files.read(self._path(name), 0, LARGEST_SMALL_FILE)
+        return self.files.read(self._path(name), 0, MAX_SMALL_FILE_BYTES)
 
     def _version_of(self, name: str) -> tuple[float, int]:
         entry = self._entries.get(name)
@@ -230,7 +230,7 @@ class Run:
 
 
 def _time_split(table: Table) -> dict[str, float]:
-    """Return the seconds of each part of a step, over the whole run."""
+    """Return the seconds of each section of the loop, over the whole run."""
     return {
         name.removeprefix("time/").removesuffix("_seconds"): round(series.total, 3)
         for name, series in table.series.items()
@@ -243,7 +243,7 @@ def _changed(entry: Entry) -> float:
 
 
 def _shown(table: Mapping[str, Any], prefix: str = "") -> dict[str, SettingValue]:
-    """Return a TOML table by full names, as text or numbers; credentials are hidden."""
+    """Return a TOML table flattened to full names, as text or numbers; credentials are hidden."""
     flat: dict[str, SettingValue] = {}
     for name, value in table.items():
         full = prefix + name

@@ -1,7 +1,7 @@
-"""One metric over the course of a run, however long, in a bounded number of points.
+"""One metric over a run of any length, in a bounded number of points.
 
-Values are kept one by one at first. When the points are full, neighbours are merged into one point with their mean
-and range, and from then on each point stands for twice as many: the size is bounded and nothing is read twice.
+At first, each value is one point. When the capacity is reached, neighboring points are merged into one with their
+mean and range, and each point then holds twice as many values. Memory is bounded and nothing is read twice.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class Series:
     """Points of a metric by images seen and by seconds."""
 
     def __init__(self) -> None:
-        self.values = 0  # how many were added
+        self.values = 0  # number of values added
         self.total = 0.0  # their sum
-        self.last: float | None = None  # the newest that was finite
+        self.last: float | None = None  # the newest finite value
         self._stride = 1  # values per point
         self._num = 0
         self._points = np.empty((6, 64))  # images, seconds, sum, count, low, high
 
     def extend(self, images: Numbers, seconds: Numbers, values: Numbers) -> None:
-        """Add values in their order; one that is not finite is a gap."""
+        """Append values; one that is not finite is a gap."""
         if not len(values):
             return
         finite = np.isfinite(values)
@@ -83,7 +83,7 @@ class Series:
 
 
 def _merge(points: Numbers, starts: npt.NDArray[np.intp]) -> Numbers:
-    """Return the columns from each start up to the next one merged, at the position of the last one."""
+    """Merge the columns from each start up to the next one, at the position of the last column."""
     if not len(starts):
         return points[:, :0]
     ends = np.append(starts[1:], points.shape[1]) - 1

@@ -1,4 +1,4 @@
-"""The page and its JSON, over HTTP. Every answer is read from files; nothing here changes one."""
+"""The page and its JSON API over HTTP. Every response is read from files; nothing is modified."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ KINDS = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-AS_IT_IS = {"content-encoding": "identity"}  # what compresses poorly is sent as it is
+UNCOMPRESSED = {"content-encoding": "identity"}  # disables gzip for content that compresses poorly
 
 
 class Curve(NamedTuple):
-    """A series of a run, thinned."""
+    """A downsampled series of a run."""
 
     label: JsonObject
     points: Numbers
@@ -51,7 +51,7 @@ def make_app(gallery: Gallery, token: str, host: str, port: int) -> Starlette:
         Route("/api/series", board.series),
         Route("/api/runs/{run}/settings", board.settings),
         Route("/api/runs/{run}/samples", board.samples),
-        Route("/api/runs/{run}/picture", board.sample),
+        Route("/api/runs/{run}/image", board.sample),
         Route("/api/runs/{run}/log", board.log),
     ]
     middleware = [
@@ -62,7 +62,7 @@ def make_app(gallery: Gallery, token: str, host: str, port: int) -> Starlette:
 
 
 class Board:
-    """One method per route; Starlette runs each in its own thread."""
+    """One method per route; Starlette runs each in a thread."""
 
     def __init__(self, gallery: Gallery) -> None:
         self.gallery = gallery
@@ -78,7 +78,7 @@ class Board:
 
     def runs(self, request: Request) -> Response:
         """Return every run with its state, progress and newest values."""
-        self.gallery.fresh()
+        self.gallery.wait_until_fresh()
         return _json(
             {
                 "paceline": __version__,
@@ -92,7 +92,7 @@ class Board:
         )
 
     def series(self, request: Request) -> Response:
-        """Return thinned curves: `?run=ID&run=…&name=NAME&name=…&points=400`; all runs and names by default."""
+        """Return downsampled curves: `?run=ID&run=…&name=NAME&name=…&points=400`; all runs and names by default."""
         self.gallery.note_request()
         runs = [self._run(one) for one in request.query_params.getlist("run")] or list(self.gallery.runs.values())
         at_most = _whole(request.query_params.get("points", str(CAPACITY)), "points")
@@ -112,11 +112,11 @@ class Board:
         )
 
     def settings(self, request: Request) -> Response:
-        """Return a run's settings, and the versions and hardware that it was made with."""
+        """Return a run's settings, versions and hardware."""
         return _json(self._run(request.path_params["run"]).settings())
 
     def samples(self, request: Request) -> Response:
-        """Return at how many images seen there are sample images."""
+        """Return the numbers of images seen at which sample images were saved."""
         return _json({"samples": self._run(request.path_params["run"]).samples()})
 
     def sample(self, request: Request) -> Response:
@@ -127,10 +127,12 @@ class Board:
             content = run.sample(request.query_params.get("name", ""), images)
         except OSError:
             raise HTTPException(404, "no such image") from None
-        return Response(content, media_type="image/png", headers=AS_IT_IS | {"cache-control": "private, max-age=60"})
+        return Response(
+            content, media_type="image/png", headers=UNCOMPRESSED | {"cache-control": "private, max-age=60"}
+        )
 
     def log(self, request: Request) -> Response:
-        """Return the end of what a rank printed: `?rank=0`."""
+        """Return the end of a rank's log: `?rank=0`."""
         run = self._run(request.path_params["run"])
         logs = run.logs()
         rank = _whole(request.query_params.get("rank", "0"), "rank")
@@ -138,7 +140,7 @@ class Board:
 
     def _run(self, identity: str) -> Run:
         if not self.gallery.runs:
-            self.gallery.fresh()
+            self.gallery.wait_until_fresh()
         run = self.gallery.runs.get(identity)
         if run is None:
             raise HTTPException(404, "no such run")
@@ -147,7 +149,7 @@ class Board:
 
 def _whole(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise HTTPException(400, f"{name}: expected a whole number")
+        raise HTTPException(400, f"{name}: expected an integer")
     return int(text)
 
 
@@ -160,10 +162,10 @@ def _json(content: object) -> Response:
 
 
 def _binary(found: list[Curve]) -> Response:
-    """Return, for the page: the length of a JSON header, the header, and for each series its rows of float32."""
+    """Return the page's binary format: length of a JSON header, the header, and each series as float32 rows."""
     labels = [label | {"points": points.shape[1]} for label, points in found]
     header = json.dumps({"rows": ROWS, "series": labels}).encode()
     header += b" " * (-len(header) % 4)  # aligns the numbers for a Float32Array
     numbers = b"".join(np.ascontiguousarray(points, dtype="<f4").tobytes() for _, points in found)
     content = len(header).to_bytes(4, "little") + header + numbers
-    return Response(content, media_type="application/octet-stream", headers=AS_IT_IS)
+    return Response(content, media_type="application/octet-stream", headers=UNCOMPRESSED)

@@ -10,7 +10,7 @@ from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError, install_extra, unknown
 from paceline.core.installed import is_installed
 from paceline.core.registry import load_class
-from paceline.core.secrets import refuse_credentials
+from paceline.core.secrets import reject_credentials
 from paceline.core.types import SettingValues
 from paceline.data.loader import Loader
 from paceline.data.source import Source
@@ -66,7 +66,7 @@ def checked(config: Config, *, elsewhere: bool = False) -> Config:
             raise UserError(f"--strategy {run.strategy}: needs the package {package}: {install_extra(package)}")
     if run.loader != "auto":
         load_class("loader", run.loader, Loader)
-    refuse_credentials(config.values())
+    reject_credentials(config.values())
     if elsewhere:
         return config
     devices, why = _num_devices(run)

@@ -1,4 +1,4 @@
-"""`paceline verify`: the same steps under every strategy in float64, and the first tensor that differs."""
+"""`paceline verify`: train the same steps under every strategy in float64 and compare the tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Difference:
     """How far one network is from its reference under one strategy."""
 
     strategy: str
-    kind: str  # "gradients", of a phase where it has a name of its own, or "weights"
+    kind: str  # "gradients", "gradients of PHASE" or "weights"
     network: str
     value: float  # max |a − b| over the network ÷ the largest |b|
     tolerance: float
@@ -55,7 +55,7 @@ class Difference:
 
 
 def verify(config: Config, strategies: list[str], steps: int, tolerance: float, control: str, result: str = "") -> int:
-    """Print how far each strategy is from the first; return 1 where one differs, and write `result` as JSON."""
+    """Print how far each strategy is from the first, write `result` as JSON; return 1 if one differs."""
     found = differences(config, strategies, steps, tolerance, control)
     title = _title(config, steps, control)
     _print_table(open_screen(), found, title)
@@ -71,7 +71,7 @@ def differences(
     if control and control not in CONTROLS:
         raise unknown("control", control, CONTROLS)
     if len(strategies) < 2:
-        raise UserError("--strategies: name at least two, e.g. single,ddp")
+        raise UserError("--strategies: expected at least two, e.g. single,ddp")
     classes = {name: load_class("strategy", name, Strategy) for name in strategies}
     for name, strategy in classes.items():
         if strategy.cpu_obstacle and not uses_cuda(config.run):
@@ -81,7 +81,7 @@ def differences(
     traces: dict[str, Trace] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
         for number, name in enumerate(strategies):
-            broken = control if traces else ""
+            broken = control if traces else ""  # the first strategy is the reference
             chosen = config.with_run(strategy=name)
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")
@@ -109,7 +109,7 @@ def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
 
 
 def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> None:
-    """This process's part of one strategy's steps; the first rank writes the trace."""
+    """Run this process's part of one strategy's steps; the first rank writes the trace."""
     if os.environ.get("RANK", "0") != "0":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     parts = assemble(config)
@@ -146,7 +146,7 @@ def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
 
 
 def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:
-    """Every strategy against the first, network by network."""
+    """Compare every strategy with the first, network by network."""
     (_, reference), *others = traces.items()
     differences = []
     for strategy, trace in others:
@@ -165,7 +165,7 @@ def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:
 
 def _distance(a: Tensor, b: Tensor) -> float:
     distance = (a - b).abs().max().item()
-    return distance if distance == distance else torch.inf  # not a number is not the same
+    return distance if distance == distance else torch.inf  # NaN counts as different
 
 
 def _title(config: Config, steps: int, control: str) -> str:
@@ -176,9 +176,9 @@ def _title(config: Config, steps: int, control: str) -> str:
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("strategy", "network", "what", "difference", "allowed", "first tensor beyond"):
-        table.add_column(heading, no_wrap=heading != "first tensor beyond", overflow="fold")
+    for heading in ("strategy", "network", "what", "difference", "allowed", "first tensor above"):
+        table.add_column(heading, no_wrap=heading != "first tensor above", overflow="fold")
     for d in differences:
         table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")
     console.print(table)
-    console.print("difference = largest |a − b| of a network ÷ its largest weight; dropout is set to 0 for this")
+    console.print("difference = largest |a − b| of a network ÷ its largest |b|; dropout is set to 0")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.status import Status as Spinner
 
 from paceline.config.resolve import Config
-from paceline.core.screen import as_it_is
+from paceline.core.screen import literal
 from paceline.report.model import Cell
 from paceline.runs.metrics import METRICS
 from paceline.runs.stages import stages_of
@@ -23,7 +23,7 @@ LAST_BYTES = 4096  # of metrics, which hold the last line
 def announced(console: Console, words: str, cell: Cell) -> Iterator[Spinner | None]:
     """Show which cell is being trained, then print one line about its outcome."""
     if console.is_terminal:
-        with console.status(as_it_is(words)) as spinner:
+        with console.status(literal(words)) as spinner:
             yield spinner
     else:
         yield None
@@ -48,4 +48,4 @@ def show_progress(spinner: Spinner | None, name: str, config: Config) -> None:
         file.seek(max(0, metrics.stat().st_size - LAST_BYTES))
         seen = re.findall(rb'"images": (\d+)', file.read())
     if seen:
-        spinner.update(as_it_is(f"{name}  {int(seen[-1]):,} images"))
+        spinner.update(literal(f"{name}  {int(seen[-1]):,} images"))

@@ -1,4 +1,4 @@
-"""Child processes: they die with their parent, and report their progress to it."""
+"""Child processes die with their parent and report progress to it."""
 
 import ctypes
 import os
@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
-PULSE_FILE = "PACELINE_PULSE_FILE"  # its modification time is that of the last progress
+PULSE_FILE = "PACELINE_PULSE_FILE"  # its modification time is the time of the last progress
 SECONDS_BETWEEN_BEATS = 0.5
 
 _beaten_at = 0.0
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when the thread that started it ends, even by `kill -9`.
+    """Make the kernel kill this process when the thread that started it ends, even by `kill -9`.
 
-    With `parent`, the process id that started this one, it also dies if that parent has died already.
+    `parent` is the id of the process that started this one; if it is already dead, this process dies at once.
     """
     if sys.platform != "linux":
         return
@@ -30,14 +30,14 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def prepare() -> None:
-    """Report that this process prepares to train: no progress is expected until the next `beat`."""
+    """Report that this process is starting up: no progress is expected until the next `beat`."""
     if PULSE_FILE in os.environ:
         with suppress(OSError):
             Path(os.environ[PULSE_FILE]).write_bytes(b"")
 
 
 def beat() -> None:
-    """Report progress; called at every step, and nearly always free."""
+    """Report progress; called in every step, and almost always free."""
     global _beaten_at
     now = time.monotonic()
     if now - _beaten_at < SECONDS_BETWEEN_BEATS:

@@ -9,10 +9,10 @@ from rich.text import Text
 
 
 def open_screen(*, file: IO[str] | None = None, soft_wrap: bool = False) -> Console:
-    """Return a console that prints text literally: [word] is no markup and :word: no emoji."""
+    """Return a console that prints text literally: [word] is not markup and :word: is not an emoji."""
     return Console(file=file, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
 
 
-def as_it_is(text: str) -> Text:
-    """Return a text as rich's own class, for parts of rich that parse markup in a str whatever the console says."""
+def literal(text: str) -> Text:
+    """Return text as rich's `Text`, for parts of rich that parse markup in any str."""
     return Text(text)

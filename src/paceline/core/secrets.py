@@ -1,4 +1,4 @@
-"""Credentials are kept out of what is written, mirrored or printed."""
+"""Keep credentials out of everything that is written, mirrored or printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from paceline.core.errors import UserError
 
 HIDDEN = "***"
-LONGEST_LINE = 500  # characters
+MAX_LINE_LENGTH = 500  # characters
 _NAMES = (
     r"pass(?:word|wd|phrase)?|secret|token|credentials?|signature|sig"
     r"|(?:api|access|account|private)[_-]?key(?:[_-]?id)?"
@@ -22,7 +22,7 @@ _PRIVATE_NAME = re.compile(rf"(?:^|[_-])(?:{_NAMES})$", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
-    """Return a text with its credentials hidden: user:password@ in URLs, token=…, well-known kinds of keys."""
+    """Return text with credentials hidden: user:password@ in URLs, token=…, well-known kinds of keys."""
     text = _IN_URL.sub(rf"\g<scheme>{HIDDEN}@", text)
     text = _NAMED.sub(rf"\g<name>\g<quote>{HIDDEN}", text)
     return _KEYS.sub(HIDDEN, text)
@@ -34,8 +34,8 @@ def has_credentials(text: str) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error, whoever raised it, as one line without credentials."""
-    return redact(f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_LINE])
+    """Return any error as one line without credentials."""
+    return redact(f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_LINE_LENGTH])
 
 
 def is_private_name(name: str) -> bool:
@@ -43,11 +43,11 @@ def is_private_name(name: str) -> bool:
     return bool(_PRIVATE_NAME.search(name))
 
 
-def refuse_credentials(settings: Mapping[str, object]) -> None:
-    """Raise UserError for a setting that holds a credential, before it is written; the message does not repeat it."""
+def reject_credentials(settings: Mapping[str, object]) -> None:
+    """Raise UserError for a setting that holds a credential, before it is written; the message hides it."""
     for name, value in settings.items():
         if isinstance(value, str) and has_credentials(value):
             raise UserError(
-                f"{name}: holds a credential ({redact(value)}), and settings are kept with the run: "
+                f"{name}: holds a credential ({redact(value)}), and settings are saved with the run: "
                 "pass it through the environment or the service's own file"
             )

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from paceline.core.heartbeat import PULSE_FILE, die_with_parent, is_child
-from paceline.training.stop import GO_ON_LATER, INTERRUPTED
+from paceline.training.stop import INTERRUPTED, RESUME_LATER
 
 LAUNCHER = "PACELINE_LAUNCHER"  # the launcher's process id, in the environment of its workers
 MAILBOX_FOLDER = "PACELINE_MAILBOX_FOLDER"
@@ -60,7 +60,7 @@ class Mailbox:
 
     def stop_code(self) -> int:
         """Return the exit code of workers that were asked to stop and have saved; else 0."""
-        return next((code for code in (INTERRUPTED, GO_ON_LATER) if (self.folder / f"stopped-{code}").exists()), 0)
+        return next((code for code in (INTERRUPTED, RESUME_LATER) if (self.folder / f"stopped-{code}").exists()), 0)
 
 
 def register_worker() -> None:
@@ -78,7 +78,7 @@ def unregister_worker(code: int) -> int:
 
     To the agent any code but 0 is a failure of all hosts, so a stop that was asked for goes through the mailbox.
     """
-    if LAUNCHER not in os.environ or code not in (0, INTERRUPTED, GO_ON_LATER):
+    if LAUNCHER not in os.environ or code not in (0, INTERRUPTED, RESUME_LATER):
         return code
     folder = Path(os.environ[MAILBOX_FOLDER])
     if code:

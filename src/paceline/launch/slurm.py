@@ -15,7 +15,7 @@ from paceline.core.errors import UserError, unknown
 from paceline.core.files import replacing
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
 from paceline.parallel.world import FIRST_PORT, NUM_PORTS
-from paceline.training.stop import GO_ON_LATER
+from paceline.training.stop import RESUME_LATER
 
 FOLDER = "launch"  # in the run's folder: the job's script and logs
 JOB_FILE = "slurm.sh"
@@ -68,7 +68,7 @@ def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: 
     lines.append("#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue")
     train = quoted([python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$rendezvous"')
     again = f"""
-if [ "$code" -eq {GO_ON_LATER} ]; then
+if [ "$code" -eq {RESUME_LATER} ]; then
     echo "saved; requeued"
     scontrol requeue "$SLURM_JOB_ID"
     scontrol update JobId="$SLURM_JOB_ID" StartTime=now 2>/dev/null

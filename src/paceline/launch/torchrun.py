@@ -24,7 +24,7 @@ from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
 from paceline.launch.rendezvous import Rendezvous
 from paceline.parallel.torch_internals import local_address, stop_heartbeats
-from paceline.training.stop import GO_ON_LATER, INTERRUPTED, SIGNALS
+from paceline.training.stop import INTERRUPTED, RESUME_LATER, SIGNALS
 
 AGENT_ENVIRONMENT = {
     # The first process of each round serves a store of its own: a shared one would be lost with its host.
@@ -175,7 +175,7 @@ def _print_why_alone(error: Exception, rendezvous: Rendezvous, mailbox: Mailbox)
 
 def _code_of(number: int) -> int:
     """Return the exit code of a run that a signal stopped before there was anything to save."""
-    return INTERRUPTED if number == signal.SIGINT else GO_ON_LATER
+    return INTERRUPTED if number == signal.SIGINT else RESUME_LATER
 
 
 @contextmanager

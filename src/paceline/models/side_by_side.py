@@ -7,9 +7,9 @@ from functools import partial
 
 from torch import Tensor
 
-from paceline.core.streams import run_side_by_side
+from paceline.core.streams import run_concurrently
 
 
 def side_by_side(networks: Sequence[Callable[[Tensor], Tensor]], images: Tensor) -> list[Tensor]:
     """Return each network's output for the same images."""
-    return run_side_by_side([partial(network, images) for network in networks], images.device)
+    return run_concurrently([partial(network, images) for network in networks], images.device)

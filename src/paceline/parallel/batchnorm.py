@@ -1,7 +1,7 @@
-"""BatchNorm over all processes, on any device and dtype, differentiable as often as one likes.
+"""BatchNorm over all processes, on any device and dtype, with derivatives of any order.
 
-torch's SyncBatchNorm refuses CPU tensors and has no double backward; it is used where it can be,
-since it is faster on GPUs, and this one elsewhere.
+torch.nn.SyncBatchNorm rejects CPU tensors and has no double backward. It is faster on GPUs, so it is used wherever
+it can be, and this implementation elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.parallel.torch_internals import AnyBatchNorm
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """A sum over processes whose gradient is such a sum, and so on for higher derivatives."""
+    """A sum over processes whose gradient is again a sum over processes, for derivatives of any order."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def _sum_over_processes(tensor: Tensor) -> Tensor:
 
 
 class SynchronizedBatchNorm(AnyBatchNorm):
-    """A BatchNorm whose statistics are those of the global batch."""
+    """A BatchNorm that uses the statistics of the global batch."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -46,9 +46,9 @@ class SynchronizedBatchNorm(AnyBatchNorm):
         self._check_input_dim(input)
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         x = x.contiguous(memory_format=_layout(x))
-        normalise = _ByKernels.apply if x.device.type == "cpu" else _by_definition
+        normalize = _ByKernels.apply if x.device.type == "cpu" else _by_definition
         weight, bias = (None if part is None else part.to(x.dtype) for part in (self.weight, self.bias))
-        normal, mean, variance, count = normalise(x, weight, bias, self.eps)
+        normal, mean, variance, count = normalize(x, weight, bias, self.eps)
         self._update_running(mean, variance, count)
         return normal.to(input.dtype)
 
@@ -64,15 +64,15 @@ class SynchronizedBatchNorm(AnyBatchNorm):
 
 
 def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
-    """What BatchNorm is, in operations that can all be differentiated; with the batch's mean, variance and count."""
+    """Return BatchNorm by its definition, in differentiable operations, and the batch's mean, variance and count."""
     channels, over = _shape(x), [0, *range(2, x.dim())]
     own_count = x.new_full((1, x.shape[1]), x.numel() / x.shape[1])
     sums, count = _SumOverProcesses.apply(torch.cat([x.sum(over)[None], own_count])).unbind()
     mean = sums / count
-    # Squares around the mean itself: the mean of squares less the square of the mean cancels in float32.
-    centred = x - mean.view(channels)
-    variance = _SumOverProcesses.apply((centred * centred).sum(over)) / count
-    normal = centred * (variance + eps).rsqrt().view(channels)
+    # Squared deviations: the mean of squares minus the squared mean suffers from cancellation in float32.
+    centered = x - mean.view(channels)
+    variance = _SumOverProcesses.apply((centered * centered).sum(over)) / count
+    normal = centered * (variance + eps).rsqrt().view(channels)
     if weight is not None:
         normal = normal * weight.view(channels)
     if bias is not None:
@@ -81,7 +81,7 @@ def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
 
 
 class _ByKernels(torch.autograd.Function):
-    """The same by torch's own kernels for CPUs: a third of the passes over the data, half of the exchanges."""
+    """The same with torch's CPU kernels: a third of the passes over the data, half of the communication."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
@@ -94,10 +94,10 @@ class _ByKernels(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, variance, count = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient itself is to be differentiated
+        if torch.is_grad_enabled():  # a double backward is requested
             return *_gradients_by_definition(ctx, x, weight, bias, gradient), None
         gradient = gradient.contiguous(memory_format=_layout(x))
-        # As if mean and variance were constants: then their share, for which all processes must be asked.
+        # First as if mean and variance were constants, then their contribution, which needs all processes.
         of_x, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
@@ -106,14 +106,14 @@ class _ByKernels(torch.autograd.Function):
             along_x, along_one = (sums / count).chunk(2)
             root = (variance + ctx.eps).rsqrt()
             scale = root if weight is None else root * weight
-            # Around the mean: where all of this adds up to nothing, little must be left of the rounding.
+            # Around the mean, so that rounding errors stay small where the terms cancel.
             of_x.addcmul_(x - mean.view(_shape(x)), (-scale * root * along_x).view(_shape(x)))
             of_x.sub_((scale * along_one).view(_shape(x)))
         return of_x, of_weight if weight is not None else None, of_bias if bias is not None else None, None
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, variance and count of the global batch, for each channel; added in float64, where squares do not cancel."""
+    """Return mean, variance and count of the global batch per channel; summed in float64 against cancellation."""
     own_mean, own_variance = (part.double() for part in torch.batch_norm_update_stats(x, None, None, 0.0))
     own_count = own_mean.new_full((1,), x.numel() / x.shape[1])
     own_squares = own_variance + own_mean.square()
@@ -127,37 +127,37 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _gradients_by_definition(
     ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, gradient: Tensor
 ) -> list[Tensor | None]:
-    """The gradients of x, weight and bias, as something that has gradients."""
+    """Return differentiable gradients of x, weight and bias."""
     needed = ctx.needs_input_grad[:3]
-    if weight is not None and needed[1] and not weight.requires_grad:  # frozen since the forward
+    if weight is not None and needed[1] and not weight.requires_grad:  # frozen after the forward
         weight = weight.detach().requires_grad_()
     if bias is not None and needed[2] and not bias.requires_grad:
         bias = bias.detach().requires_grad_()
     normal = _by_definition(x, weight, bias, ctx.eps)[0]
     parts = zip((x, weight, bias), needed, strict=True)
-    asked = [part for part, wanted in parts if part is not None and wanted]
-    found = iter(torch.autograd.grad(normal, asked, gradient, create_graph=True))
-    return [next(found) if wanted else None for wanted in needed]
+    inputs = [part for part, is_needed in parts if part is not None and is_needed]
+    gradients = iter(torch.autograd.grad(normal, inputs, gradient, create_graph=True))
+    return [next(gradients) if is_needed else None for is_needed in needed]
 
 
 def _shape(x: Tensor) -> list[int]:
-    """In which a value per channel stands beside all of x."""
+    """Return the shape in which one value per channel broadcasts over x."""
     return [1, -1] + [1] * (x.dim() - 2)
 
 
 def _layout(x: Tensor) -> torch.memory_format:
-    """The order in memory that x has, or the plain one."""
+    """Return the memory format of x."""
     last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last else torch.contiguous_format
 
 
 def has_batchnorm(module: nn.Module) -> bool:
-    """Whether a BatchNorm is anywhere in a module."""
+    """Return whether a module contains a BatchNorm."""
     return any(isinstance(inner, AnyBatchNorm) for inner in module.modules())
 
 
 def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
-    """The module with each BatchNorm taken over all processes: by our own class, or by torch's."""
+    """Return the module with each BatchNorm synchronized over all processes, by our class or by torch's."""
     if not ours:
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         return converted
@@ -170,7 +170,7 @@ def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
 
 def _synchronized_twin(norm: AnyBatchNorm) -> SynchronizedBatchNorm:
     twin = SynchronizedBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    twin.weight, twin.bias = norm.weight, norm.bias  # which may be None, one or both
+    twin.weight, twin.bias = norm.weight, norm.bias  # each may be None
     for name, buffer in norm.named_buffers(recurse=False):
         setattr(twin, name, buffer)
     return twin.train(norm.training)

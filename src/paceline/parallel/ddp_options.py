@@ -1,4 +1,4 @@
-"""Arguments of DistributedDataParallel whose names depend on the version of torch."""
+"""Arguments of DistributedDataParallel whose names depend on torch's version."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-# Buffers are broadcast once, when a wrapper is built: per forward it breaks two forwards before one backward.
+# Buffers are broadcast once, when a wrapper is built. A broadcast in every forward breaks recipes that call a
+# network twice before one backward.
 _PARAMETERS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
-STILL_BUFFERS: dict[str, Any] = {
+NO_BUFFER_BROADCAST: dict[str, Any] = {
     ("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False
 }

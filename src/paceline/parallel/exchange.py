@@ -1,19 +1,19 @@
-"""Sums over processes, by the exchange that is quickest for them."""
+"""Sums over processes, with the fastest collective for their size."""
 
 from __future__ import annotations
 
 import torch.distributed as dist
 from torch import Tensor
 
-FEW_BYTES = 2**16
+SMALL_BYTES = 2**16
 
 
 def sum_over_processes(own: Tensor) -> Tensor:
-    """The sum of every process's tensor, on each; `own` may be overwritten.
+    """Return the sum of all processes' tensors on every process; `own` may be overwritten.
 
-    A few numbers on CPUs are gathered and added in the order of ranks: gloo takes several times as long to reduce them.
+    Small CPU tensors are gathered and added in the order of ranks: gloo's all_reduce takes several times as long.
     """
-    if own.device.type != "cpu" or own.numel() * own.element_size() > FEW_BYTES:
+    if own.device.type != "cpu" or own.numel() * own.element_size() > SMALL_BYTES:
         dist.all_reduce(own)
         return own
     size = dist.get_world_size()

@@ -1,4 +1,4 @@
-"""The recipe as Lightning's Trainer sees it; imported only where that strategy runs, since Lightning is an extra."""
+"""The recipe as a LightningModule; imported only by the lightning strategy, since Lightning is an extra."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import lightning
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-from paceline.parallel.ddp_options import STILL_BUFFERS
+from paceline.parallel.ddp_options import NO_BUFFER_BROADCAST
 from paceline.parallel.world import World
 
 
@@ -24,7 +24,7 @@ def make_trainer(world: World, *, find_unused_parameters: bool) -> lightning.Tra
             cluster_environment=TorchElasticEnvironment(),
             process_group_backend=world.backend,
             find_unused_parameters=find_unused_parameters,
-            **STILL_BUFFERS,
+            **NO_BUFFER_BROADCAST,
         )
     return lightning.Trainer(
         accelerator=world.device.type,
@@ -41,7 +41,7 @@ def make_trainer(world: World, *, find_unused_parameters: bool) -> lightning.Tra
 
 
 class Steps:
-    """An iterable without a length, which is all that the Trainer may know of the data."""
+    """An iterable without a length, so that the Trainer does not manage the data."""
 
     def __init__(self, steps: Iterable[Any]) -> None:
         self.steps = steps
@@ -51,7 +51,7 @@ class Steps:
 
 
 class Module(lightning.LightningModule):
-    """The recipe as Lightning sees it: no optimizers of Lightning's, one step of ours per batch."""
+    """The recipe as a LightningModule: no Lightning optimizers, one of our steps per batch."""
 
     def __init__(self, recipe: Any, advance: Callable[[Any], None]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Module(lightning.LightningModule):
         self.on_sigterm = signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self) -> None:
-        # The Trainer's own handler starts a collective from inside the signal, between those of the step.
+        # The Trainer's own handler would start a collective inside the signal handler, in the middle of a step.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self.on_sigterm)
 
@@ -71,4 +71,4 @@ class Module(lightning.LightningModule):
         return None
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        return batch  # the loader put it there
+        return batch  # it is already there

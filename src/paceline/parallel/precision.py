@@ -1,4 +1,4 @@
-"""The arithmetic of a run: which dtype weights have, and which one autocast computes in."""
+"""The precision of a run: the dtype of the weights and the dtype of autocast."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Precision:
 
     @property
     def scaled(self) -> bool:
-        """Whether gradients need a scaler against underflow."""
+        """Whether gradients need a GradScaler against underflow."""
         return self.name == "fp16"
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The context in which a recipe's forward runs."""
+        """Return the context in which a recipe's forward runs."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
         return torch.autocast(self.device_type, dtype) if dtype else nullcontext()
 
     def apply(self, *, deterministic: bool) -> None:
-        """Sets PyTorch's switches for this process."""
+        """Set PyTorch's global precision flags for this process."""
         torch.set_float32_matmul_precision("highest" if self.name in ("fp32", "fp64") else "high")
         torch.backends.cudnn.allow_tf32 = self.name not in ("fp32", "fp64")
         torch.backends.cudnn.benchmark = not deterministic
@@ -44,7 +44,7 @@ class Precision:
 
     @contextmanager
     def applied(self, *, deterministic: bool) -> Iterator[None]:
-        """The same switches for a while, in the process of somebody else."""
+        """Set the flags inside the context and restore them after it, for use as a library."""
         matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
         tf32, benchmark, was = cudnn.allow_tf32, cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
         only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -59,7 +59,7 @@ class Precision:
 
 
 def choose_precision(name: str, device: torch.device) -> Precision:
-    """The precision that a setting means on a device."""
+    """Return the precision that a setting means on a device."""
     if name == "auto":
         name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     return Precision(name, device.type)

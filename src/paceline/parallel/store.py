@@ -1,4 +1,4 @@
-"""Where processes meet: a store that listens on one address, and the network interface that leads to it."""
+"""The rendezvous store, which listens on one address, and the network interface that leads to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def serve_store(host: str, port: int, timeout: timedelta, *, on_all: bool = False) -> dist.TCPStore:
-    """A store that this process serves, on that address alone (torch's own listens on all); port 0 takes a free one."""
+    """Return a store served on this address only, while torch's listens on all; port 0 selects a free port."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -37,25 +37,25 @@ def serve_store(host: str, port: int, timeout: timedelta, *, on_all: bool = Fals
 
 
 def join_store(host: str, port: int, timeout: timedelta) -> dist.TCPStore:
-    """A store that another process serves."""
+    """Return a client of a store that another process serves."""
     return dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 def own_address(host: str) -> str:
-    """The address of this machine that faces a host; the host's own, where it is this machine."""
+    """Return the address of this machine from which a host is reached."""
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as facing:
-        facing.connect(address)  # of a datagram socket: nothing is sent
-        return str(facing.getsockname()[0])
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # a datagram socket sends nothing here
+        return str(probe.getsockname()[0])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address leads to this machine alone."""
+    """Return whether a name or an address is a loopback address."""
     return ipaddress.ip_address(own_address(host).partition("%")[0]).is_loopback
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or an address belongs to this machine."""
+    """Return whether a name or an address belongs to this machine."""
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as trial:
         try:
@@ -65,18 +65,18 @@ def is_here(host: str) -> bool:
     return True
 
 
-def talk_only_towards(host: str, num_nodes: int) -> None:
-    """Has this process's group talk on the interface that leads to a host, where the environment names no other.
+def choose_interface(host: str, num_nodes: int) -> None:
+    """Make the process group use the interface that leads to a host, unless the environment sets another one.
 
-    Left alone, gloo listens on whatever address the machine's own name has, even among processes of one machine.
+    By default gloo listens on the address of the machine's host name, even between processes of one machine.
     """
-    alone = is_loopback(host)
-    if alone and num_nodes > 1:
-        return  # a machine that knows its own name as a loopback address; the group finds its way as it can
-    name = "lo" if alone else _interface_of(own_address(host))
+    local = is_loopback(host)
+    if local and num_nodes > 1:
+        return  # the host name resolves to a loopback address: leave the choice to gloo and NCCL
+    name = "lo" if local else _interface_of(own_address(host))
     if name:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    if alone:
+    if local:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 

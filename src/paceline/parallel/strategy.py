@@ -1,4 +1,4 @@
-"""The strategy contract: where a recipe runs. The step and the loop are the same under every strategy."""
+"""The strategy contract: how a recipe is parallelized. Step and loop are the same under every strategy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.parallel.trainable import Trainable
 from paceline.parallel.world import World
 
 StepData = TypeVar("StepData")
-NOTHING = "nothing"  # a phase that uses every parameter and asks nothing of it
+NOTHING = "nothing"  # a phase that uses every parameter and has zero gradients
 
 
 class PhaseCall(nn.Module):
@@ -42,21 +42,21 @@ class PhaseCall(nn.Module):
 
 
 class Strategy:
-    """Runs a recipe as it is, in this process; the other strategies change what they must."""
+    """Runs a recipe in this process, on one device; subclasses override what they change."""
 
-    # What others need to know of a strategy. Nobody compares with its name.
+    # What callers need to know about a strategy; they never compare its name.
     needs_processes: ClassVar[bool] = False  # one process per device
     max_devices: ClassVar[int | None] = None
-    complexity: ClassVar[int] = 0  # of equally good strategies a report recommends the simplest
-    package: ClassVar[str] = ""  # that must be installed besides torch; the extra has the same name
-    cannot_capture: ClassVar[str] = ""  # why its step cannot be a CUDA graph; empty where it can
+    complexity: ClassVar[int] = 0  # a report recommends the simplest of equally good strategies
+    package: ClassVar[str] = ""  # required besides torch; the extra has the same name
+    cannot_capture: ClassVar[str] = ""  # why its step cannot be a CUDA graph; empty if it can
     cannot_compile: ClassVar[str] = ""  # why its networks cannot be compiled
     parity_obstacle: ClassVar[str] = ""  # why its weights may differ from those of one device
-    ladder_obstacle: ClassVar[str] = ""  # why the costs of its step cannot be measured apart
-    cpu_obstacle: ClassVar[str] = ""  # why it is of no use on a CPU, where it runs like one device
+    ladder_obstacle: ClassVar[str] = ""  # why the step ladder cannot measure it
+    cpu_obstacle: ClassVar[str] = ""  # why it is useless on a CPU, where it runs on one device
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
-        """Put the recipe's networks where they will be trained; everything is ready for the first step."""
+        """Move the recipe to its device and wrap it; the strategy is then ready for the first step."""
         if self.max_devices is not None and settings.devices > self.max_devices:
             name, most = settings.strategy, self.max_devices
             raise UserError(
@@ -82,36 +82,42 @@ class Strategy:
         if not with_norm:
             return
         if self.settings.sync_batchnorm == "off":
-            self.notes.append("BatchNorm: separate in each process, as asked; results depend on the number of devices")
+            self.notes.append(
+                "BatchNorm: separate in each process, as requested; results depend on the number of devices"
+            )
             return
         chosen = []
         for name in with_norm:
             ours = self.world.device.type == "cpu" or name in recipe.double_backward
             setattr(recipe, name, synchronize(recipe.get_submodule(name), ours=ours))
             chosen.append(f"{name} by {'our own class' if ours else 'torch.nn.SyncBatchNorm'}")
-        why = "torch's cannot run on CPU" if self.world.device.type == "cpu" else "torch's where no gradient penalty is"
-        self.notes.append(f"BatchNorm: synchronised over {self.world.size} processes ({', '.join(chosen)}; {why})")
+        why = (
+            "torch's cannot run on CPU"
+            if self.world.device.type == "cpu"
+            else "torch's where there is no gradient penalty"
+        )
+        self.notes.append(f"BatchNorm: synchronized over {self.world.size} processes ({', '.join(chosen)}; {why})")
 
     def generators(self) -> list[torch.Generator]:
-        """What dropout draws from in this process, on each of its devices."""
+        """Return the generators that dropout uses in this process, one per device."""
         device = self.world.device
         return [torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator]
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
-        """The loss of a phase on this process's part of a micro-batch."""
+        """Return the loss of a phase on this process's part of a micro-batch."""
         loss: Loss = self.call(phase.name, batch)
         return loss
 
     def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager[object]:
-        """Around a micro-batch's forward and backward; only the last one's gradients are shared."""
+        """Return a context for one micro-batch; only the last micro-batch synchronizes gradients."""
         return nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Adds a loss's gradients to the network's."""
+        """Add a loss's gradients to the network's."""
         loss.backward()
 
     def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
-        """Run the loop: hand each step's data to `advance`. A strategy with a loop of its own overrides this."""
+        """Run the loop: pass each step's data to `advance`. A strategy with its own loop overrides this."""
         for data in steps:
             advance(data)
 
@@ -120,7 +126,7 @@ AUTO = {"one device": "single", "several": "ddp"}  # what `--strategy auto` mean
 
 
 def strategy_name(name: str, devices: int, accelerator: str = "") -> tuple[str, int]:
-    """Return the strategy that settings come to, and its devices, on an accelerator where that is known."""
+    """Return the strategy that the settings resolve to and its number of devices."""
     if name == "auto":
         name = AUTO["several" if devices > 1 else "one device"]
     if accelerator == "cpu" and load_class("strategy", name, Strategy).cpu_obstacle:

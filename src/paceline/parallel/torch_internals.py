@@ -1,7 +1,7 @@
-"""Every use of a private torch interface stands here, so that a new torch can break one file only.
+"""All uses of private torch APIs, so that a new torch release can break only this file.
 
-Each function and class says what torch's public interface lacks. tests/parallel/test_torch_internals.py checks that
-every internal exists in the shape that is used here, and its failures list what stops working.
+Each docstring states what the public API lacks. tests/parallel/test_torch_internals.py checks that every internal
+exists with the expected signature, and its failures list the features that would break.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import TCPStore as TCPStore  # torch.distributed has it, but exports no type for it
+from torch._C._distributed_c10d import TCPStore as TCPStore  # torch.distributed exports no type for it
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -47,7 +47,7 @@ class ElasticAgent(LocalElasticAgent):
         """Prepare for a round of workers; called before each start and restart."""
 
     def review(self, result: RunResult) -> RunResult:
-        """Return the result to act on, given the one of a look at the workers."""
+        """Return the result to act on, given the result of monitoring the workers."""
         return result
 
     @property
@@ -60,7 +60,7 @@ class ElasticAgent(LocalElasticAgent):
         self._remaining_restarts = count
 
     def num_hosts_waiting(self) -> int:
-        """Return how many hosts wait to join; torch asks its rendezvous only after the workers' state."""
+        """Return how many hosts wait to join; torch checks this only after the workers' state."""
         return int(self._worker_group.spec.rdzv_handler.num_nodes_waiting())
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
@@ -77,7 +77,7 @@ def local_address(handler: DynamicRendezvousHandler) -> str:
 
 
 def stop_heartbeats(handler: DynamicRendezvousHandler) -> None:
-    """Leave a rendezvous without closing it for the others; torch's `shutdown` does both."""
+    """Leave a rendezvous without closing it for others; torch's `shutdown` does both."""
     handler._stop_heartbeats()
 
 
@@ -85,7 +85,7 @@ def stop_heartbeats(handler: DynamicRendezvousHandler) -> None:
 def local_collectives() -> Iterator[list[int]]:
     """Replace all_reduce and all_gather_into_tensor by local ones; yield the bytes of each call.
 
-    torch cannot run the collectives of one process among several without the others.
+    torch cannot run the collectives of one process without its peers.
     """
     sizes: list[int] = []
     all_reduce, all_gather = dist.all_reduce, dist.all_gather_into_tensor
@@ -105,15 +105,15 @@ def local_collectives() -> Iterator[list[int]]:
 
 
 def undo_compile(network: nn.Module) -> None:
-    """Make a network eager that `Module.compile` compiled in place; torch cannot take that back."""
+    """Undo `Module.compile`; torch has no public way to do so."""
     network._compiled_call_impl = None
 
 
 def end_broken_capture(pool: tuple[int, int], device: torch.device) -> None:
-    """Return memory and random numbers to normal after a failed capture; before torch 2.12 they stay in it."""
+    """Reset the allocator and the generator after a failed capture; before torch 2.12 they stay in capture."""
     torch.cuda.synchronize(device)
     number = device.index or 0
-    with suppress(RuntimeError):  # where torch did it itself
+    with suppress(RuntimeError):  # newer versions of torch have done it
         torch._C._cuda_endAllocateToPool(number, pool)
     generator = torch.cuda.default_generators[number]
     fresh = torch.Generator(device).manual_seed(generator.initial_seed())
@@ -136,5 +136,5 @@ def norms_of(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
 
 
 def is_view(tensor: Tensor) -> bool:
-    """Return whether a tensor shares another one's memory; torch has no public question for it."""
+    """Return whether a tensor is a view of another one; torch has no public check."""
     return tensor._is_view()

@@ -1,4 +1,4 @@
-"""Which parameters each network trains, and which of them require grad just now."""
+"""The trainable parameters of each network, and which of them currently require grad."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Trainable:
     """The trainable parameters by network. While a phase runs, only those of its network require grad."""
 
     def __init__(self, recipe: Recipe) -> None:
-        # What the recipe's author froze stays frozen.
+        # Parameters that the recipe froze stay frozen.
         self.parameters: dict[str, list[nn.Parameter]] = {
             name: [parameter for parameter in network.parameters() if parameter.requires_grad]
             for name, network in recipe.networks.items()
@@ -19,7 +19,7 @@ class Trainable:
         self._selected: str | None = None
 
     def select(self, network: str) -> None:
-        """Let only one network's parameters require grad."""
+        """Make only one network's parameters require grad."""
         if network == self._selected:
             return
         self._selected = network
@@ -28,7 +28,7 @@ class Trainable:
                 parameter.requires_grad_(name == network)
 
     def release(self) -> None:
-        """Let all of them require grad."""
+        """Make all of them require grad."""
         self._selected = None
         for parameters in self.parameters.values():
             for parameter in parameters:

@@ -1,8 +1,8 @@
-"""What the processes of a run agree on as they start: who writes where, and which checkpoint they go on from.
+"""Agreement between the processes of a run at startup: which of them write, and which checkpoint they resume from.
 
-Hosts need no common disk. The first process of each host writes the run's folder that it sees, once where several
-hosts see the same one; so whatever host is lost, the others hold the run. Each looks for its newest whole
-checkpoint, and who holds the newest of all sends it to the others.
+Hosts need no shared file system. The first process of each host writes the run's folder; hosts that share a folder
+have one writer. If a host is lost, the others still hold the run. Every writer looks for its newest intact
+checkpoint, and the process with the newest one broadcasts it to the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Held = TypeVar("Held")
 
 
 def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> None:
-    """Makes a process of each host that has a folder of its own the writer of it; one's mistake is told by all."""
+    """Make one process the writer of each distinct folder; raise UserError on all processes if one fails."""
 
     def claim() -> None:
         folder.check_free()
@@ -34,22 +34,22 @@ def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> 
         check()
 
     several = world.place.num_nodes > 1
-    # A name that nobody has asked for before: a network file system then has no old answer at hand.
-    sign = folder.path / f".meeting-{world.share(os.urandom(8).hex())}" if several else None
-    _together(world, claim if world.is_first else None)
-    if sign is None:
+    # A new name every time: a network file system cannot answer from its cache.
+    marker = folder.path / f".rendezvous-{world.broadcast(os.urandom(8).hex())}" if several else None
+    _run_on_some(world, claim if world.is_first else None)
+    if marker is None:
         return
     if world.is_first:
-        sign.touch()
+        marker.touch()
     world.wait_for_all()
-    claims = world.place.local_rank == 0 and not world.is_first and not sign.exists()
-    _together(world, claim if claims else None)
+    claims = world.place.local_rank == 0 and not world.is_first and not marker.exists()
+    _run_on_some(world, claim if claims else None)
     if world.is_first:
-        sign.unlink()
+        marker.unlink()
 
 
 def newest_snapshot(folder: RunFolder, world: World, report: Callable[[str], None]) -> Snapshot | None:
-    """The newest whole checkpoint that any host holds, on every process and in every host's folder."""
+    """Return the newest intact checkpoint of all hosts, and save it in every host's folder."""
     own: Snapshot | None = None
     damage = ""
     if folder.is_mine:
@@ -57,21 +57,21 @@ def newest_snapshot(folder: RunFolder, world: World, report: Callable[[str], Non
             own = folder.checkpoints.latest(report)
         except UserError as error:
             damage = str(error)
-    snapshot, holder = from_holder(world, own, own.images if own else -1)
+    snapshot, holder = share_newest(world, own, own.images if own else -1)
     if snapshot is None:
-        tell(world, damage)
+        raise_on_all(world, damage)
         return None
     if world.place.num_nodes > 1:
         _catch_up(folder, world, snapshot, holder)
         if holder and world.is_first:
-            report(f"the checkpoint at {snapshot.images:,} images comes from the host of rank {holder}")
+            report(f"the checkpoint at {snapshot.images:,} images was sent by the host of rank {holder}")
     if folder.is_mine:
         folder.checkpoints.drop_after(snapshot.images)
     return snapshot
 
 
 def checkpoint_at(folder: RunFolder, world: World, images: int) -> Snapshot | None:
-    """One checkpoint on every process, from a host that holds it; None where none does."""
+    """Return a checkpoint on every process, sent by a host that has it; None if no host does."""
     own: Snapshot | None = None
     if folder.is_mine:
         try:
@@ -79,24 +79,24 @@ def checkpoint_at(folder: RunFolder, world: World, images: int) -> Snapshot | No
         except Damaged:
             if world.place.num_nodes == 1:
                 raise
-    return from_holder(world, own, -1 if own is None else images)[0]
+    return share_newest(world, own, -1 if own is None else images)[0]
 
 
-def from_holder(world: World, own: Held | None, images: int) -> tuple[Held | None, int]:
-    """What the process holds that has seen the most images, on each, and its rank; None where all have -1."""
+def share_newest(world: World, own: Held | None, images: int) -> tuple[Held | None, int]:
+    """Return the value of the process with the most images, and its rank; None if every process passes -1."""
     held = world.gather(torch.tensor([images], device=world.device)).flatten()
     holder = int(held.argmax())
-    return (world.share(own, holder) if held[holder] >= 0 else None), holder  # type: ignore[return-value]
+    return (world.broadcast(own, holder) if held[holder] >= 0 else None), holder  # type: ignore[return-value]
 
 
 def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) -> None:
-    """Gives the hosts that were away the checkpoint, the best one before it, and metrics and record that led to it."""
+    """Give hosts that lack them the checkpoint, the best one before it, the metrics and the record."""
     best_images = snapshot.best_images
     best = checkpoint_at(folder, world, best_images) if best_images < snapshot.images else None
     files = (folder.path / METRICS, folder.config_file, folder.path / DATA_SPEC, folder.protocols_file)
     held = [file.read_bytes() if file.exists() else b"" for file in files] if world.rank == holder else []
-    history = world.share(held, holder)
-    if folder.is_mine and world.rank != holder:  # the record first: no checkpoint is without its settings
+    history = world.broadcast(held, holder)
+    if folder.is_mine and world.rank != holder:  # the record first: a checkpoint never lacks its settings
         for file, content in zip(files, history, strict=True):  # type: ignore[call-overload]
             if content:
                 write_file(file, content)
@@ -107,19 +107,19 @@ def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) 
     world.wait_for_all()
 
 
-def _together(world: World, work: Callable[[], None] | None) -> None:
-    """Does some processes' work; if one meets a person's mistake, all end with it."""
-    mistake = ""
+def _run_on_some(world: World, work: Callable[[], None] | None) -> None:
+    """Run `work` where it is given; raise UserError on all processes if one of them does."""
+    message = ""
     if work:
         try:
             work()
         except UserError as error:
-            mistake = str(error)
-    tell(world, mistake)
+            message = str(error)
+    raise_on_all(world, message)
 
 
-def tell(world: World, mistake: str) -> None:
-    """Ends all processes with a person's mistake that one of them met, if one did."""
-    for told in world.collect(mistake):
-        if told:
-            raise UserError(told)
+def raise_on_all(world: World, message: str) -> None:
+    """Raise UserError on every process with the first message that is not empty, if there is one."""
+    for one in world.gather_strings(message):
+        if one:
+            raise UserError(one)

@@ -1,4 +1,4 @@
-"""From a config to the parts of a run: data, recipe, strategy, learners, step."""
+"""Build the parts of a run from its config: data, recipe, strategy, learners, step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.strategy import Strategy, strategy_class
 from paceline.parallel.world import World, join
 from paceline.runs.recipe import make_recipe
-from paceline.training.compile import try_compiled
+from paceline.training.compile import try_compile
 from paceline.training.graph import RunStep, choose_step
 from paceline.training.learner import Learner
 from paceline.training.schedule import schedule_of
@@ -35,7 +35,7 @@ from paceline.training.step import Step
 
 @dataclass
 class Parts:
-    """Everything that a run is made of, on this rank."""
+    """Everything that a run consists of, on this rank."""
 
     config: Config
     world: World
@@ -45,24 +45,24 @@ class Parts:
     feed: TrainingFeed
     loaders: dict[str, Loader]  # by split
     step: Step
-    run_step: RunStep  # the step as it is, or as a CUDA graph
+    run_step: RunStep  # the eager step, or a CUDA graph of it
     epoch_images: int
     total_images: int
-    notes: list[str]  # what was chosen and why, in the order of choosing
+    notes: list[str]  # what was chosen and why, in order
 
 
 def make_loader(source: Source, world: World, config: Config, crop: int = 0) -> Loader:
-    """The loader that the settings name, or the one that suits the source; without a crop, of whole pictures."""
+    """Return the loader that the settings choose for a source; without a crop, it loads whole images."""
     return choose_loader(config.run, source, world.device).build(source, world.device, config.run, crop)
 
 
 def crop_of(config: Config, split: str) -> int:
-    """The crop of a split's loader: training sees windows; what generators make is compared with windows, too."""
+    """Return the crop size of a split's loader; generated images are also compared with crops."""
     return config.run.crop if split == "train" or config.recipe_class.generates else 0
 
 
 def assemble(config: Config, world: World | None = None) -> Parts:
-    """Meets the other processes, where no world of them is given, and builds the run's parts."""
+    """Build the run's parts; without a world, join the other processes first."""
     strategy_type = strategy_class(config)
     world = world or join(config.run, distributed=strategy_type.needs_processes)
     try:
@@ -99,14 +99,14 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
         drawer=Drawer(recipe.draws, config.run.seed, world.device, precision.weights),
     )
     epoch = len(sources["train"])
-    wanted = config.run.images or round(config.run.epochs * epoch)
-    total = math.ceil(wanted / feed.images_per_step) * feed.images_per_step
+    requested = config.run.images or round(config.run.epochs * epoch)
+    total = math.ceil(requested / feed.images_per_step) * feed.images_per_step
     learners = make_learners(config, recipe, precision, epoch=epoch, step=feed.images_per_step, total=total)
     step = Step(recipe, learners, strategy, pipeline.finish, batch_size, feed.images_per_step)
     if config.run.compile:
-        notes.append(try_compiled(step, next(feed.steps(0, feed.images_per_step))))
-    run_step, why = choose_step(step, config.run)
-    notes += [why] if why else []
+        notes.append(try_compile(step, next(feed.steps(0, feed.images_per_step))))
+    run_step, note = choose_step(step, config.run)
+    notes += [note] if note else []
     notes += strategy.notes + _describe(config, strategy, sources, batch_size)
     return Parts(config, world, precision, strategy, recipe, feed, loaders, step, run_step, epoch, total, notes)
 
@@ -114,7 +114,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
 def make_learners(
     config: Config, recipe: Recipe, precision: Precision, *, epoch: int, step: int, total: int
 ) -> dict[str, Learner]:
-    """A learner for each network of the recipe."""
+    """Return a learner for each network of the recipe."""
     lengths: dict[str, Any] = {"epoch": epoch, "step": step, "total": total}
     learners = {}
     for name, network in recipe.networks.items():
@@ -123,7 +123,8 @@ def make_learners(
         if half_life and name not in recipe.ema:
             if not recipe.ema or "ema_half_life" in config.networks.get(name, {}):
                 raise UserError(
-                    f"ema_half_life={settings.ema_half_life}: the recipe does not judge {name!r} by a moving average"
+                    f"ema_half_life={settings.ema_half_life}: the recipe does not evaluate {name!r} with an EMA: "
+                    "leave it out"
                 )
             half_life = 0
         rate = schedule_of(settings, lr_scale(config), **lengths)
@@ -132,7 +133,7 @@ def make_learners(
 
 
 def lr_scale(config: Config) -> float:
-    """What `--scale-lr` makes of the learning rates."""
+    """Return the factor by which `--scale-lr` multiplies the learning rates."""
     ratio = int(config.run.batch_size) / config.run.reference_batch
     return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.run.scale_lr]
 

@@ -1,7 +1,7 @@
-"""`--compile`: the recipe's networks through torch.compile, each by itself, inside whatever wraps the recipe.
+"""`--compile`: compile each of the recipe's networks with torch.compile, inside the strategy's wrapper.
 
-A module is compiled in place, so no name in a checkpoint changes. Whether all of it compiles is tried on one batch
-before training begins; where it does not, one line says why and everything stays eager.
+A module is compiled in place, so no name in a checkpoint changes. Compilation is tried on one batch before training
+starts. If it fails, one line reports why and all networks stay eager.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.training.step import Step
 
 
 def compile_networks(recipe: Recipe) -> list[nn.Module]:
-    """Has each network compiled when it is first called, but for those whose gradient is differentiated again."""
+    """Compile each network on its first call, except those that need a double backward."""
     single = recipe.single_networks.items()
     networks = [network for name, network in single if name.partition(".")[0] not in recipe.double_backward]
     for network in networks:
@@ -26,18 +26,18 @@ def compile_networks(recipe: Recipe) -> list[nn.Module]:
     return networks
 
 
-def try_compiled(step: Step, data: StepData) -> str:
-    """Compiles the networks and tries every phase on one step's data; says what came of it. Nothing is learned."""
+def try_compile(step: Step, data: StepData) -> str:
+    """Compile the networks and try every phase on one step's data; return the outcome. No weight changes."""
     if step.strategy.cannot_compile:
         return f"compile: off, since {step.strategy.cannot_compile}"
     networks = compile_networks(step.recipe)
     if not networks:
-        return "compile: off, since every network's gradient is differentiated again (R1)"
+        return "compile: off, since every network needs a double backward (R1)"
     buffers = {name: buffer.clone() for name, buffer in step.recipe.named_buffers()}
     try:
-        step.rehearse(data.fetched[0][0])
+        step.dry_run(data.fetched[0][0])
         outcome = f"compile: {len(networks)} of {len(step.recipe.single_networks)} networks"
-    except Exception as error:  # whatever a compiler may raise: it is never a reason not to train
+    except Exception as error:  # a compiler may raise anything; training continues without it
         for network in networks:
             undo_compile(network)
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
@@ -49,6 +49,6 @@ def try_compiled(step: Step, data: StepData) -> str:
 
 
 def eager() -> AbstractContextManager[object]:
-    """Run compiled networks as they are written inside: evaluation has images of many sizes."""
+    """Return a context in which compiled networks run eagerly, since evaluation has images of many sizes."""
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance

@@ -1,4 +1,4 @@
-"""A recipe evaluated on a split: every sample once, whatever the world size."""
+"""Evaluate a recipe on a split: every sample exactly once, for any world size."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from paceline.training.learner import Learner
 
 
 class SplitEvaluator:
-    """Evaluates one recipe on one split, as often as asked."""
+    """Evaluates one recipe on one split, any number of times."""
 
     def __init__(
         self, recipe: Recipe, loader: Loader, split: str, world: World, precision: Precision, settings: RunSettings
     ) -> None:
-        """Raise UserError for what could not be evaluated later."""
+        """Raise UserError now for anything that would fail during evaluation."""
         self.recipe, self.loader, self.split = recipe, loader, split
         self.world, self.precision, self.settings = world, precision, settings
         self.pipeline = BatchPipeline(loader, None, precision.weights)
@@ -41,7 +41,7 @@ class SplitEvaluator:
         self.notes, self.label, self.protocol = prepared.notes, prepared.label, prepared.protocol()
 
     def keep_protocol(self, folder: RunFolder, *, afresh: bool) -> None:
-        """Keep with a run how its numbers on this split are measured; raise UserError if that has changed."""
+        """Store how this split's metrics are measured; raise UserError if the run has stored another protocol."""
         if self.protocol:
             folder.keep_protocol(self.split, self.label, self.protocol, afresh=afresh)
 
@@ -52,10 +52,10 @@ class SplitEvaluator:
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
-        """Return the recipe's metrics on the split; the same on every rank."""
+        """Return the recipe's metrics on the split, identical on every rank."""
         evaluator, world = self._new_evaluator(), self.world
         missing = torch.tensor([float(evaluator.needs_samples)], device=world.device)
-        if world.sum(missing).item():  # on any rank: what one host has kept, another may not have
+        if world.sum(missing).item():  # on any rank: hosts do not share their caches
             for batch in self._sample_batches():
                 beat()
                 evaluator.update_samples(batch)
@@ -80,7 +80,7 @@ class SplitEvaluator:
 
 @contextmanager
 def evaluated_weights(recipe: Recipe, learners: dict[str, Learner]) -> Iterator[None]:
-    """Inside, the networks that are evaluated through their EMA have it in place."""
+    """Swap in the EMA of the networks that are evaluated with it, for the duration of the context."""
     with ExitStack() as stack:
         for name in recipe.ema:
             if name in learners:
@@ -89,12 +89,12 @@ def evaluated_weights(recipe: Recipe, learners: dict[str, Learner]) -> Iterator[
 
 
 def training_evaluator(parts: Parts) -> SplitEvaluator | None:
-    """Return what evaluates the recipe while it trains; None where it declares no evaluator or lacks the split."""
+    """Return the evaluator used during training; None without a declared evaluator or without the split."""
     return _evaluator_of(parts, parts.recipe.evaluated_on)
 
 
 def final_evaluator(parts: Parts) -> SplitEvaluator | None:
-    """Return what evaluates the best checkpoint on the test split; None where training was evaluated elsewhere."""
+    """Return the evaluator of the best checkpoint on the test split; None unless training uses validation."""
     return _evaluator_of(parts, "test") if parts.recipe.evaluated_on == "validation" else None
 
 

@@ -1,8 +1,8 @@
 """The whole training step as one CUDA graph: captured once, replayed with new data.
 
-Small steps are bound by launching kernels, not by computing. A replay launches one graph. What changes from
-step to step lies in device tensors that are filled before: the fetched batch, the draws, the learning rates.
-Phases that do not run in every step make several graphs, one for each set of phases that is due together.
+Small steps are bound by kernel launches, not by computation. A replay launches one graph. Everything that changes
+from step to step is in device tensors that are filled before the replay: the fetched batch, the draws, the learning
+rates. If some phases do not run in every step, there is one graph for each set of phases that runs together.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from paceline.runs.machine_record import doubt_about_graphs
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
 
-WARMUP_STEPS = 11  # real steps on a side stream before a capture; DistributedDataParallel needs as many
+WARMUP_STEPS = 11  # real steps on a side stream before a capture; DistributedDataParallel requires 11
 
 TORCH, OURS = str(Path(torch.__file__).parent), Path(__file__).parents[1]
-AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # where a step passes on its way into a recipe
+AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # frames between a step and the recipe
 
 RunStep = Callable[[StepData], list[Entry]]
 Fetched = list[list[Batch]]
 
 
 def choose_step(step: Step, settings: RunSettings) -> tuple[RunStep, str]:
-    """The step as it is or as a graph, and a line that says why where a person asked or may wonder."""
+    """Return the eager step or a graphed one, and a note for the user where the choice needs explaining."""
     obstacle = _obstacle(step)
     if settings.graph == "off" or (settings.graph == "auto" and step.world.device.type != "cuda"):
         return step, ""
@@ -45,28 +45,28 @@ def choose_step(step: Step, settings: RunSettings) -> tuple[RunStep, str]:
 
 
 def _obstacle(step: Step) -> str:
-    """Why this step cannot be captured here; empty where it can."""
+    """Return why this step cannot be captured here; empty if it can."""
     if step.world.device.type != "cuda":
         return "there is no GPU"
     if step.strategy.cannot_capture:
         return step.strategy.cannot_capture
     if step.world.backend == "gloo":
-        return "gloo works on the host"
+        return "gloo runs on the host"
     return doubt_about_graphs(step.world.size, step.world.place.num_nodes) if step.world.size > 1 else ""
 
 
 class _Captured:
-    """One graph, the tensors that it reads and the entries that it writes."""
+    """One graph, its input tensors and the entries that it writes."""
 
     def __init__(self, step: Step, due: tuple[Phase, ...], fetched: Fetched, pool: Any) -> None:
         self.inputs: Fetched = [[{k: v.clone() for k, v in batch.items()} for batch in some] for some in fetched]
         self.graph = torch.cuda.CUDAGraph()
-        # Other threads (a loader's pinning, a process group's watchdog) may use the device meanwhile.
+        # Other threads (a loader that pins memory, a process group's watchdog) may use the device during the capture.
         with torch.cuda.graph(self.graph, pool, capture_error_mode="thread_local"):
             self.entries = step.learn(due, self.inputs)
 
     def replay(self, fetched: Fetched) -> list[Entry]:
-        """Learns from other data by the same kernels."""
+        """Run the captured kernels on new data."""
         for inputs, some in zip(self.inputs, fetched, strict=True):
             for static, batch in zip(inputs, some, strict=True):
                 copy_all(list(static.values()), [batch[name] for name in static])
@@ -75,10 +75,10 @@ class _Captured:
 
 
 class GraphedStep:
-    """A step that is eager at first, then captured, then replayed; one that cannot be captured stays eager."""
+    """A step that runs eagerly at first, is then captured and replayed; stays eager if the capture fails."""
 
-    def __init__(self, step: Step, wanted: str = "auto") -> None:
-        self.step, self.wanted = step, wanted
+    def __init__(self, step: Step, mode: str = "auto") -> None:
+        self.step, self.mode = step, mode
         self.captured: dict[tuple[Phase, ...], _Captured] = {}
         self.seen: dict[tuple[Phase, ...], int] = {}
         self.side = torch.cuda.Stream(step.world.device)
@@ -90,13 +90,13 @@ class GraphedStep:
         if due not in self.captured and not self.failed:
             self.seen[due] = self.seen.get(due, 0) + 1
             if self.seen[due] <= WARMUP_STEPS:
-                return self._on_the_side(due, data.fetched)
+                return self._run_on_side_stream(due, data.fetched)
             self._capture(due, data.fetched)
         if self.failed:
             return self.step.learn(due, data.fetched)
         return self.captured[due].replay(data.fetched)
 
-    def _on_the_side(self, due: tuple[Phase, ...], fetched: Fetched) -> list[Entry]:
+    def _run_on_side_stream(self, due: tuple[Phase, ...], fetched: Fetched) -> list[Entry]:
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
             entries = self.step.learn(due, fetched)
@@ -108,19 +108,19 @@ class GraphedStep:
         try:
             self.captured[due] = _Captured(self.step, due, fetched, pool)
         except RuntimeError as error:
-            reason = f"{_culprit(error)} cannot be part of a CUDA graph ({_first(error)})"
+            reason = f"{_culprit(error)} cannot be part of a CUDA graph ({_first_line(error)})"
             self.failed = True
             self.captured.clear()
-            end_broken_capture(pool, self.step.world.device)  # also where this raises: the process may go on
+            end_broken_capture(pool, self.step.world.device)  # even if this raises: the process may continue
             for learner in self.step.learners.values():
                 learner.optimizer.zero_grad(set_to_none=True)
-            if self.wanted == "on":
+            if self.mode == "on":
                 raise UserError(f"--graph on: {reason}; use --graph auto") from error
-            print(f"step: eager from here on, since {reason}")
+            print(f"step: eager from here on: {reason}")
 
 
 def _culprit(error: BaseException) -> str:
-    """The function and line outside of torch in which a capture failed."""
+    """Return the function and line outside of torch in which a capture failed."""
     frames = traceback.extract_tb(_root(error).__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(TORCH)]
     own = [frame for frame in outside if not frame.filename.startswith(AROUND_RECIPES)]
@@ -128,12 +128,12 @@ def _culprit(error: BaseException) -> str:
     return f"{last.name} ({last.filename}:{last.lineno})"
 
 
-def _first(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return str(_root(error)).strip().splitlines()[0]
 
 
 def _root(error: BaseException) -> BaseException:
-    """The error that came first: ending a broken capture raises another one."""
+    """Return the original error: ending a broken capture raises another one."""
     while error.__context__ is not None:
         error = error.__context__
     return error

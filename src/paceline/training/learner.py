@@ -1,4 +1,4 @@
-"""A learner: one network's optimizer, schedule, scaler, clipping and moving average."""
+"""A learner: one network's optimizer, schedule, gradient scaler, clipping and EMA."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.parallel.torch_internals import lerp_all, norms_of
 
 
 class Learner:
-    """Turns a network's gradients into new weights."""
+    """Updates a network's weights from their gradients."""
 
     def __init__(
         self,
@@ -28,22 +28,22 @@ class Learner:
         ema_half_life: int,
     ) -> None:
         self.name, self.network, self.settings, self.learning_rate = name, network, settings, learning_rate
-        # What the recipe's author froze stays as it is.
+        # Parameters that the recipe froze stay frozen.
         self.named: dict[str, Tensor] = {key: p for key, p in network.named_parameters() if p.requires_grad}
         self.parameters = list(self.named.values())
         if not self.parameters:
-            raise UserError(f"network {name!r} has no parameter that requires grad: there is nothing to learn")
+            raise UserError(f"network {name!r} has no parameter that requires grad: there is nothing to train")
         self.optimizer = make_optimizer(self.parameters, settings, precision)
         self.scaler = torch.amp.GradScaler(precision.device_type, enabled=precision.scaled)
         self.ema_half_life = ema_half_life
         self.ema = [p.detach().clone() for p in self.parameters] if ema_half_life else []
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss whose gradients `step` takes; larger than the given one in fp16."""
+        """Return the loss to call `backward` on; scaled up in fp16."""
         return self.scaler.scale(loss)
 
     def set_rate(self, images: int) -> None:
-        """Sets the learning rate for the images seen before the coming step."""
+        """Set the learning rate of the next step, given the images seen so far."""
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(self.learning_rate(images))
@@ -51,7 +51,7 @@ class Learner:
                 group["lr"] = self.learning_rate(images)
 
     def step(self) -> None:
-        """Updates the weights from their gradients."""
+        """Update the weights from their gradients."""
         if self.settings.clip:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
@@ -60,12 +60,12 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
 
     def reset_ema(self) -> None:
-        """Has the average begin at the weights as they are."""
-        for ema_tensor, parameter in zip(self.ema, self.parameters, strict=False):  # there may be none
+        """Reset the EMA to the current weights."""
+        for ema_tensor, parameter in zip(self.ema, self.parameters, strict=False):  # empty without an EMA
             ema_tensor.copy_(parameter.detach())
 
     def update_ema(self, images: int) -> None:
-        """Moves the average towards the weights by the images of one step."""
+        """Update the EMA after a step of so many images."""
         if not self.ema:
             return
         with torch.no_grad():
@@ -73,12 +73,12 @@ class Learner:
 
     @torch.no_grad()
     def is_finite(self) -> bool:
-        """Whether all weights are numbers; waits for the device."""
+        """Return whether all weights are finite; waits for the device."""
         return bool(torch.stack(norms_of(self.parameters, float("inf"))).isfinite().all())
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:
-        """Inside, the network's parameters are their moving average; its buffers are the latest."""
+        """Swap the network's parameters for their EMA inside the context; buffers keep their latest values."""
         self._swap()
         try:
             yield
@@ -92,12 +92,12 @@ class Learner:
 
 
 def make_optimizer(parameters: list[Tensor], settings: LearnerSettings, precision: Precision) -> Optimizer:
-    """The optimizer that the settings name, fused on devices that have it."""
+    """Return the optimizer that the settings choose, in its fused implementation."""
     decayed = [p for p in parameters if settings.decay_norms or p.ndim > 1]
-    spared = [p for p in parameters if not settings.decay_norms and p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    not_decayed = [p for p in parameters if not settings.decay_norms and p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
-    # On a GPU the rate lies there too, so that a captured step can be given another one.
+    # On a GPU the learning rate is a device tensor, so that it can change in a captured step.
     cuda = precision.device_type == "cuda"
     rate = torch.tensor(settings.lr, device=parameters[0].device) if cuda else settings.lr
     betas = (settings.beta1, settings.beta2)
@@ -105,7 +105,7 @@ def make_optimizer(parameters: list[Tensor], settings: LearnerSettings, precisio
         case "sgd":
             nesterov = settings.nesterov and settings.momentum > 0
             sgd = SGD(groups, lr=rate, momentum=settings.momentum, nesterov=nesterov, fused=True)
-            if settings.momentum:  # torch leaves it uninitialised where fp16's scaler skips the very first step
+            if settings.momentum:  # torch leaves it uninitialized if the fp16 scaler skips the first step
                 for parameter in parameters:
                     sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
             return sgd

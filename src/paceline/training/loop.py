@@ -1,4 +1,4 @@
-"""How a run proceeds: what is logged, evaluated and saved, and when it stops. Everything is counted in images seen."""
+"""The training loop: when to log, evaluate, sample, save and stop. Everything is counted in images seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.runs.saver import Saver
 from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, evaluated_weights
-from paceline.training.loss_log import Ledger
+from paceline.training.loss_log import LossLog
 from paceline.training.previews import Previews
 from paceline.training.replicas import check_replicas
 from paceline.training.snapshot import take_snapshot
@@ -32,13 +32,13 @@ class Outputs:
     """Where a loop's numbers, images and checkpoints go."""
 
     folder: RunFolder
-    writer: MetricsWriter | None  # only in a process that writes a run's folder
+    writer: MetricsWriter | None  # only in a process that writes the run's folder
     display: Display
     on_saved: Callable[[], None] = lambda: None  # called by the saving thread after each checkpoint
 
 
 class Loop:
-    """Cadence around the step: log, evaluate, save, stop. Starts at a snapshot that the step holds, or at zero."""
+    """Runs the steps, and logs, evaluates, samples and saves between them. A snapshot is in the step already."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Loop:
     ) -> None:
         self.parts, self.outputs, self.evaluator = parts, outputs, evaluator
         self.world, self.step, self.recipe, run = parts.world, parts.step, parts.recipe, parts.config.run
-        self.asked_to_stop = StopVote(parts.world, stop or StopRequest())
-        self.ledger = Ledger(parts.world)
+        self.stop_requested = StopVote(parts.world, stop or StopRequest())
+        self.loss_log = LossLog(parts.world)
         self.saver = Saver(outputs.folder.checkpoints)
         self.stopwatch = Stopwatch()
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
@@ -109,14 +109,14 @@ class Loop:
             yield data
 
     def advance(self, data: StepData) -> None:
-        """Run one step and what is due after it."""
-        if self.stopped:  # a driver that reads ahead may bring one step more
+        """Run one step, then log, evaluate, sample and save if due."""
+        if self.stopped:  # a strategy that prefetches may pass one more step
             return
         beat()
         self.saver.check()
         self._seed_dropout(data.images)
         with self.stopwatch("step"):
-            self.ledger.enter(data.images, self.parts.run_step(data))
+            self.loss_log.add(data.images, self.parts.run_step(data))
         before, self.images = data.images, data.images + self.parts.feed.images_per_step
         if self._due("log_every", before):
             self._log()
@@ -128,7 +128,7 @@ class Loop:
             self._save()
         if self.check_every and (self.images // self.parts.feed.images_per_step) % self.check_every == 0:
             check_replicas(self.recipe, self.world)
-        if self.asked_to_stop():
+        if self.stop_requested():
             self._save()
             self.stopped = True
 
@@ -141,16 +141,16 @@ class Loop:
             generator.manual_seed(seed)
 
     def _log(self) -> None:
-        """Read the losses once for all ranks, and stop where one is not finite."""
+        """Read the losses of all ranks and log them; raise UserError if one is not finite."""
         if self._logged_at == self.images:
             return
         with self.stopwatch("log"):
-            reading = self.ledger.read()
+            reading = self.loss_log.read()
         self._logged_at = self.images
         if reading.not_finite:
             at, phase, name = reading.not_finite
             self.saver.wait()
-            self.world.wait_for_all()  # all ranks read the same; whichever reports first knows what is left
+            self.world.wait_for_all()  # every rank raises; by now all know which checkpoints exist
             self._fail(f"loss {name!r} of phase {phase!r} is not finite", at)
         values = reading.values | self._timings()
         rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
@@ -159,7 +159,7 @@ class Loop:
 
     def _fail(self, what: str, at: int) -> None:
         number = at // self.parts.feed.images_per_step
-        self.saver.wait()  # what is left is known then
+        self.saver.wait()  # so that the message lists the last checkpoint too
         raise UserError(
             f"{what} at step {number} ({at:,} images seen); {self.outputs.folder.checkpoints.what_is_left()}. "
             "A lower --lr, --precision fp32 or --set clip=1 may help"
@@ -184,32 +184,32 @@ class Loop:
         self._log()
         self._evaluated_at = self.images
         if self._saved_at == self.images:
-            self._saved_at = -1  # the result is kept in the checkpoint, also in one that was written before
+            self._saved_at = -1  # the checkpoint holds the result: write it again
         with self.stopwatch("evaluate"), evaluated_weights(self.recipe, self.step.learners):
             results = self.evaluator.measure()
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
         self._write(values | {"time/evaluation_seconds": self.stopwatch("evaluate").seconds})
         self.outputs.display.line(f"{self.images:>12,} images  " + describe(values))
-        wanted, mode = self.recipe.best
-        name = next((name for name in values if name.partition("[")[0] == wanted), "")
-        if wanted and not name and not self._missed_best:
+        best_metric, mode = self.recipe.best
+        name = next((name for name in values if name.partition("[")[0] == best_metric), "")
+        if best_metric and not name and not self._missed_best:
             self._missed_best = True
             self.outputs.display.line(
-                f"best: no metric {wanted!r}; the last checkpoint counts. There are: {', '.join(values)}"
+                f"best: no metric {best_metric!r}; the last checkpoint counts. There are: {', '.join(values)}"
             )
         if name and self._is_best(name, values[name], mode):
             self.best = Best(name, values[name], self.images)
             self._save()
 
     def _is_best(self, name: str, value: float, mode: str) -> bool:
-        """Return whether a value beats the best so far; one measured by another network is not comparable."""
+        """Return whether a value beats the best so far; values under different metric names are not comparable."""
         before = self.best.value if self.best and self.best.name == name else None
         if before is None:
             return not math.isnan(value)
         return value > before if mode == "max" else value < before
 
     def _sample(self) -> None:
-        """Keep the recipe's images of the same noise, or of the same samples, as always."""
+        """Save the recipe's sample images, always from the same noise or the same samples."""
         if not self.outputs.writer or self._sampled_at == self.images:
             return
         if self.previews:
@@ -220,12 +220,12 @@ class Loop:
     def _save(self) -> None:
         if self._saved_at == self.images:
             return
-        self._log()  # stops where a loss is not finite
+        self._log()  # raises if a loss is not finite
         section = self.stopwatch("save")
         before = section.seconds
         with section:
             for name, learner in self.step.learners.items():
-                if not learner.is_finite():  # a finite loss can have a gradient that is not
+                if not learner.is_finite():  # a finite loss can have non-finite gradients
                     self._fail(f"network {name!r} has weights that are not finite", self.images)
             if self.outputs.folder.is_mine:
                 assert self.outputs.writer
@@ -241,10 +241,10 @@ class Loop:
         self._saved_at = self.images
 
     def cost_of_saving(self) -> str:
-        """Return what checkpoints cost, as a line for the user: time of the loop and of the saving thread."""
-        number, beside = self.saver.num_saves, self.saver.seconds
+        """Return a line about the time spent on checkpoints, in the loop and in the saving thread."""
+        number, background = self.saver.num_saves, self.saver.seconds
         checkpoints = "1 checkpoint" if number == 1 else f"{number} checkpoints"
-        return f"saved {checkpoints}: {self._saving_seconds:.2f} s of the loop, {beside:.2f} s beside it"
+        return f"saved {checkpoints}: {self._saving_seconds:.2f} s in the loop, {background:.2f} s in the background"
 
     def _write(self, values: Mapping[str, float]) -> None:
         if self.outputs.writer:
@@ -252,5 +252,5 @@ class Loop:
 
 
 def describe(values: Mapping[str, float]) -> str:
-    """Return metrics on one line for the user."""
+    """Return metrics as one line of text."""
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items() if not name.endswith("/count"))

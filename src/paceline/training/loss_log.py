@@ -1,7 +1,7 @@
-"""What the phases' losses were, kept on the device until it is time to look.
+"""Losses and signals of the phases, kept on the device until they are logged.
 
-A row per micro-batch is written without waiting for the device. Reading happens when logging and before
-every save, once for all ranks; it finds the first value that is not finite, with its step and phase.
+One row per micro-batch is written without waiting for the device. The rows of all ranks are read when logging and
+before every save. Reading also finds the first value that is not finite, with its step and phase.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from paceline.contracts.recipe import Loss
 from paceline.core.errors import UserError
 from paceline.parallel.world import World
 
-CAPACITY = 1024  # rows between two readings; a fuller page is folded into its sums on the device
+CAPACITY = 1024  # rows per page; a full page is folded into its sums on the device
 
 
 class NotFinite(NamedTuple):
-    """Where a loss first stopped being a number."""
+    """The first value that was not finite."""
 
     images: int
     phase: str
@@ -34,7 +34,7 @@ class Reading(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One micro-batch's losses and facts of one phase, on the device."""
+    """One micro-batch's losses and signals of one phase, on the device."""
 
     phase: str
     names: tuple[str, ...]
@@ -43,11 +43,12 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, phase: str, loss: Loss, samples: int) -> Entry:
-        """The entry for a phase's loss."""
+        """Return the entry for a phase's loss."""
         values = {**loss.terms, **loss.signals}
         if len(values) < len(loss.terms) + len(loss.signals):
             raise UserError(
-                f"phase {phase!r} has a term and a signal of one name: {', '.join(loss.terms & loss.signals.keys())}"
+                f"phase {phase!r} uses a name for both a term and a signal: "
+                f"{', '.join(loss.terms & loss.signals.keys())}: rename one of them"
             )
         numbers = [value.detach() for value in values.values()]
         column = numbers[0].unsqueeze(0) if len(numbers) == 1 else torch.stack(numbers)
@@ -55,22 +56,22 @@ class Entry(NamedTuple):
 
 
 class _Page:
-    """One phase's rows."""
+    """The rows of one phase."""
 
     def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
         self.names = names
         self.rows = torch.zeros(CAPACITY, len(names), device=device, dtype=torch.float64)
-        self.slots = self.rows.unbind()  # cut once: an entry is made in every step
+        self.slots = self.rows.unbind()  # views are created once, since every step writes to one
         self.sums = torch.zeros(len(names) + 1, device=device, dtype=torch.float64)  # the last is the weight
         self.first_bad = torch.full((len(names),), float("inf"), device=device, dtype=torch.float64)
         self.at: list[tuple[int, int]] = []  # (images seen, samples) of each row
 
     def fold(self) -> None:
-        """Adds the rows to the sums, all on the device."""
+        """Add the rows to the sums, on the device."""
         if not self.at:
             return
         rows = self.rows[: len(self.at)]
-        # One upload; from here to the reading nothing waits.
+        # One upload; nothing waits for the device until the values are read.
         images, weights = torch.tensor(self.at, dtype=torch.float64).to(rows.device).unbind(1)
         bad = torch.where(rows.isfinite(), torch.inf, images.unsqueeze(1))
         self.first_bad = torch.minimum(self.first_bad, bad.amin(0))
@@ -78,24 +79,23 @@ class _Page:
         self.at.clear()
 
 
-class Ledger:
-    """Rows of losses and facts by phase."""
+class LossLog:
+    """Rows of losses and signals by phase."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.pages: dict[str, _Page] = {}
 
-    def enter(self, images: int, entries: list[Entry]) -> None:
-        """Writes what the phases of a step gave; does not wait for it."""
+    def add(self, images: int, entries: list[Entry]) -> None:
+        """Add the entries of a step, without waiting for the device."""
         for phase, names, values, samples in entries:
             page = self.pages.get(phase)
             if page is None:
                 page = self.pages[phase] = _Page(names, values.device)
             if page.names != names:
                 raise UserError(
-                    f"phase {phase!r} gave the losses and signals {', '.join(page.names)}, and later "
-                    f"{', '.join(names)}; "
-                    "it must always give the same"
+                    f"phase {phase!r} returned the losses and signals {', '.join(page.names)}, then "
+                    f"{', '.join(names)}: return the same names in every step"
                 )
             if len(page.at) == CAPACITY:
                 page.fold()
@@ -103,7 +103,7 @@ class Ledger:
             page.at.append((images, samples))
 
     def read(self) -> Reading:
-        """The means since the last reading over all ranks; waits for the device and for the ranks."""
+        """Return the means since the last call over all ranks; waits for the device and the other ranks."""
         pages = list(self.pages.items())
         for _, page in pages:
             page.fold()
@@ -133,5 +133,5 @@ class Ledger:
                 values[f"{phase}/{name}"] = mean
                 if self.world.size > 1:
                     values[f"spread/{phase}/{name}"] = spread
-        # Of those at one step the first phase, which is what the others have it from.
+        # Within one step the first phase is the cause: later phases inherit the value from it.
         return Reading(values, min(bad, key=lambda one: one.images, default=None))

@@ -26,7 +26,7 @@ MULTIPLE_PX = 8  # of a window's side, so that every scale divides it
 
 
 class Previews:
-    """The images that a run keeps while it trains, always from the same noise or the same samples."""
+    """The sample images of a run, always made from the same noise or the same samples."""
 
     def __init__(self, recipe: Recipe, drawer: Drawer, source: Source, precision: Precision) -> None:
         self._recipe, self._precision = recipe, precision
@@ -39,7 +39,7 @@ class Previews:
         return bool(self._draws or self._samples)
 
     def render(self) -> np.ndarray:
-        """Return the recipe's images as they are now, as one uint8 image [h, w, c]."""
+        """Return the recipe's current images as one uint8 image [h, w, c]."""
         if self._recipe.generates:
             return grid(make_images(self._recipe, self._draws, self._precision))
         return np.asarray(make_strips(self._recipe, self._samples, self._precision))
@@ -48,35 +48,35 @@ class Previews:
 @torch.no_grad()
 def make_images(recipe: Recipe, draws: Batch, precision: Precision) -> np.ndarray:
     """Return the recipe's image for each row of draws, as uint8 [n, h, w, c]."""
-    learns = recipe.training
+    was_training = recipe.training
     recipe.eval()
     images = []
     for start in range(0, len(next(iter(draws.values()))), IMAGES_AT_ONCE):
         with eager(), precision.autocast():
             rows = {name: values[start : start + IMAGES_AT_ONCE] for name, values in draws.items()}
             images.append(to_eight_bits(recipe.predict(rows)["image"]))
-    recipe.train(learns)
+    recipe.train(was_training)
     return torch.cat(images).permute(0, 2, 3, 1).cpu().numpy()
 
 
 def fixed_draws(recipe: Recipe, drawer: Drawer, count: int) -> Batch:
-    """Return the draws of a run's first samples, which stay the same during training and after it."""
+    """Return the draws of a run's first samples, the same during and after training."""
     if not recipe.generates:
-        raise UserError(f"{type(recipe).__name__} has no generator: it does not make images from noise alone")
+        raise UserError(f"{type(recipe).__name__} has no generator: it does not generate images from noise")
     return drawer.rows("samples", 0, count)
 
 
 def has_strips(recipe: Recipe) -> bool:
-    """Return whether the recipe has images to show for samples."""
+    """Return whether the recipe overrides `preview`."""
     return type(recipe).preview is not Recipe.preview
 
 
 def strip_samples(source: Source, device: torch.device, precision: Precision) -> list[Batch]:
-    """Return the centres of a source's first samples, one per batch, as the recipe sees them."""
-    return list(_centres(source, device, precision))
+    """Return center crops of a source's first samples, one per batch, as input for the recipe."""
+    return list(_center_crops(source, device, precision))
 
 
-def _centres(source: Source, device: torch.device, precision: Precision) -> Iterator[Batch]:
+def _center_crops(source: Source, device: torch.device, precision: Precision) -> Iterator[Batch]:
     for index, (height, width) in enumerate(sizes_of(source)[:NUM_STRIPS].tolist()):
         rows, columns = (_side(side) for side in (height, width))
         top, left = (
@@ -96,7 +96,7 @@ def _side(side: int) -> int:
 
 @torch.no_grad()
 def make_strips(recipe: Recipe, samples: list[Batch], precision: Precision) -> Image.Image:
-    """Return one strip of captioned images per sample, stacked."""
+    """Return one strip of captioned images per sample, stacked vertically."""
     recipe.eval()
     strips = []
     for sample in samples:

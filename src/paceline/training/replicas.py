@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same weights, to the bit."""
+"""Check that all ranks hold bit-identical weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.parallel.world import World
 
 
 def check_replicas(recipe: Recipe, world: World) -> None:
-    """Raises an error that names the first network that is not the same on every rank."""
+    """Raise RuntimeError with the first network whose weights differ between ranks."""
     networks = recipe.single_networks
     rows = world.gather(torch.stack([_checksum(network) for network in networks.values()]))
     for name, column in zip(networks, rows.unbind(1), strict=True):
@@ -20,7 +20,7 @@ def check_replicas(recipe: Recipe, world: World) -> None:
 
 
 def _checksum(network: nn.Module) -> Tensor:
-    """A sum of the parameters' bits, each weighted by its place."""
+    """Return a sum of the parameters' bits, each weighted by its position."""
     total = torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
     for number, parameter in enumerate(network.parameters(), start=1):
         bits = parameter.detach().contiguous().view(torch.int32).flatten().long()

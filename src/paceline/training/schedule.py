@@ -1,4 +1,4 @@
-"""Learning rates as functions of the images seen."""
+"""Learning rate schedules, as functions of the images seen."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from paceline.config.spans import Span
 def schedule_of(
     settings: LearnerSettings, scale: float, *, epoch: int, step: int, total: int
 ) -> Callable[[int], float]:
-    """The learning rate at a number of images seen; `scale` multiplies its highest value."""
+    """Return the learning rate as a function of the images seen; `scale` multiplies its peak."""
     to_images = partial(Span.to_images, epoch=epoch, step=step, total=total)
     warmup = to_images(Span.parse(settings.warmup, "warmup"))
     hold = to_images(Span.parse(settings.hold, "hold"))
     milestones = [to_images(Span.parse(text, "milestones")) for text in settings.milestones.split(",")]
-    highest = settings.lr * scale
+    peak = settings.lr * scale
 
     def after_warmup(images: int) -> float:
         progress = min(1.0, max(0, images - warmup) / max(1, total - warmup))
@@ -32,7 +32,7 @@ def schedule_of(
         return 1.0
 
     def learning_rate(images: int) -> float:
-        rising = images / warmup if images < warmup else 1.0
-        return highest * rising * after_warmup(images)
+        ramp = images / warmup if images < warmup else 1.0
+        return peak * ramp * after_warmup(images)
 
     return learning_rate

@@ -1,4 +1,4 @@
-"""One stage of a run in this process: its folder is opened, the run resumes, trains, is evaluated and closed."""
+"""One stage of a run in this process: open the folder, resume, train, evaluate, close."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Session:
     parts: Parts
     folder: RunFolder
     mirroring: Mirroring
-    output: ExitStack  # keeps what is printed in logs/ until it is closed
-    evaluator: SplitEvaluator | None  # on the split that is evaluated while training
+    output: ExitStack  # copies what is printed to logs/ until it is closed
+    evaluator: SplitEvaluator | None  # on the split that is evaluated during training
     final_evaluator: SplitEvaluator | None  # on the test split, at the end
-    describe_data: Callable[[], str]  # which samples the run is trained on
+    describe_data: Callable[[], str]  # fingerprint of the training samples
 
     def resume(self) -> Snapshot | None:
-        """Print what was chosen; return the newest snapshot that any rank has, or start from `--init-from`."""
+        """Print the notes; return the newest snapshot of any rank, or load `--init-from` if there is none."""
         parts = self.parts
         for note in parts.notes:
             print(note)
@@ -57,19 +57,19 @@ class Session:
         if snapshot:
             restore_snapshot(snapshot, parts.step)  # weights of another network change nothing of the run
         if snapshot and parts.world.is_first:
-            seen, wanted = snapshot.images, parts.total_images
-            if seen > wanted:
-                print(f"at {seen:,} images, past the requested {wanted:,}: nothing is trained or changed")
+            seen, total = snapshot.images, parts.total_images
+            if seen > total:
+                print(f"at {seen:,} images, past the requested {total:,}: nothing is trained or changed")
             else:
-                print(f"{'finished, at' if seen == wanted else 'resuming from'} {seen:,} images")
+                print(f"{'finished, at' if seen == total else 'resuming from'} {seen:,} images")
         return snapshot
 
     def is_settled(self, snapshot: Snapshot | None) -> bool:
-        """Return whether the run is finished on every host, or past its end: then its record stays as it is."""
+        """Return whether the run is finished on every host, or past its end; its record then stays unchanged."""
         if snapshot is None or snapshot.images != self.parts.total_images:
             return snapshot is not None and snapshot.images > self.parts.total_images
         unfinished = self.folder.is_mine and not self.folder.has_finished
-        return not any(self.parts.world.collect("unfinished" if unfinished else ""))
+        return not any(self.parts.world.gather_strings("unfinished" if unfinished else ""))
 
     def train(self, snapshot: Snapshot | None, stop: StopRequest) -> tuple[Loop, MetricsWriter | None]:
         """Train to the end, or until a stop is requested; a settled run is only loaded."""
@@ -101,7 +101,7 @@ class Session:
             return
         world, images = self.parts.world, loop.best.images if loop.best else loop.images
         snapshot = checkpoint_at(self.folder, world, images)
-        if snapshot is None:  # it was on a host that is lost
+        if snapshot is None:  # its host is lost
             images = loop.images
             snapshot = checkpoint_at(self.folder, world, images)
         assert snapshot is not None
@@ -115,7 +115,7 @@ class Session:
             print(f"test, of the checkpoint at {images:,} images: {describe(metrics)}")
 
     def close(self, loop: Loop, writer: MetricsWriter | None) -> None:
-        """Record how the run ended, wait for its mirror and for the other ranks."""
+        """Record how the run ended; wait for its mirror and for the other ranks."""
         if writer:
             writer.close()
         self.folder.end("stopped" if loop.stopped else "finished")
@@ -126,20 +126,20 @@ class Session:
         else:
             print(f"run: {self.folder.path}")
         self.mirroring.finish()
-        self.output.close()  # not after an error: the log is for its traceback too
-        self.parts.world.wait_for_all()  # a launcher ends the other ranks when one has ended with an exit code
+        self.output.close()  # not after an error: the log also gets its traceback
+        self.parts.world.wait_for_all()  # a launcher ends the other ranks when one exits with a nonzero code
 
 
 @dataclass
 class Record:
-    """The settings, versions and hardware of a run, kept once: at its start, or with its next checkpoint."""
+    """The settings, versions and hardware of a run, written once: at its start, or with its next checkpoint."""
 
     session: Session
     snapshot: Snapshot | None
     is_kept: bool = False
 
     def keep(self) -> None:
-        """Write the record, unless this was done before."""
+        """Write the record, unless it is already written."""
         if self.is_kept:
             return
         parts, folder = self.session.parts, self.session.folder
@@ -153,7 +153,7 @@ class Record:
         self.is_kept = True
 
     def on_saved(self) -> None:
-        """Keep the record with a new checkpoint, and let the mirror know of it."""
+        """Write the record with a new checkpoint, and notify the mirror."""
         self.keep()
         self.session.mirroring.notice()
 
@@ -172,7 +172,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         yield Session(parts, folder, mirroring, output, evaluator, final, data)
     except KeyboardInterrupt:
         interrupted = True
-        folder.end("stopped", "at once, by a second Ctrl-C")
+        folder.end("stopped", "immediately, by a second Ctrl-C")
         raise
     except OSError as error:
         folder.end("failed", str(error))
@@ -191,7 +191,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
 
 
 def _choices(parts: Parts) -> Choices:
-    """Return what "auto" came to."""
+    """Return the choices made for settings that are "auto"."""
     run, accelerator = parts.config.run, parts.world.device.type
     loader = type(parts.loaders["train"]).__module__.rpartition(".")[2]
     workers = run.workers if parts.loaders["train"].uses_workers else 0

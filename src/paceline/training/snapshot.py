@@ -1,4 +1,4 @@
-"""A run's state as tensors and numbers by name, and back into the living objects."""
+"""Copy a run's state into a snapshot of named tensors and numbers, and restore it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from paceline.training.step import Step
 
 
 def take_snapshot(images: int, step: Step, best: Best | None, evaluated_at: int) -> Snapshot:
-    """Everything that the run needs to go on from here, as copies that training does not touch."""
+    """Return everything needed to resume from here, as copies that training does not modify."""
     weights: dict[str, Tensor] = dict(step.recipe.state_dict())
     state: dict[str, Tensor] = {}
     scalers: dict[str, ScalerState] = {}
     for name, learner in step.learners.items():
-        averages = zip(learner.named, learner.ema, strict=False)  # there may be none
-        weights |= {f"{EMA}{name}.{key}": value for key, value in averages}
+        ema_tensors = zip(learner.named, learner.ema, strict=False)  # empty without an EMA
+        weights |= {f"{EMA}{name}.{key}": value for key, value in ema_tensors}
         state |= _optimizer_tensors(learner)
         scalers[name] = learner.scaler.state_dict()
     state |= {f"signals/{name}": value for name, value in step.signals.items()}
@@ -28,7 +28,7 @@ def take_snapshot(images: int, step: Step, best: Best | None, evaluated_at: int)
 
 
 def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
-    """Puts a snapshot's tensors into the recipe, the learners and the facts."""
+    """Load a snapshot into the recipe, the learners and the signals."""
     load_weights(step.recipe, snapshot.weights)
     for name, learner in step.learners.items():
         for key, ema_tensor in zip(learner.named, learner.ema, strict=False):

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.errors import UserError
-from paceline.core.streams import run_side_by_side
+from paceline.core.streams import run_concurrently
 from paceline.data.feed import StepData
 from paceline.parallel.strategy import Strategy
 from paceline.training.learner import Learner
 from paceline.training.loss_log import Entry
 
-Finish = Callable[[Batch], Batch]  # makes the recipe's batch of a fetched one, on the device alone
-Watch = Callable[[Phase, Learner], None]  # sees a phase's gradients before they are used
+Finish = Callable[[Batch], Batch]  # turns a fetched batch into the recipe's, on the device
+Watch = Callable[[Phase, Learner], None]  # called with a phase's gradients before the update
 
 
 class Step:
@@ -42,34 +42,34 @@ class Step:
         self.unchecked = {phase.name for phase in recipe.phases}
 
     def __call__(self, data: StepData, watch: Watch | None = None) -> list[Entry]:
-        """Learns from one step's data; gives what the phases' losses were, still on the device."""
+        """Train on one step's data; return the phases' losses, still on the device."""
         self.set_rates(data.images)
         return self.learn(self.due(data.images), data.fetched, watch)
 
     def due(self, images: int) -> tuple[Phase, ...]:
-        """The phases that run in the step after so many images."""
+        """Return the phases that run in the step after so many images."""
         number = images // self.images_per_step
         return tuple(phase for phase in self.recipe.phases if number % phase.every == 0)
 
     def set_rates(self, images: int) -> None:
-        """Sets the learning rates for the images seen before this step."""
+        """Set the learning rates, given the images seen before this step."""
         for learner in self.learners.values():
             learner.set_rate(images)
 
     def learn(self, due: tuple[Phase, ...], fetched: list[list[Batch]], watch: Watch | None = None) -> list[Entry]:
-        """The step itself: from here on nothing reads the device or depends on the images seen."""
+        """Run the phases; nothing here waits for the device or depends on the images seen, so it can be captured."""
         repetitions = [[self.finish(batch) for batch in micro_batches] for micro_batches in fetched]
         entries: list[Entry] = []
         for phases in groups(due):
             tasks = [partial(self._learn_phase, phase, repetitions, watch) for phase in phases]
-            for made in run_side_by_side(tasks, self.world.device):
-                entries += made
+            for phase_entries in run_concurrently(tasks, self.world.device):
+                entries += phase_entries
         for learner in self.learners.values():
             learner.update_ema(self.images_per_step)
         return entries
 
-    def rehearse(self, fetched: Batch) -> None:
-        """Every phase's forward and backward on one micro-batch, by this process alone; no weight changes."""
+    def dry_run(self, fetched: Batch) -> None:
+        """Run every phase's forward and backward on one micro-batch, in this process only; no weight changes."""
         batch = self.finish(fetched)
         samples = len(next(iter(batch.values())))
         for phase in self.recipe.phases:
@@ -92,7 +92,7 @@ class Step:
             samples = len(next(iter(batch.values())))
             with self.strategy.accumulating(phase, last):
                 loss = self.strategy.forward(phase, self._with_signals(batch, samples))
-                # Means over parts, weighted so that the ranks' average is the mean over the global batch.
+                # Weighted so that the average over ranks is the mean over the global batch.
                 weight = samples * self.world.size / self.batch_size
                 self.strategy.backward(learner.scale(_total(loss, weight)), last)
             entries.append(Entry.of(phase.name, loss, samples))
@@ -110,8 +110,10 @@ class Step:
         return entries
 
     def _with_signals(self, batch: Batch, samples: int) -> Batch:
-        """Facts travel as columns, since DataParallel can only cut what has a dimension for samples."""
-        return batch | {name: fact.expand(samples) for name, fact in self.signals.items()} if self.signals else batch
+        """Add the signals as columns, since DataParallel can only split tensors with a batch dimension."""
+        return (
+            batch | {name: signal.expand(samples) for name, signal in self.signals.items()} if self.signals else batch
+        )
 
     def _update_signals(self, signals: dict[str, Tensor]) -> None:
         totals = self.world.sum(torch.stack(list(signals.values())))
@@ -124,8 +126,8 @@ class Step:
         if missing:
             shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
             raise UserError(
-                f"phase {phase.name!r} gives no gradient to {len(missing)} parameters of {phase.network!r} ({shown}); "
-                "use them in the loss, or leave them out of the network"
+                f"phase {phase.name!r} gives no gradient to {len(missing)} parameters of {phase.network!r} ({shown}): "
+                "use them in the loss, or remove them from the network"
             )
 
 
@@ -136,11 +138,11 @@ def _total(loss: Loss, weight: float) -> Tensor:
 
 
 def groups(due: Iterable[Phase]) -> list[list[Phase]]:
-    """The phases in order, together where they may run at the same time."""
-    together: list[list[Phase]] = []
+    """Return the phases in order, grouped where they may run concurrently."""
+    grouped: list[list[Phase]] = []
     for phase in due:
-        if phase.concurrent and together and all(phase.network != other.network for other in together[-1]):
-            together[-1].append(phase)
+        if phase.concurrent and grouped and all(phase.network != other.network for other in grouped[-1]):
+            grouped[-1].append(phase)
         else:
-            together.append([phase])
-    return together
+            grouped.append([phase])
+    return grouped

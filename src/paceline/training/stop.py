@@ -1,4 +1,4 @@
-"""A request to stop: the step is finished, the run is saved, and the same command goes on later."""
+"""Stop requests: the run finishes its step, saves and exits; the same command resumes it later."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch
 from paceline.parallel.world import World
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-AGAIN_AFTER_SECONDS = 1.0  # a launcher passes the terminal's Ctrl-C on: the same request, not a second one
-SECONDS_BETWEEN_LOOKS = 2.0
+SECOND_REQUEST_AFTER_SECONDS = 1.0  # earlier signals are the same Ctrl-C, forwarded by a launcher
+SECONDS_BETWEEN_CHECKS = 2.0
 
-# Exit codes of a run that was asked to stop and saved itself.
-INTERRUPTED = 130  # by Ctrl-C, as shells have it
-GO_ON_LATER = 75  # by another signal (EX_TEMPFAIL)
+# Exit codes of a run that stopped on request and saved a checkpoint.
+INTERRUPTED = 130  # by Ctrl-C, as in shells
+RESUME_LATER = 75  # by another signal (EX_TEMPFAIL)
 
 
 class StopRequest:
-    """Set by Ctrl-C, SIGTERM or SIGUSR1; a second Ctrl-C stops at once."""
+    """Set by Ctrl-C, SIGTERM or SIGUSR1; a second Ctrl-C stops immediately."""
 
     def __init__(self) -> None:
         self.signal: int = 0
@@ -31,11 +31,11 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, the signals are taken over; only a process's main thread can do that, elsewhere nothing is."""
+        """Handle the signals inside the context; does nothing outside of the main thread, where Python cannot."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         try:
             yield
         finally:
@@ -44,34 +44,34 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """Of a run that stopped for this; the request may have come to another rank alone."""
-        return INTERRUPTED if self.signal == signal.SIGINT else GO_ON_LATER
+        """The exit code of a run that stopped; the signal may have reached another rank only."""
+        return INTERRUPTED if self.signal == signal.SIGINT else RESUME_LATER
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.signal and time.monotonic() - self._since > AGAIN_AFTER_SECONDS:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.signal and time.monotonic() - self._since > SECOND_REQUEST_AFTER_SECONDS:
             raise KeyboardInterrupt
         if not self.signal:
             self.signal, self._since = number, time.monotonic()
 
 
 class StopVote:
-    """Whether any rank was asked to stop. Ranks look together, some seconds apart, so that it costs no step."""
+    """Whether any rank has a stop request. Ranks check together every few seconds, so steps stay fast."""
 
     def __init__(self, world: World, request: StopRequest) -> None:
         self.world, self.request = world, request
-        self._steps, self._look_after, self._since = 0, 1, time.monotonic()
+        self._steps, self._check_after, self._since = 0, 1, time.monotonic()
 
     def __call__(self) -> bool:
-        """Asked by every rank after every step; the same answer on each."""
+        """Return the same answer on every rank; every rank calls this after every step."""
         if self.world.size == 1:
             return bool(self.request.signal)
         self._steps += 1
-        if self._steps < self._look_after:
+        if self._steps < self._check_after:
             return False
         now = time.monotonic()
         own = torch.tensor([bool(self.request.signal), now - self._since], dtype=torch.float64)
-        asked, seconds = self.world.gather(own.to(self.world.device)).cpu().unbind(1)
-        fitting = int(SECONDS_BETWEEN_LOOKS * self._steps / max(seconds.max().item(), 1e-3))
-        self._look_after = max(1, min(2 * self._look_after, fitting))
+        requested, seconds = self.world.gather(own.to(self.world.device)).cpu().unbind(1)
+        num_steps = int(SECONDS_BETWEEN_CHECKS * self._steps / max(seconds.max().item(), 1e-3))
+        self._check_after = max(1, min(2 * self._check_after, num_steps))
         self._steps, self._since = 0, now
-        return bool(asked.any())
+        return bool(requested.any())

@@ -1,4 +1,4 @@
-"""Where the time of the loop goes: host time by section."""
+"""Host time of the loop, by section."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from types import TracebackType
 
 
 class Stopwatch:
-    """Adds up host time by section: `with stopwatch("data"): …`. One section may hold another of another name."""
+    """Sums host time by section: `with stopwatch("data"): …`. Sections with different names may be nested."""
 
     def __init__(self) -> None:
         self._sections: dict[str, _Section] = {}
         self._taken = perf_counter()
 
     def __call__(self, name: str) -> _Section:
-        """The section of this name, for a `with` block."""
+        """Return the section of this name, for a `with` block."""
         section = self._sections.get(name)
         if section is None:
             section = self._sections[name] = _Section()
         return section
 
     def take(self) -> dict[str, float]:
-        """The seconds of each section since the last take, and "total"; a section counts when it ends."""
+        """Return the seconds of each section since the last call, and "total"; a section counts when it ends."""
         now = perf_counter()
         seconds = {name: section.seconds for name, section in self._sections.items()}
         seconds["total"] = now - self._taken
@@ -32,7 +32,7 @@ class Stopwatch:
 
 
 class _Section:
-    __slots__ = ("_entered", "seconds")  # it is entered every step: kept as cheap as it can be
+    __slots__ = ("_entered", "seconds")  # entered in every step, so kept cheap
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -1,12 +1,12 @@
-// One chart on a canvas: many curves, each over its own axis, with ranges, rank spread, a crosshair and a zoom.
+// One chart on a canvas: any number of curves with ranges, rank spread, a crosshair and zoom.
 import { colorOf, css } from "./colors.js";
 import { make } from "./dom.js";
 import { duration, logTicks, short, smoothed, ticks, timeTicks, whole } from "./numbers.js";
 
 const LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 20;
-const MOST_IN_TIP = 8;
-const MEASURED = /^(train|validation|test|lr)\//; // few and exact: a smoothed line would say what nobody measured
-const FEW = 30; // points that are marked one by one
+const MAX_TIP_ROWS = 8;
+const EXACT = /^(train|validation|test|lr)\//; // few and exact values: smoothing would show numbers that were never measured
+const MAX_MARKED_POINTS = 30; // up to so many points are drawn as dots
 
 export class Chart {
   constructor(name, options, events) {
@@ -14,7 +14,7 @@ export class Chart {
     this.options = options; // {axis, scale, smooth, band, zoom, focus}: shared by all charts, changed by the page
     this.events = events; // {zoom(range or null)}
     this.curves = [];
-    this.exact = MEASURED.test(name);
+    this.exact = EXACT.test(name);
     const slash = name.lastIndexOf("/");
     this.value = make("span", { class: "value" });
     this.canvas = make("canvas", { role: "img", "aria-label": name });
@@ -46,27 +46,27 @@ export class Chart {
     const density = window.devicePixelRatio || 1;
     if (this.canvas.width !== Math.round(width * density)) this.canvas.width = Math.round(width * density);
     if (this.canvas.height !== Math.round(height * density)) this.canvas.height = Math.round(height * density);
-    const pen = this.canvas.getContext("2d");
-    pen.setTransform(density, 0, 0, density, 0, 0);
-    pen.clearRect(0, 0, width, height);
+    const context = this.canvas.getContext("2d");
+    context.setTransform(density, 0, 0, density, 0, 0);
+    context.clearRect(0, 0, width, height);
     this.prepare(width, height);
-    this.drawAxes(pen, width, height);
-    pen.save();
-    pen.beginPath();
-    pen.rect(LEFT, TOP - 3, width - LEFT - RIGHT, height - TOP - BOTTOM + 6);
-    pen.clip();
+    this.drawAxes(context, width, height);
+    context.save();
+    context.beginPath();
+    context.rect(LEFT, TOP - 3, width - LEFT - RIGHT, height - TOP - BOTTOM + 6);
+    context.clip();
     const focus = this.options.focus;
     const few = this.curves.length <= 12;
-    for (const curve of this.curves) if (curve.run.id !== focus) this.drawCurve(pen, curve, few && !focus, focus ? 0.18 : 1);
-    for (const curve of this.curves) if (curve.run.id === focus) this.drawCurve(pen, curve, true, 1);
-    if (this.at !== undefined) this.drawCrosshair(pen, height);
+    for (const curve of this.curves) if (curve.run.id !== focus) this.drawCurve(context, curve, few && !focus, focus ? 0.18 : 1);
+    for (const curve of this.curves) if (curve.run.id === focus) this.drawCurve(context, curve, true, 1);
+    if (this.at !== undefined) this.drawCrosshair(context, height);
     if (this.pressed && this.at !== undefined) {
-      pen.globalAlpha = 0.12;
-      pen.fillStyle = css("--accent");
-      pen.fillRect(Math.min(this.pressed, this.at), TOP, Math.abs(this.at - this.pressed), height - TOP - BOTTOM);
+      context.globalAlpha = 0.12;
+      context.fillStyle = css("--accent");
+      context.fillRect(Math.min(this.pressed, this.at), TOP, Math.abs(this.at - this.pressed), height - TOP - BOTTOM);
     }
-    pen.restore();
-    this.tellValue();
+    context.restore();
+    this.showValue();
   }
 
   prepare(width, height) {
@@ -114,104 +114,104 @@ export class Chart {
     Object.assign(this, { left, right, low, high, log });
   }
 
-  drawAxes(pen, width, height) {
-    pen.font = "10.5px system-ui, sans-serif";
-    pen.lineWidth = 1;
-    pen.textBaseline = "middle";
-    pen.textAlign = "right";
+  drawAxes(context, width, height) {
+    context.font = "10.5px system-ui, sans-serif";
+    context.lineWidth = 1;
+    context.textBaseline = "middle";
+    context.textAlign = "right";
     const grid = css("--grid"), dim = css("--dim");
     const labels = this.log ? logTicks(this.low, this.high) : ticks(this.low, this.high, 5);
     for (const y of labels) {
       const at = Math.round(this.toY(y)) + 0.5;
-      pen.strokeStyle = grid;
-      pen.beginPath();
-      pen.moveTo(LEFT, at);
-      pen.lineTo(width - RIGHT, at);
-      pen.stroke();
-      pen.fillStyle = dim;
-      pen.fillText(short(Math.abs(y) < (this.high - this.low) * 1e-9 && !this.log ? 0 : y), LEFT - 6, at);
+      context.strokeStyle = grid;
+      context.beginPath();
+      context.moveTo(LEFT, at);
+      context.lineTo(width - RIGHT, at);
+      context.stroke();
+      context.fillStyle = dim;
+      context.fillText(short(Math.abs(y) < (this.high - this.low) * 1e-9 && !this.log ? 0 : y), LEFT - 6, at);
     }
-    pen.textBaseline = "alphabetic";
-    pen.textAlign = "center";
+    context.textBaseline = "alphabetic";
+    context.textAlign = "center";
     const seconds = this.options.axis === "seconds";
-    const wanted = (width - LEFT) / 65;
-    for (const x of seconds ? timeTicks(this.left, this.right, wanted) : ticks(this.left, this.right, wanted)) {
+    const count = (width - LEFT) / 65;
+    for (const x of seconds ? timeTicks(this.left, this.right, count) : ticks(this.left, this.right, count)) {
       const text = seconds ? duration(x) : short(x);
-      const half = pen.measureText(text).width / 2;
+      const half = context.measureText(text).width / 2;
       const at = Math.min(this.toX(x), width - half - 1);
-      pen.fillText(x === 0 ? "0" : text, at, height - 6);
+      context.fillText(x === 0 ? "0" : text, at, height - 6);
     }
   }
 
-  drawCurve(pen, curve, withRanges, alpha) {
+  drawCurve(context, curve, withRanges, alpha) {
     const { x, y, series, spread } = curve;
-    pen.strokeStyle = pen.fillStyle = colorOf(curve.run.index);
-    pen.lineJoin = "round";
+    context.strokeStyle = context.fillStyle = colorOf(curve.run.index);
+    context.lineJoin = "round";
     if (withRanges && this.options.band && spread && spread.mean.length === x.length) {
       const half = spread.mean;
-      pen.globalAlpha = 0.2 * alpha;
-      this.fillBetween(pen, x, (i) => series.mean[i] - half[i] / 2, (i) => series.mean[i] + half[i] / 2);
+      context.globalAlpha = 0.2 * alpha;
+      this.fillBetween(context, x, (i) => series.mean[i] - half[i] / 2, (i) => series.mean[i] + half[i] / 2);
     }
     if (withRanges && series.values > x.length) {
-      pen.globalAlpha = 0.1 * alpha;
-      this.fillBetween(pen, x, (i) => series.low[i], (i) => series.high[i]);
+      context.globalAlpha = 0.1 * alpha;
+      this.fillBetween(context, x, (i) => series.low[i], (i) => series.high[i]);
     }
     if (withRanges && this.smooth) {
-      pen.globalAlpha = 0.28 * alpha;
-      pen.lineWidth = 1;
-      this.strokeLine(pen, x, series.mean);
+      context.globalAlpha = 0.28 * alpha;
+      context.lineWidth = 1;
+      this.strokeLine(context, x, series.mean);
     }
-    pen.globalAlpha = alpha;
-    pen.lineWidth = this.curves.length > 20 && alpha === 1 && !this.options.focus ? 1 : 1.6;
-    this.strokeLine(pen, x, y);
-    if (this.exact && x.length <= FEW)
-      for (let i = 0; i < x.length; i++) { pen.beginPath(); pen.arc(this.toX(x[i]), this.toY(y[i]), 2.2, 0, 7); pen.fill(); }
-    pen.globalAlpha = 1;
+    context.globalAlpha = alpha;
+    context.lineWidth = this.curves.length > 20 && alpha === 1 && !this.options.focus ? 1 : 1.6;
+    this.strokeLine(context, x, y);
+    if (this.exact && x.length <= MAX_MARKED_POINTS)
+      for (let i = 0; i < x.length; i++) { context.beginPath(); context.arc(this.toX(x[i]), this.toY(y[i]), 2.2, 0, 7); context.fill(); }
+    context.globalAlpha = 1;
   }
 
-  strokeLine(pen, x, y) {
-    pen.beginPath();
+  strokeLine(context, x, y) {
+    context.beginPath();
     let drawing = false, alone = 0, lastX = 0, lastY = 0;
     for (let i = 0; i < x.length; i++) {
       const atX = this.toX(x[i]), atY = this.toY(y[i]);
       if (!Number.isFinite(atX) || !Number.isFinite(atY)) { drawing = false; continue; }
-      if (drawing) pen.lineTo(atX, atY);
-      else pen.moveTo(atX, atY);
+      if (drawing) context.lineTo(atX, atY);
+      else context.moveTo(atX, atY);
       drawing = true;
       alone++; lastX = atX; lastY = atY;
     }
-    pen.stroke();
-    if (alone === 1) { pen.beginPath(); pen.arc(lastX, lastY, 2.5, 0, 7); pen.fill(); }
+    context.stroke();
+    if (alone === 1) { context.beginPath(); context.arc(lastX, lastY, 2.5, 0, 7); context.fill(); }
   }
 
-  fillBetween(pen, x, low, high) {
+  fillBetween(context, x, low, high) {
     const lowest = this.log ? this.low : -Infinity;
     const good = [];
     for (let i = 0; i < x.length; i++) if (Number.isFinite(x[i]) && Number.isFinite(low(i)) && Number.isFinite(high(i)) && high(i) > lowest) good.push(i);
     if (good.length < 2) return;
-    pen.beginPath();
-    for (const i of good) pen.lineTo(this.toX(x[i]), this.toY(high(i)));
-    for (const i of good.reverse()) pen.lineTo(this.toX(x[i]), this.toY(Math.max(low(i), lowest)));
-    pen.closePath();
-    pen.fill();
+    context.beginPath();
+    for (const i of good) context.lineTo(this.toX(x[i]), this.toY(high(i)));
+    for (const i of good.reverse()) context.lineTo(this.toX(x[i]), this.toY(Math.max(low(i), lowest)));
+    context.closePath();
+    context.fill();
   }
 
-  drawCrosshair(pen, height) {
-    pen.strokeStyle = css("--faint");
-    pen.lineWidth = 1;
-    pen.beginPath();
-    pen.moveTo(Math.round(this.at) + 0.5, TOP);
-    pen.lineTo(Math.round(this.at) + 0.5, height - BOTTOM);
-    pen.stroke();
+  drawCrosshair(context, height) {
+    context.strokeStyle = css("--faint");
+    context.lineWidth = 1;
+    context.beginPath();
+    context.moveTo(Math.round(this.at) + 0.5, TOP);
+    context.lineTo(Math.round(this.at) + 0.5, height - BOTTOM);
+    context.stroke();
     for (const { curve, i } of this.near ?? []) {
-      pen.fillStyle = colorOf(curve.run.index);
-      pen.beginPath();
-      pen.arc(this.toX(curve.x[i]), this.toY(curve.y[i]), 3, 0, 7);
-      pen.fill();
+      context.fillStyle = colorOf(curve.run.index);
+      context.beginPath();
+      context.arc(this.toX(curve.x[i]), this.toY(curve.y[i]), 3, 0, 7);
+      context.fill();
     }
   }
 
-  tellValue() {
+  showValue() {
     const lasts = this.curves.map((curve) => curve.series.mean.at(-1)).filter(Number.isFinite);
     this.value.textContent = this.curves.length === 1 && lasts.length ? short(lasts[0]) : "";
     this.card.dataset.values = this.curves.reduce((sum, curve) => sum + curve.series.values, 0);
@@ -221,20 +221,20 @@ export class Chart {
   point(event) {
     const box = this.canvas.getBoundingClientRect();
     this.at = Math.max(LEFT, Math.min(event.clientX - box.left, box.width - RIGHT));
-    const atY = event.clientY - box.top, wanted = this.fromX(this.at);
+    const atY = event.clientY - box.top, target = this.fromX(this.at);
     const found = [];
     for (const curve of this.curves) {
-      const i = nearest(curve.x, wanted);
+      const i = nearest(curve.x, target);
       if (i < 0 || !Number.isFinite(curve.y[i]) || Math.abs(this.toX(curve.x[i]) - this.at) > 40) continue;
       found.push({ curve, i, distance: Math.abs(this.toY(curve.y[i]) - atY) });
     }
     found.sort((a, b) => a.distance - b.distance);
-    this.near = found.slice(0, MOST_IN_TIP);
+    this.near = found.slice(0, MAX_TIP_ROWS);
     this.draw();
-    this.tell(event.clientX - box.left, found.length);
+    this.showTip(event.clientX - box.left, found.length);
   }
 
-  tell(atX, total) {
+  showTip(atX, total) {
     if (!this.near.length) { this.tip.hidden = true; return; }
     const [{ curve: first, i }] = this.near;
     const where = this.options.axis === "seconds" ? duration(first.x[i]) : `${whole(first.x[i])} images`;
@@ -246,7 +246,7 @@ export class Chart {
         make("td", { class: "name ellipsis" }, curve.run.name));
     });
     this.tip.replaceChildren(make("div", { class: "at" }, where), make("table", {}, ...rows),
-      total > MOST_IN_TIP ? make("div", { class: "at" }, `and ${total - MOST_IN_TIP} more`) : "");
+      total > MAX_TIP_ROWS ? make("div", { class: "at" }, `and ${total - MAX_TIP_ROWS} more`) : "");
     this.tip.hidden = false;
     const right = atX > this.canvas.clientWidth / 2;
     this.tip.style.left = right ? "auto" : `${atX + 24}px`;
@@ -273,13 +273,13 @@ export class Chart {
   }
 }
 
-function nearest(x, wanted) {
+function nearest(x, target) {
   let low = 0, high = x.length - 1;
   if (high < 0) return -1;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (x[middle] < wanted) low = middle + 1;
+    if (x[middle] < target) low = middle + 1;
     else high = middle;
   }
-  return low > 0 && Math.abs(x[low - 1] - wanted) < Math.abs(x[low] - wanted) ? low - 1 : low;
+  return low > 0 && Math.abs(x[low - 1] - target) < Math.abs(x[low] - target) ? low - 1 : low;
 }

@@ -1,4 +1,4 @@
-// One color per run, by the order of names, so that it stays; past the first ten the hues go round the circle.
+// One fixed color per run, by index; after the first ten, hues are spaced around the color wheel.
 const LIGHT = ["#1f6fa8", "#d1622b", "#2f8a57", "#a23b72", "#7a5cc0", "#b08a12", "#17879a", "#c2413f", "#5d7a29", "#7d6558"];
 const DARK = ["#62b0e8", "#f0935f", "#6cc893", "#e07fb4", "#ab93ee", "#dcb94a", "#4fc4d6", "#f08583", "#a5c765", "#bfa294"];
 

@@ -1,5 +1,5 @@
-// The wall of charts: one for each number, drawn when it comes into view and fetched when its runs have changed.
-import { askSeries } from "./api.js";
+// The charts: one per metric, drawn when scrolled into view and fetched again when its runs change.
+import { fetchSeries } from "./api.js";
 import { Chart } from "./chart.js";
 import { colorOf } from "./colors.js";
 import { $, make, remember, remembered } from "./dom.js";
@@ -11,7 +11,7 @@ const GROUPS = [
   ["Speed", (name) => /^time\/(images_per_second|images_per_second_without_loading|data_wait)$/.test(name)],
   ["GPU", (name) => name.startsWith("gpu/")],
   ["Learning rate", (name) => name.startsWith("lr/")],
-  ["Seconds between two lines", (name) => /^time\/.*_seconds$/.test(name)],
+  ["Seconds per log interval", (name) => /^time\/.*_seconds$/.test(name)],
 ];
 const PARTS = ["step", "data", "log", "evaluate", "sample", "save"];
 const PART_COLORS = ["#3f7fae", "#d98b3a", "#8a8f95", "#7a68b8", "#4e9a6b", "#b8577f"];
@@ -44,18 +44,18 @@ export class Curves {
     $("band").addEventListener("change", () => this.change({ band: $("band").checked }));
     $("find-chart").addEventListener("input", () => this.arrange(this.runs ?? []));
     $("unzoom").addEventListener("click", () => this.zoom(null));
-    this.tellOptions();
+    this.showOptions();
   }
 
   change(changes) {
     Object.assign(this.options, changes);
     const { axis, scale, smooth, band } = this.options;
     remember("curves", { axis, scale, smooth, band });
-    this.tellOptions();
+    this.showOptions();
     this.redraw();
   }
 
-  tellOptions() {
+  showOptions() {
     $("smooth-shown").textContent = Number(this.options.smooth).toFixed(2);
     $("unzoom").hidden = !this.options.zoom;
   }
@@ -75,7 +75,7 @@ export class Curves {
     this.frame = requestAnimationFrame(() => { for (const name of this.visible) this.charts.get(name)?.draw(); });
   }
 
-  // runs: those that are chosen, each with its index; called after every look.
+  // runs: the selected runs, each with its index; called after every poll.
   show(runs) {
     this.runs = runs;
     this.arrange(runs);
@@ -83,8 +83,8 @@ export class Curves {
   }
 
   arrange(runs) {
-    const wanted = $("find-chart").value.trim().toLowerCase();
-    const names = [...new Set(runs.flatMap((run) => run.names))].filter((name) => name.toLowerCase().includes(wanted));
+    const filter = $("find-chart").value.trim().toLowerCase();
+    const names = [...new Set(runs.flatMap((run) => run.names))].filter((name) => name.toLowerCase().includes(filter));
     const groups = GROUPS.map(([title, holds]) => [title, names.filter(holds).sort()]).filter(([, found]) => found.length);
     const plan = JSON.stringify([groups, runs.length > 0]);
     if (plan !== this.plan) {
@@ -111,8 +111,8 @@ export class Curves {
       if (title === "Speed") parts.push(this.split);
     }
     if (!groups.length) {
-      const nothing = runs.length ? "No numbers yet." : "Choose a run on the left.";
-      parts.push(make("p", { class: "empty" }, $("find-chart").value ? "No chart has this in its name." : nothing));
+      const nothing = runs.length ? "No metrics yet." : "Select a run on the left.";
+      parts.push(make("p", { class: "empty" }, $("find-chart").value ? "No chart matches the filter." : nothing));
     }
     this.wall.replaceChildren(...parts);
     for (const name of used) this.watcher.observe(this.charts.get(name).card);
@@ -135,7 +135,7 @@ export class Curves {
     return this.runs.length > 20 ? 300 : this.runs.length > 6 ? 600 : 1200;
   }
 
-  // Fetches what the charts in view lack, one request at a time.
+  // Fetches the series that visible charts are missing, one request at a time.
   async load() {
     if (this.loading) { this.again = true; return; }
     this.loading = true;
@@ -164,7 +164,7 @@ export class Curves {
   async fetch(runs, names) {
     const points = this.points;
     const revisions = new Map(runs.map((run) => [run.id, run.revision]));
-    const found = await askSeries([...revisions.keys()], names, points);
+    const found = await fetchSeries([...revisions.keys()], names, points);
     for (const series of found) this.have.set(`${series.run} ${series.name}`, { series, revision: revisions.get(series.run), points });
   }
 

@@ -1,4 +1,4 @@
-// Elements from plain values. Text only ever becomes a text node: nothing that a run is called can become markup.
+// Creates elements. Text always becomes a text node, so a run's name is never parsed as markup.
 export const $ = (id) => document.getElementById(id);
 
 export function make(tag, properties = {}, ...children) {
@@ -30,6 +30,6 @@ export function remember(name, value) {
   try {
     localStorage.setItem(`paceline.${name}`, JSON.stringify(value));
   } catch {
-    // A browser without storage forgets.
+    // Without storage, the choice is not remembered.
   }
 }

@@ -1,5 +1,5 @@
-// What a run's processes printed, to the end, and why a run failed.
-import { askLog } from "./api.js";
+// The end of a run's logs, and why a run failed.
+import { fetchLog } from "./api.js";
 import { $, make } from "./dom.js";
 
 export class Logs {
@@ -32,12 +32,12 @@ export class Logs {
 
   async load() {
     const run = this.all?.find((one) => one.id === this.run);
-    if (!run) { this.text.textContent = "Choose a run on the left."; return; }
+    if (!run) { this.text.textContent = "Select a run on the left."; return; }
     this.select.value = run.id;
     this.banner.hidden = !run.why;
     this.banner.textContent = `${run.state}: ${run.why}`;
     try {
-      const { ranks, text } = await askLog(run.id, this.rank);
+      const { ranks, text } = await fetchLog(run.id, this.rank);
       if (ranks.join() !== this.known) {
         this.known = ranks.join();
         this.ranks.replaceChildren(...ranks.map((rank) => make("option", { value: rank, selected: rank === this.rank }, `rank ${rank}`)));
@@ -46,7 +46,7 @@ export class Logs {
       if (this.text.textContent === text) return;
       const page = document.querySelector("main");
       const atEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 60;
-      this.text.textContent = text || "It has printed nothing yet.";
+      this.text.textContent = text || "No output yet.";
       if (atEnd) page.scrollTop = page.scrollHeight;
     } catch (error) {
       this.fail(error);

@@ -1,5 +1,5 @@
-// The page: looks at the runs again and again, and has the view that is open show them.
-import { askRuns, Refused } from "./api.js";
+// The page: polls the runs and updates the open view.
+import { fetchRuns, Unauthorized } from "./api.js";
 import { Curves } from "./curves.js";
 import { $, remember, remembered } from "./dom.js";
 import { Logs } from "./logs.js";
@@ -7,23 +7,23 @@ import { Runs } from "./runs.js";
 import { Samples } from "./samples.js";
 import { Settings } from "./settings.js";
 
-const SECONDS_BETWEEN_LOOKS = 2;
+const SECONDS_BETWEEN_POLLS = 2;
 const THEMES = ["Auto", "Light", "Dark"];
 
-history.replaceState(null, "", location.pathname + location.hash); // the token is in a cookie now, and no longer in sight
+history.replaceState(null, "", location.pathname + location.hash); // the token is in a cookie now: remove it from the address bar
 
 const system = matchMedia("(prefers-color-scheme: dark)");
 let theme = remembered("theme", "Auto");
-function dress() {
+function applyTheme() {
   $("theme").textContent = theme;
   document.documentElement.dataset.theme = theme === "Auto" ? (system.matches ? "dark" : "light") : theme.toLowerCase();
 }
-dress();
+applyTheme();
 
 let lost = "";
 function fail(error) {
-  lost = error instanceof Refused ? error.message : `no answer from the board (${error.message}); trying again`;
-  tell();
+  lost = error instanceof Unauthorized ? error.message : `no response from the board (${error.message}); retrying`;
+  showStatus();
 }
 
 const views = { curves: new Curves(fail), samples: new Samples(fail), settings: new Settings(fail), logs: new Logs(fail) };
@@ -43,49 +43,49 @@ function open(name) {
   views[view].show(runs.chosen);
 }
 
-let looked = 0;
+let polledAt = 0;
 let trouble = "";
-function tell() {
-  const seconds = Math.round((Date.now() - looked) / 1000);
-  $("pulse").textContent = !looked ? "looking" : seconds < 3 ? "live" : `${seconds} s ago`;
+function showStatus() {
+  const seconds = Math.round((Date.now() - polledAt) / 1000);
+  $("pulse").textContent = !polledAt ? "connecting" : seconds < 3 ? "live" : `${seconds} s ago`;
   $("pulse").classList.toggle("lost", Boolean(lost));
   $("notice").hidden = !(lost || trouble);
   $("notice").textContent = lost || (trouble && `the runs cannot be read: ${trouble}`);
 }
 
 let waiting = null;
-async function look() {
+async function poll() {
   clearTimeout(waiting);
-  let pause = SECONDS_BETWEEN_LOOKS;
+  let pause = SECONDS_BETWEEN_POLLS;
   try {
-    const answer = await askRuns();
+    const response = await fetchRuns();
     lost = "";
-    trouble = answer.trouble;
-    pause = Math.max(pause, answer.every_seconds);
-    looked = Date.now();
-    $("root").textContent = $("root").title = answer.root;
-    const running = answer.runs.filter((run) => run.state === "running").length;
+    trouble = response.trouble;
+    pause = Math.max(pause, response.every_seconds);
+    polledAt = Date.now();
+    $("root").textContent = $("root").title = response.root;
+    const running = response.runs.filter((run) => run.state === "running").length;
     document.title = running ? `${running} running · Paceline` : "Paceline board";
-    runs.update(answer.runs, answer.now);
+    runs.update(response.runs, response.now);
     await views[view].show(runs.chosen);
   } catch (error) {
     fail(error);
   }
-  tell();
-  if (!document.hidden) waiting = setTimeout(look, 1000 * pause);
+  showStatus();
+  if (!document.hidden) waiting = setTimeout(poll, 1000 * pause);
 }
 
-document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
 for (const tab of document.querySelectorAll("#tabs button")) tab.addEventListener("click", () => open(tab.dataset.view));
 $("drawer").addEventListener("click", () => $("drawer").setAttribute("aria-expanded", $("runs").classList.toggle("open")));
 $("theme").addEventListener("click", () => {
   theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
   remember("theme", theme);
-  dress();
+  applyTheme();
   runs.draw();
   views.curves.redraw();
 });
-system.addEventListener("change", () => { dress(); runs.draw(); views.curves.redraw(); });
-setInterval(tell, 1000);
+system.addEventListener("change", () => { applyTheme(); runs.draw(); views.curves.redraw(); });
+setInterval(showStatus, 1000);
 if (location.hash) open(location.hash.slice(1));
-look();
+poll();

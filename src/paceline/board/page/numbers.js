@@ -1,4 +1,4 @@
-// Numbers for people, ticks for axes, and smoothing.
+// Number formatting, axis ticks and smoothing.
 const UNITS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
 export function short(number) {
@@ -22,8 +22,8 @@ export function duration(seconds) {
   return `${trim((seconds / 86400).toFixed(1))} d`;
 }
 
-export function ticks(low, high, wanted) {
-  const rough = (high - low) / Math.max(1, wanted);
+export function ticks(low, high, count) {
+  const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= rough) ?? 10 * power;
   const found = [];
@@ -31,12 +31,12 @@ export function ticks(low, high, wanted) {
   return found;
 }
 
-// Seconds are counted in minutes and hours: their ticks too.
-export function timeTicks(low, high, wanted) {
-  const rough = (high - low) / Math.max(1, wanted);
+// Ticks at whole seconds, minutes and hours.
+export function timeTicks(low, high, count) {
+  const rough = (high - low) / Math.max(1, count);
   const steps = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
   const step = steps.find((one) => one >= rough);
-  if (rough < 1 || !step) return ticks(low, high, wanted);
+  if (rough < 1 || !step) return ticks(low, high, count);
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high && found.length < 50; at += step) found.push(at);
   return found;
@@ -52,7 +52,7 @@ export function logTicks(low, high) {
   return found;
 }
 
-// A moving average whose start is not drawn towards zero.
+// An exponential moving average with bias correction.
 export function smoothed(values, weight) {
   if (!weight) return values;
   const result = new Float32Array(values.length);

@@ -1,17 +1,17 @@
-// The list of runs: which there are, how they fare, and which of them are shown.
+// The list of runs, their states, and which of them are shown.
 import { colorOf } from "./colors.js";
 import { $, make, remember, remembered } from "./dom.js";
 import { duration, short } from "./numbers.js";
 
 const STATES = ["running", "failed", "silent", "stopped", "finished", "unknown"];
 
-// Those that run come first, the youngest on top, where they stay; then the others by their last change.
-function byNews(one, other) {
+// Running runs come first, the newest on top, in a stable order; then the others by their last change.
+function byActivity(one, other) {
   const runs = (other.state === "running") - (one.state === "running");
-  return runs || lastNews(other) - lastNews(one) || (one.name < other.name ? -1 : 1);
+  return runs || lastActivity(other) - lastActivity(one) || (one.name < other.name ? -1 : 1);
 }
 
-function lastNews(run) {
+function lastActivity(run) {
   return run.state === "running" ? run.since ?? 0 : Math.max(run.since ?? 0, run.last_line ?? 0);
 }
 
@@ -34,14 +34,14 @@ export class Runs {
       if (!this.indices.has(run.id)) this.indices.set(run.id, this.indices.size);
       run.index = this.indices.get(run.id);
     }
-    this.all = [...runs].sort(byNews);
+    this.all = [...runs].sort(byActivity);
     this.now = now;
     this.draw();
   }
 
   get matching() {
-    const wanted = $("filter").value.trim().toLowerCase();
-    return this.all.filter((run) => `${run.name} ${run.state}`.toLowerCase().includes(wanted));
+    const filter = $("filter").value.trim().toLowerCase();
+    return this.all.filter((run) => `${run.name} ${run.state}`.toLowerCase().includes(filter));
   }
 
   get chosen() {
@@ -82,10 +82,10 @@ export class Runs {
     if (!this.all.length) list.replaceChildren(make("li", { class: "empty" }, "No runs here yet."));
   }
 
-  // An item is only made anew where something of it has changed: a hand on a checkbox stays on it.
+  // An item is rebuilt only when it has changed, so that a checkbox keeps its focus.
   item(run) {
-    const facts = this.facts(run);
-    const key = JSON.stringify([run.name, run.state, run.why, facts, this.hidden.has(run.name), colorOf(run.index), run.broken_lines, run.mirror, Math.round(run.read_share * 20)]);
+    const details = this.details(run);
+    const key = JSON.stringify([run.name, run.state, run.why, details, this.hidden.has(run.name), colorOf(run.index), run.broken_lines, run.mirror, Math.round(run.read_share * 20)]);
     const had = this.items.get(run.id);
     if (had?.key === key) return had.item;
     const on = !this.hidden.has(run.name);
@@ -94,31 +94,31 @@ export class Runs {
       make("input", { type: "checkbox", checked: on, "aria-label": `show ${run.name}`, onchange: (event) => this.toggle(run, event.target.checked) }),
       make("span", { class: "name", title: "show only this run", onclick: () => this.only(run) }, run.name),
       make("span", { class: "state", "data-state": run.state, title: run.why || run.state }, run.state),
-      make("span", { class: "facts" }, ...facts.map((fact) => make("span", {}, fact)),
-        run.broken_lines ? make("span", { class: "warn", title: "lines of metrics.jsonl that could not be read" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
+      make("span", { class: "details" }, ...details.map((detail) => make("span", {}, detail)),
+        run.broken_lines ? make("span", { class: "warn", title: "invalid lines in metrics.jsonl" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
         run.mirror ? make("span", { class: run.mirror.trouble ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.trouble || "works"}` }, this.mirror(run.mirror)) : null,
-        run.read_share < 1 ? make("span", { title: "what is shown so far is a sample of the lines" }, `read ${Math.round(100 * run.read_share)} %`) : null),
+        run.read_share < 1 ? make("span", { title: "the curves show a sample of the lines until all are read" }, `read ${Math.round(100 * run.read_share)} %`) : null),
       share === null ? null : make("span", { class: "bar" }, make("i", { width: `${100 * share}%` })),
-      run.state === "failed" ? make("span", { class: "words", role: "button", tabindex: 0, title: "open its log", onclick: () => this.open("logs", run) }, run.why || run.last_words.at(-1) || "no last words") : null);
+      run.state === "failed" ? make("span", { class: "reason", role: "button", tabindex: 0, title: "open its log", onclick: () => this.open("logs", run) }, run.why || run.log_tail.at(-1) || "no output") : null);
     this.items.set(run.id, { key, item });
     return item;
   }
 
   mirror({ images, trouble }) {
     const there = images ? `mirrored to ${short(images)}` : "not mirrored yet";
-    return trouble ? `mirror fails, ${there}` : there;
+    return trouble ? `mirror failing, ${there}` : there;
   }
 
-  facts(run) {
-    const facts = [];
-    if (run.images) facts.push(run.total_images > run.images ? `${short(run.images)} of ${short(run.total_images)}` : `${short(run.images)} images`);
+  details(run) {
+    const details = [];
+    if (run.images) details.push(run.total_images > run.images ? `${short(run.images)} of ${short(run.total_images)}` : `${short(run.images)} images`);
     const speed = run.last["time/images_per_second"];
     if (run.state === "running" && speed) {
-      facts.push(`${short(speed)}/s`);
-      if (run.total_images > run.images) facts.push(`${duration((run.total_images - run.images) / speed)} left`);
+      details.push(`${short(speed)}/s`);
+      if (run.total_images > run.images) details.push(`${duration((run.total_images - run.images) / speed)} left`);
       const quiet = this.now - run.last_line;
-      if (run.last_line && quiet > 60) facts.push(`quiet ${duration(quiet)}`);
-    } else if (run.seconds) facts.push(duration(run.seconds));
-    return facts;
+      if (run.last_line && quiet > 60) details.push(`quiet ${duration(quiet)}`);
+    } else if (run.seconds) details.push(duration(run.seconds));
+    return details;
   }
 }

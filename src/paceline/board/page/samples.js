@@ -1,5 +1,5 @@
-// Sample pictures of one or two runs, with one slider through training.
-import { askSamples, pictureOf } from "./api.js";
+// Sample images of one or two runs, with one slider over training.
+import { fetchSamples, imageUrl } from "./api.js";
 import { $, make } from "./dom.js";
 import { whole } from "./numbers.js";
 
@@ -10,18 +10,18 @@ export class Samples {
     this.fail = fail;
     this.kept = new Map(); // run id → {revision, moments by kind}
     this.chosen = [null, null];
-    this.follow = true; // while nobody has moved the slider it shows the newest
+    this.follow = true; // show the newest until the user moves the slider
     this.slider = make("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "images seen", oninput: () => { this.follow = Number(this.slider.value) === this.moments.length - 1; this.draw(); } });
     this.moment = make("output");
     this.play = make("button", { class: "quiet", onclick: () => this.run() }, "Play");
-    this.kind = make("select", { "aria-label": "kind of picture", hidden: true, onchange: () => this.arrange() });
+    this.kind = make("select", { "aria-label": "kind of image", hidden: true, onchange: () => this.arrange() });
     this.panes = [0, 1].map((side) => {
       const select = make("select", { "aria-label": side ? "right run" : "left run", onchange: () => { this.chosen[side] = select.value || null; this.arrange(); } });
-      const picture = make("img", { alt: "", decoding: "async" });
+      const image = make("img", { alt: "", decoding: "async" });
       const caption = make("figcaption");
-      return { select, picture, caption, pane: make("div", { class: "pane" }, select, make("figure", {}, picture, caption)) };
+      return { select, image, caption, pane: make("div", { class: "pane" }, select, make("figure", {}, image, caption)) };
     });
-    this.empty = make("p", { class: "empty" }, "None of the runs has sample pictures.");
+    this.empty = make("p", { class: "empty" }, "No run has sample images.");
     this.content = make("div", {}, make("div", { class: "tools" }, this.play, make("label", { class: "through" }, this.slider, this.moment), this.kind), make("div", { class: "pair" }, ...this.panes.map((one) => one.pane)));
     $("samples").append(this.empty, this.content);
     this.moments = [];
@@ -42,7 +42,7 @@ export class Samples {
   async arrange() {
     try {
       for (const run of this.runs.filter((one) => this.chosen.includes(one.id)))
-        if (this.kept.get(run.id)?.revision !== run.revision) this.kept.set(run.id, { revision: run.revision, kinds: await askSamples(run.id) });
+        if (this.kept.get(run.id)?.revision !== run.revision) this.kept.set(run.id, { revision: run.revision, kinds: await fetchSamples(run.id) });
     } catch (error) {
       this.fail(error);
     }
@@ -76,18 +76,18 @@ export class Samples {
   draw() {
     const moment = this.moments[Number(this.slider.value)];
     this.moment.textContent = moment === undefined ? "" : `${whole(moment)} images`;
-    for (const [side, { picture, caption, pane }] of this.panes.entries()) {
+    for (const [side, { image, caption, pane }] of this.panes.entries()) {
       const id = this.chosen[side];
       const moments = this.of(id);
       const shown = moments.findLast((one) => one <= moment) ?? moments[0];
-      picture.hidden = shown === undefined;
+      image.hidden = shown === undefined;
       pane.classList.toggle("off", !id);
-      if (shown === undefined) { caption.textContent = id ? "no pictures yet" : ""; continue; }
+      if (shown === undefined) { caption.textContent = id ? "no images yet" : ""; continue; }
       const name = this.runs.find((run) => run.id === id)?.name ?? "";
-      const source = pictureOf(id, this.kind.value, shown, moments.length > 1 ? 0 : 1);
-      if (picture.getAttribute("src") !== source) picture.src = source;
-      picture.alt = `${name} at ${whole(shown)} images`;
-      picture.dataset.images = shown;
+      const source = imageUrl(id, this.kind.value, shown, moments.length > 1 ? 0 : 1);
+      if (image.getAttribute("src") !== source) image.src = source;
+      image.alt = `${name} at ${whole(shown)} images`;
+      image.dataset.images = shown;
       caption.textContent = shown === moment ? `at ${whole(shown)} images` : `at ${whole(shown)} images, its latest before ${whole(moment)}`;
     }
   }
@@ -99,7 +99,7 @@ export class Samples {
     if (Number(this.slider.value) >= this.moments.length - 1) this.slider.value = 0;
     this.draw();
     this.playing = setInterval(() => {
-      if (this.panes.some(({ picture }) => picture.getAttribute("src") && !picture.complete)) return; // slow line: no frame is left out
+      if (this.panes.some(({ image }) => image.getAttribute("src") && !image.complete)) return; // slow connection: do not skip frames
       if (Number(this.slider.value) >= this.moments.length - 1) return this.stop();
       this.slider.value = Number(this.slider.value) + 1;
       this.draw();

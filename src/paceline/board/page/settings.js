@@ -1,9 +1,9 @@
-// Settings of the chosen runs side by side, those that differ first in sight.
-import { askSettings } from "./api.js";
+// Settings of the selected runs side by side, by default only those that differ.
+import { fetchSettings } from "./api.js";
 import { colorOf } from "./colors.js";
 import { $, make, remember, remembered } from "./dom.js";
 
-const MOST_RUNS = 24;
+const MAX_RUNS = 24;
 
 export class Settings {
   constructor(fail) {
@@ -13,15 +13,15 @@ export class Settings {
     this.find = make("input", { type: "search", placeholder: "filter settings", "aria-label": "filter settings", spellcheck: "false", oninput: () => this.draw() });
     this.note = make("span", { class: "dim" });
     this.place = make("div");
-    $("settings").append(make("div", { class: "tools" }, make("label", { class: "check" }, this.different, " only what differs"), this.find, this.note), this.place);
+    $("settings").append(make("div", { class: "tools" }, make("label", { class: "check" }, this.different, " only differences"), this.find, this.note), this.place);
   }
 
   async show(runs) {
-    this.runs = runs.slice(0, MOST_RUNS);
-    this.note.textContent = runs.length > MOST_RUNS ? `the first ${MOST_RUNS} of ${runs.length} runs` : "";
+    this.runs = runs.slice(0, MAX_RUNS);
+    this.note.textContent = runs.length > MAX_RUNS ? `the first ${MAX_RUNS} of ${runs.length} runs` : "";
     try {
       const stale = this.runs.filter((run) => this.kept.get(run.id)?.revision !== run.revision);
-      await Promise.all(stale.map(async (run) => this.kept.set(run.id, { revision: run.revision, ...(await askSettings(run.id)) })));
+      await Promise.all(stale.map(async (run) => this.kept.set(run.id, { revision: run.revision, ...(await fetchSettings(run.id)) })));
     } catch (error) {
       this.fail(error);
     }
@@ -29,15 +29,15 @@ export class Settings {
   }
 
   draw() {
-    const wanted = this.find.value.trim().toLowerCase();
+    const filter = this.find.value.trim().toLowerCase();
     const only = this.different.checked && this.runs.length > 1;
     const rows = [];
-    for (const [table, title] of [["settings", "Settings"], ["made_with", "Made with"]]) {
+    for (const [table, title] of [["settings", "Settings"], ["made_with", "Provenance"]]) {
       const names = [...new Set(this.runs.flatMap((run) => Object.keys(this.kept.get(run.id)?.[table] ?? {})))];
       const found = names.map((name) => {
         const values = this.runs.map((run) => this.kept.get(run.id)?.[table]?.[name]);
         return { name, values, differs: new Set(values.map((value) => JSON.stringify(value))).size > 1 };
-      }).filter(({ name, values, differs }) => (!only || differs) && `${name} ${values.join(" ")}`.toLowerCase().includes(wanted));
+      }).filter(({ name, values, differs }) => (!only || differs) && `${name} ${values.join(" ")}`.toLowerCase().includes(filter));
       if (!found.length) continue;
       rows.push(make("tr", { class: "title" }, make("th", { colspan: this.runs.length + 1 }, title)));
       for (const { name, values, differs } of found)
@@ -48,7 +48,7 @@ export class Settings {
     this.key = key;
     const head = make("tr", {}, make("th"), ...this.runs.map((run) => make("th", { scope: "col" }, make("span", { class: "dot", color: colorOf(run.index) }), ` ${run.name}`)));
     const table = make("table", { class: "settings" }, make("thead", {}, head), make("tbody", {}, ...rows));
-    const nothing = !this.runs.length ? "Choose a run on the left." : wanted ? "No setting has this in it." : "These runs have the same settings.";
+    const nothing = !this.runs.length ? "Select a run on the left." : filter ? "No setting matches the filter." : "These runs have the same settings.";
     this.place.replaceChildren(rows.length ? make("div", { class: "scroll" }, table) : make("p", { class: "empty" }, nothing));
   }
 }

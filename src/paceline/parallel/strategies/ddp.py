@@ -12,12 +12,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
-from paceline.parallel.ddp_options import STILL_BUFFERS
+from paceline.parallel.ddp_options import NO_BUFFER_BROADCAST
 from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import NOTHING, Strategy
 from paceline.parallel.world import World
 
-# Raised for 1×1 convolutions, where two sets of strides mean the same layout.
+# Raised for 1×1 convolutions, where two sets of strides describe the same layout.
 warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
 
 
@@ -30,27 +30,27 @@ class DistributedDataParallel(Strategy):
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)
         if settings.compress != "none":
-            self.notes.append(f"gradients: sent in {settings.compress}, rounded; results differ a little")
+            self.notes.append(f"gradients: sent in {settings.compress}, rounded; results differ slightly")
         self.wrappers = {phase.name: self._wrap(phase) for phase in recipe.phases}
         self.trainable.release()
 
     def _wrap(self, phase: Phase) -> nn.parallel.DistributedDataParallel:
         self.trainable.select(phase.network)
-        with self._on_the_side():
+        with self._side_stream():
             wrapper = nn.parallel.DistributedDataParallel(
                 self.call,
                 gradient_as_bucket_view=True,
                 bucket_cap_mb=5 if self.world.backend == "gloo" else 25,
-                **STILL_BUFFERS,
+                **NO_BUFFER_BROADCAST,
             )
             if self.settings.compress == "bf16":
                 wrapper.register_comm_hook(None, bf16_compress_hook)
-            self._settle(wrapper)
+            self._run_first_backward(wrapper)
         return wrapper
 
     @contextmanager
-    def _on_the_side(self) -> Iterator[None]:
-        """Use a side stream inside: a wrapper that was built on the default stream cannot be captured."""
+    def _side_stream(self) -> Iterator[None]:
+        """Use a side stream in the context: a wrapper built on the default stream cannot be captured."""
         if self.world.device.type != "cuda":
             yield
             return
@@ -60,7 +60,7 @@ class DistributedDataParallel(Strategy):
             yield
         before.wait_stream(side)
 
-    def _settle(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
+    def _run_first_backward(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
         """Run the wrapper's first backward before training starts.
 
         DDP rebuilds its buckets after the first backward, and with them the order of sums over three ranks or more.

@@ -1,4 +1,4 @@
-"""torch.nn.DataParallel: one process, a thread per GPU, the batch is split at every forward."""
+"""torch.nn.DataParallel: one process, one thread per GPU, the batch is split in every forward."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from paceline.parallel.world import World, gpu_ids
 
 
 class _ReplicaCall(PhaseCall):
-    """Give scalars a dimension and count samples, so that replicas of different size can be gathered and weighted."""
+    """Returns losses as rows and the sample count, so that replicas of different sizes can be weighted."""
 
     def forward(self, phase: str, batch: Batch) -> tuple[Loss, Tensor]:  # type: ignore[override]
         loss = super().forward(phase, batch)
         first = next(iter(batch.values()))
-        count = first.new_full((1,), len(first), dtype=torch.float64)  # filled there: a copy would wait for the device
+        count = first.new_full((1,), len(first), dtype=torch.float64)  # filled on the device: a copy would wait
         return Loss(_as_rows(loss.terms), loss.shared, _as_rows(loss.signals)), count
 
 
 class ReplicaThreads:
     """One thread per replica, the same in every step.
 
-    torch.nn.DataParallel starts new threads at every forward. cuDNN keeps its plans, and which of them was fastest, by
-    thread, so that every step would search again.
+    torch.nn.DataParallel starts new threads in every forward. cuDNN caches its plans and benchmarks per thread, so
+    every step would search again.
     """
 
     def __init__(self, count: int) -> None:
         self.threads = [ThreadPoolExecutor(1, f"replica-{number}") for number in range(count)]
 
     def run(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return the results of the calls, each made on its replica's thread; raise only when all have ended."""
+        """Return the results of the calls, each on its replica's thread; raise only after all have ended."""
         running = [thread.submit(call) for thread, call in zip(self.threads, calls, strict=False)]
         wait(running)
         return [one.result() for one in running]
 
 
 class _Replicas(nn.DataParallel[_ReplicaCall]):
-    """DataParallel whose threads stay alive."""
+    """DataParallel with persistent threads."""
 
     def __init__(self, module: _ReplicaCall, device_ids: list[int]) -> None:
         super().__init__(module, device_ids=device_ids)
         self.threads = ReplicaThreads(len(device_ids))
 
     def parallel_apply(self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        grad = torch.is_grad_enabled()  # a new thread knows neither this nor its device and stream
+        grad = torch.is_grad_enabled()  # threads do not inherit this, nor device and stream
 
-        def call(replica: nn.Module, given: Any, named: Any, device: int, stream: torch.cuda.Stream) -> Any:
+        def call(replica: nn.Module, args: Any, kwargs: Any, device: int, stream: torch.cuda.Stream) -> Any:
             with torch.set_grad_enabled(grad), torch.cuda.device(device), torch.cuda.stream(stream):
-                return replica(*given, **named)
+                return replica(*args, **kwargs)
 
         # A batch with fewer samples than devices has fewer replicas.
         devices = self.device_ids[: len(replicas)]

@@ -1,8 +1,8 @@
-"""Lightning's Trainer: its loop, device placement and DistributedDataParallel around the same recipe and learners.
+"""Lightning's Trainer: its loop, device placement and DistributedDataParallel, with our recipe and learners.
 
 Lightning wraps all networks in one DistributedDataParallel, which adversarial recipes can only use with
 `find_unused_parameters`. Learners, scaler, clipping, autocast, tickets and checkpoints stay ours, so that
-the same recipe gives the same weights.
+a recipe trains to the same weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Lightning(Strategy):
-    """The loop turned inside out: the Trainer calls `advance` as its training step."""
+    """Inverts the loop: the Trainer calls `advance` as its training step."""
 
     needs_processes = True
     complexity = 2
@@ -46,8 +46,8 @@ class Lightning(Strategy):
             logging.getLogger(name).setLevel(logging.ERROR)
         self.trainable.release()  # its DDP wrapper keeps the parameters that require grad now
         self._module = Module(self.recipe, advance)
-        # With several networks parameters are unused in each phase. With one, over three ranks or more, buckets then
-        # keep their first order, so that a resumed run adds gradients in the order of one that was not stopped.
+        # With several networks, each phase leaves parameters unused. With one network on three or more ranks this keeps
+        # the buckets in their first order, so that a resumed run adds gradients in the same order.
         unused = len(self.recipe.networks) > 1 or self.world.size > 2
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
@@ -55,12 +55,12 @@ class Lightning(Strategy):
                 make_trainer(self.world, find_unused_parameters=unused).fit(
                     self._module, train_dataloaders=Steps(steps)
                 )
-            except SystemExit:  # what the Trainer makes of Ctrl-C
+            except SystemExit:  # the Trainer converts Ctrl-C to this
                 raise KeyboardInterrupt from None
         self.recipe.to(self.world.device)  # the Trainer leaves its module on the CPU
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        # Lightning readies its reducer in manual_backward; before the last micro-batch gradients stay local.
+        # manual_backward prepares Lightning's reducer; before the last micro-batch gradients stay local.
         if last and self._module is not None:
             self._module.manual_backward(loss)
         else:

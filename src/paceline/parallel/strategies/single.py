@@ -4,6 +4,6 @@ from paceline.parallel.strategy import Strategy
 
 
 class Single(Strategy):
-    """The recipe as it is."""
+    """The recipe on one device, without a wrapper."""
 
     max_devices = 1
