@@ -241,15 +241,13 @@ def test_one_network_can_learn_by_settings_of_its_own(duet: str) -> None:
     assert generator.ema and not critic.ema, "only the averaged network has a moving average"
 
 
-def test_a_phase_that_names_other_losses_later_is_refused(duet: str) -> None:
+def test_a_phase_that_returns_other_losses_later_is_rejected(duet: str) -> None:
     parts = make_parts(duet)
     loss_log, plain = LossLog(parts.world), parts.recipe.critic_loss
     first, second = parts.feed.steps(0, 2 * parts.feed.images_per_step)
     loss_log.add(first.images, parts.step(first))
     parts.recipe.critic_loss = lambda batch: plain(batch)._replace(terms={"renamed": plain(batch).terms["both"]})
-    with pytest.raises(
-        UserError, match="phase 'critic' gave the losses and signals both, gap, real, and later renamed"
-    ):
+    with pytest.raises(UserError, match="phase 'critic' returned the losses and signals both, gap, real, then renamed"):
         loss_log.add(second.images, parts.step(second))
 
 
