@@ -247,9 +247,7 @@ def test_a_phase_that_changes_its_loss_names_later_is_rejected(duet: str) -> Non
     first, second = parts.feed.steps(0, 2 * parts.feed.images_per_step)
     loss_log.add(first.images, parts.step(first))
     parts.recipe.critic_loss = lambda batch: plain(batch)._replace(terms={"renamed": plain(batch).terms["both"]})
-    with pytest.raises(
-        UserError, match="phase 'critic' gave the losses and signals both, gap, real, and later renamed"
-    ):
+    with pytest.raises(UserError, match="phase 'critic' returned the losses and signals both, gap, real, then renamed"):
         loss_log.add(second.images, parts.step(second))
 
 

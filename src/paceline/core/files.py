@@ -19,7 +19,6 @@ from typing import Any
 from paceline.core.errors import UserError
 
 WRITING = ".writing"  # ends the name of a temporary file
-LEFTOVER_SECONDS = 3600.0  # after which nobody is still writing one
 
 
 @contextmanager
@@ -83,11 +82,14 @@ def open_append(path: Path) -> int:
         raise UserError(f"{path}: is a link, which is not followed: remove it") from None
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that a killed process left; a young one may belong to another command."""
+def remove_leftovers(folder: Path, older_than_seconds: float = 0.0) -> None:
+    """Remove the temporary files that a killed process left in a folder that only the caller writes to.
+
+    Where other commands may write as well, leave young files alone: they may still be in use.
+    """
     for leftover in folder.glob(f".*{WRITING}"):
         with suppress(FileNotFoundError):
-            if time.time() - leftover.lstat().st_mtime > LEFTOVER_SECONDS:
+            if time.time() - leftover.lstat().st_mtime >= older_than_seconds:
                 leftover.unlink()
 
 

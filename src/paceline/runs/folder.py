@@ -22,6 +22,7 @@ from paceline.runs.status import Status
 
 BEFORE_A_RUN = ("launch", "cell.json")  # what launchers and comparisons put into a run's folder before it starts
 PROTOCOLS = "protocols.json"
+LEFTOVER_SECONDS = 3600.0  # after which no command is still writing a temporary file
 
 
 class RunFolder:
@@ -61,7 +62,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.path)
-            remove_leftovers(self.path)
+            remove_leftovers(self.path, older_than_seconds=LEFTOVER_SECONDS)  # `export` may be writing here
             self.checkpoints.bring_back()
         except InUse as owner:
             raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out") from None
