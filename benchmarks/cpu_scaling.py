@@ -24,10 +24,11 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the
 import numpy as np
 from _sides import keep_json
 
-from paceline.benchmarking.step_ladder import StepLadder, measure_ladder
+from paceline.benchmarking.step_ladder import measure_ladder
 from paceline.commands.configure import configure
 from paceline.commands.train import train_here
 from paceline.contracts.recipe import Recipe
+from paceline.contracts.step_ladder import StepLadder
 from paceline.core.files import read_json
 from paceline.core.registry import load_class, names
 from paceline.launch.tasks import Task, run_in_processes

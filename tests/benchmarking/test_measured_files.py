@@ -6,8 +6,8 @@ from pathlib import Path
 
 from paceline.benchmarking.graph_check import ReplayCheck
 from paceline.benchmarking.self_test import AllReduce, DeviceTest, measure_devices
-from paceline.benchmarking.step_ladder import Rung, StepLadder
 from paceline.commands.configure import configure
+from paceline.contracts.step_ladder import MeasuredRung, StepLadder
 from paceline.core.files import read_json, write_json
 from paceline.launch.tasks import Task, run_in_processes
 
@@ -16,7 +16,9 @@ RUNG = {"name": "one", "images_per_second": 100.0, "low": 90.0, "high": 110.0, "
 
 
 def test_a_ladder_has_the_keys_that_reports_read(tmp_path: Path) -> None:
-    ladder = StepLadder(devices=2, batch=64, rungs=(Rung("one", 100.0, 90.0, 110.0, 7),), gradient_bytes={"g": 8})
+    ladder = StepLadder(
+        devices=2, batch=64, rungs=(MeasuredRung("one", 100.0, 90.0, 110.0, 7),), gradient_bytes={"g": 8}
+    )
     write_json(tmp_path / "ladder.json", ladder.to_json())
     found = read_json(tmp_path / "ladder.json")
     assert found == {"devices": 2, "batch": 64, "rungs": [RUNG], "gradient_bytes": {"g": 8}}

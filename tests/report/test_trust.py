@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from paceline.contracts.step_ladder import MeasuredRung, StepLadder
 from paceline.report.build import make_report, write_report
 from paceline.report.document import document_of
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
 from paceline.report.model import Cell, Parity, Report
 from paceline.report.run import ChosenBy, Run, Speed
-from paceline.report.step_ladder import Explanation, MeasuredRung, StepLadder, communication_share, explain
+from paceline.report.step_ladder import Explanation, communication_share, explain
 
 HARDWARE = {"accelerator": "cpu", "cpu": "a CPU", "cores": "8", "gpus": "none", "torch": "2.15"}
 

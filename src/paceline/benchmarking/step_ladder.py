@@ -7,18 +7,17 @@ slower for a while slows all of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
+from paceline.contracts.step_ladder import MeasuredRung, StepLadder
 from paceline.core.files import write_json
-from paceline.core.types import JsonObject
 from paceline.data.feed import StepData
 from paceline.parallel.batchnorm import has_batchnorm
 from paceline.parallel.exchange import sum_over_processes
@@ -30,37 +29,6 @@ from paceline.training.graph import GraphedStep
 ROUNDS = 7
 BLOCK_SECONDS = 0.4
 WARMUP_STEPS = {"cpu": 2, "cuda": 14}  # a CUDA graph is captured after 11 eager steps
-
-
-@dataclass(frozen=True)
-class Rung:
-    """The speed of one variant: median, 10th and 90th percentile of n blocks."""
-
-    name: str
-    images_per_second: float
-    low: float
-    high: float
-    n: int
-
-
-@dataclass(frozen=True)
-class StepLadder:
-    """The speeds from one device with everything to itself to the step as it is in training."""
-
-    devices: int
-    batch: int
-    rungs: tuple[Rung, ...]
-    gradient_bytes: dict[str, int]  # by phase
-
-    def to_json(self) -> JsonObject:
-        """Return the ladder as JSON, which reports read."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> StepLadder:
-        """Return the ladder that `to_json` wrote."""
-        rungs = tuple(Rung(**one) for one in values["rungs"])
-        return cls(values["devices"], values["batch"], rungs, dict(values["gradient_bytes"]))
 
 
 @dataclass(frozen=True)
@@ -167,9 +135,9 @@ def time_block(variant: Variant, steps: int, world: World) -> float:
     return world.gather(spent).max().item()
 
 
-def _rung(variant: Variant, seconds: Sequence[float]) -> Rung:
+def _rung(variant: Variant, seconds: Sequence[float]) -> MeasuredRung:
     low, median, high = (float(variant.images / s) for s in np.percentile(seconds, [90, 50, 10]))
-    return Rung(variant.name, median, low, high, len(seconds))
+    return MeasuredRung(variant.name, median, low, high, len(seconds))
 
 
 def gradient_bytes(parts: Parts) -> dict[str, int]:

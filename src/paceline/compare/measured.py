@@ -16,6 +16,7 @@ from paceline.compare.grid import Grid
 from paceline.compare.options import Flags, Options
 from paceline.config.resolve import Config
 from paceline.config.settings import SETTINGS_NOT_IN_VERIFY
+from paceline.contracts.step_ladder import StepLadder
 from paceline.core.errors import UserError
 from paceline.core.files import read_json, write_json
 from paceline.core.registry import load_class
@@ -25,7 +26,6 @@ from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import Strategy, strategy_name
 from paceline.report.groups import group_name
 from paceline.report.model import Cell, Parity
-from paceline.report.step_ladder import StepLadder
 from paceline.runs.stages import stages_of
 from paceline.training.stop import INTERRUPTED
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline.contracts.step_ladder import StepLadder
 from paceline.core.files import write_file, write_json
 from paceline.core.types import SettingValue
 from paceline.report.advice import recommend
@@ -14,7 +15,7 @@ from paceline.report.markdown import to_markdown
 from paceline.report.model import Cell, Counts, Group, Metric, Parity, Report, ResumedRun, Sample
 from paceline.report.page import to_html
 from paceline.report.run import Run
-from paceline.report.step_ladder import StepLadder, explain
+from paceline.report.step_ladder import explain
 from paceline.report.time_split import NOTE, split_time
 from paceline.runs.metrics import METRICS
 

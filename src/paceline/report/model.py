@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.contracts.step_ladder import StepLadder
 from paceline.core.types import SettingValue
 from paceline.report.as_json import OPTIONAL, key
 from paceline.report.run import Run, SegmentChange
-from paceline.report.step_ladder import Explanation, StepLadder
+from paceline.report.step_ladder import Explanation
 
 
 @dataclass

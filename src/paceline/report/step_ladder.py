@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
 
+from paceline.contracts.step_ladder import StepLadder
 from paceline.report.as_json import OPTIONAL
 
 # What each rung adds, in the order of measuring: its cost, and what would reduce it.
@@ -33,33 +33,6 @@ COSTS: dict[str, tuple[str, str]] = {
     ),
     "loading": ("the step waits for data", "--loader resident if the data fits in memory, or more --workers"),
 }
-
-
-@dataclass(frozen=True)
-class MeasuredRung:
-    """The speed of one variant of the step: the median, and the range of most blocks."""
-
-    name: str
-    images_per_second: float
-    low: float
-    high: float
-    n: int
-
-
-@dataclass(frozen=True)
-class StepLadder:
-    """Variants of the step, from one device alone to the step as it is in training."""
-
-    devices: int
-    batch: int
-    rungs: Sequence[MeasuredRung]
-    gradient_bytes: Mapping[str, int]
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> StepLadder:
-        """Return what a measurement wrote; raise KeyError, TypeError or ValueError for anything else."""
-        rungs = [MeasuredRung(**rung) for rung in content["rungs"]]
-        return cls(int(content["devices"]), int(content["batch"]), rungs, dict(content["gradient_bytes"]))
 
 
 @dataclass(frozen=True)

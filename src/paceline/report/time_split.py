@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from paceline.contracts.step_ladder import StepLadder
 from paceline.report.model import Group, TimeSplit
-from paceline.report.step_ladder import StepLadder, communication_share
+from paceline.report.step_ladder import communication_share
 
 PARTS = {
     "data": "data wait",
