@@ -1,109 +1,102 @@
-"""The report as one HTML file: no scripts, no requests, light and dark, readable on a phone and on paper."""
+"""The report as one HTML file, from templates/report.html."""
 
 from __future__ import annotations
 
 import base64
 import io
 import re
-from html import escape
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 from PIL import Image
 
 from paceline.core.types import Json, JsonObject
 from paceline.report.document import Document
-from paceline.report.model import Report, Sample
-from paceline.report.parts import Images, Part, Plots, Section, Table
+from paceline.report.model import Sample
+from paceline.report.parts import Images, Plots, Table
 from paceline.report.phrases import fill, has_number, pieces
-from paceline.report.plots import draw, legend, scaling_legend, time_legend
-from paceline.report.svg import NUM_COLOURS
+from paceline.report.plots import draw, legend_of, scaling_legend
+from paceline.report.svg import colour_class
 
 LARGEST_IMAGE_PX = 560
 LONG_CELL = 28  # characters
-STYLE = Path(__file__).with_name("page.css")
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+class EmbeddedImage(NamedTuple):
+    """A sample image as a data URL."""
+
+    url: str
+    width: int
+    height: int
 
 
 def to_html(document: Document) -> str:
     """Return the whole page."""
-    body = [_header(document.report), *(_section(section, document) for section in document.sections)]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        '<link rel="icon" href="data:,">\n'
-        f"<title>{escape(document.report.title)}</title>\n<style>\n{STYLE.read_text()}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
+    environment = _environment(document.content)
+    return environment.get_template("report.html").render(
+        report=document.report,
+        sections=document.sections,
+        draw=partial(draw, report=document.report, content=document.content),
+        legend_of=partial(legend_of, report=document.report),
+        scaling_legend=partial(scaling_legend, document.report),
     )
 
 
-def _header(report: Report) -> str:
-    facts = " · ".join(escape(part) for part in report.subtitle)
-    return f'<header><p class="mark">Paceline</p><h1>{escape(report.title)}</h1><p class="facts">{facts}</p></header>'
+def _environment(content: JsonObject) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {
+        "phrase": partial(_phrase, content=content),
+        "is_long": _is_long,
+        "embedded": _embedded,
+        "anchor": _anchor,
+        "colour_class": colour_class,
+    }
+    environment.tests |= {
+        "table": lambda part: isinstance(part, Table),
+        "plots": lambda part: isinstance(part, Plots),
+        "images": lambda part: isinstance(part, Images),
+    }
+    return environment
 
 
-def _section(section: Section, document: Document) -> str:
-    name = re.sub(r"[^a-z]+", "-", section.title.lower()).strip("-")
-    parts = "\n".join(_part(part, document) for part in section.parts)
-    if section.folded:
-        parts = f"<details><summary><h2>{escape(section.title)}</h2></summary>{parts}</details>"
-        return f'<section id="{name}">{parts}</section>'
-    return f'<section id="{name}"><h2>{escape(section.title)}</h2>\n{parts}</section>'
+def _anchor(title: str) -> str:
+    """Return the id of a section."""
+    return re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
 
 
-def _part(part: Part, document: Document) -> str:
-    report = document.report
-    if isinstance(part, Table):
-        return _table(part, document.content)
-    if isinstance(part, Plots):
-        colours = time_legend(report) if part.names == ["time"] else legend(report)
-        own = {"scaling": _legend(scaling_legend(report))} if "scaling" in part.names else {}
-        figures = [f"<figure>{draw(name, report, document.content)}{own.get(name, '')}</figure>" for name in part.names]
-        return f'{_legend(colours)}<div class="plots">{"".join(figures)}</div>'
-    if isinstance(part, Images):
-        shown = "".join(_image(sample) for sample in part.samples)
-        return f'<div class="pictures">{shown}</div>'
-    return f"<p>{_phrase(part, document.content)}</p>"
+def _is_long(cell: str) -> bool:
+    """Return whether a cell may break into lines; short texts and numbers may not."""
+    return not has_number(cell) and len(cell) > LONG_CELL
 
 
-def _legend(colours: list[tuple[int, str]]) -> str:
-    keys = "".join(f'<li class="c{number % NUM_COLOURS}">{escape(label)}</li>' for number, label in colours)
-    return f'<ul class="legend">{keys}</ul>'
-
-
-def _table(table: Table, content: JsonObject) -> str:
-    head = "".join(f"<th>{escape(word)}</th>" for word in table.head)
-    rows = []
-    for number, row in enumerate(table.rows):
-        cells = "".join(f"<td{_kind(cell)}>{_phrase(cell, content)}</td>" for cell in row)
-        rows.append(f'<tr class="strong">{cells}</tr>' if number in table.strong else f"<tr>{cells}</tr>")
-    note = f'<p class="note">{_phrase(table.note, content)}</p>' if table.note else ""
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>{note}'
-
-
-def _kind(cell: str) -> str:
-    """Return the class of long texts, which may break into lines; short ones and numbers may not."""
-    return ' class="text"' if not has_number(cell) and len(cell) > LONG_CELL else ""
-
-
-def _phrase(phrase: str, content: JsonObject) -> str:
+def _phrase(phrase: str, content: JsonObject) -> Markup:
     """Return the phrase as HTML; each number of the report keeps its path and its exact value."""
 
     def show(path: str, value: Json, text: str) -> str:
-        place = escape(path, quote=True)
-        return f'<data value="{escape(repr(value), quote=True)}" data-path="{place}">{escape(text)}</data>'
+        return Markup('<data value="{}" data-path="{}">{}</data>').format(repr(value), path, text)
 
     made = []
     for piece in pieces(phrase):
         if has_number(piece):
             made.append(fill(piece, content, show))
         else:
-            made.append(re.sub(r"`(.+?)`", r"<code>\1</code>", escape(piece)))
-    return re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", "".join(made))
+            made.append(re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(piece))))
+    return Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", "".join(made)))
 
 
-def _image(sample: Sample) -> str:
-    caption = escape(sample.caption, quote=True)
+def _embedded(sample: Sample) -> EmbeddedImage | None:
+    """Return a smaller copy of a sample image, None where it cannot be read."""
     try:
         with Image.open(sample.path) as image:
             image.thumbnail((LARGEST_IMAGE_PX, LARGEST_IMAGE_PX))
@@ -111,9 +104,5 @@ def _image(sample: Sample) -> str:
             image.save(png, format="png", optimize=True)
             width, height = image.size
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # what Pillow raises for broken files
-        return f"<figure><figcaption>{caption}: the image {escape(sample.path)} cannot be read</figcaption></figure>"
-    content = base64.b64encode(png.getvalue()).decode()
-    return (
-        f'<figure><img src="data:image/png;base64,{content}" width="{width}" height="{height}" alt="{caption}">'
-        f"<figcaption>{caption}</figcaption></figure>"
-    )
+        return None
+    return EmbeddedImage(f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}", width, height)

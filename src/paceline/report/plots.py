@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+
+from markupsafe import Markup
 
 from paceline.core.types import Json, JsonObject
 from paceline.report.metric_words import metric_heading
@@ -32,7 +33,7 @@ def plot_names(report: Report) -> list[str]:
     return names
 
 
-def draw(name: str, report: Report, content: JsonObject) -> str:
+def draw(name: str, report: Report, content: JsonObject) -> Markup:
     """Return one plot as SVG."""
     kind, _, rest = name.partition("-")
     if kind == "speed":
@@ -46,8 +47,11 @@ def draw(name: str, report: Report, content: JsonObject) -> str:
     return lines(title, axis, "", _curves(report, loss, axis))
 
 
-def legend(report: Report) -> list[tuple[int, str]]:
-    """Return the colour of each group."""
+def legend_of(names: Sequence[str], report: Report) -> list[tuple[int, str]]:
+    """Return the colours of plots that stand side by side: of the parts of an epoch, or of the groups."""
+    if list(names) == ["time"]:
+        present = {name for split in report.time.values() for name in split}
+        return [(number, words) for number, (name, words) in enumerate(PARTS.items()) if name in present]
     return [(number, group.label) for number, group in enumerate(report.groups.values())]
 
 
@@ -89,16 +93,16 @@ def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, 
     ]
 
 
-def _number(content: JsonObject, spec: str, *path: str) -> str:
+def _number(content: JsonObject, spec: str, *path: str) -> Markup:
     """Return a number of the report for a plot, with its path."""
 
     def show(place: str, value: Json, text: str) -> str:
-        return f'<tspan data-path="{escape(place, quote=True)}" data-value="{value!r}">{text}</tspan>'
+        return Markup('<tspan data-path="{}" data-value="{}">{}</tspan>').format(place, repr(value), text)
 
-    return fill(at(spec, *path), content, show)
+    return Markup(fill(at(spec, *path), content, show))
 
 
-def _speed(report: Report, content: JsonObject) -> str:
+def _speed(report: Report, content: JsonObject) -> Markup:
     rows = []
     for number, (key, group) in enumerate(report.groups.items()):
         if speed := group.images_per_second:
@@ -107,7 +111,7 @@ def _speed(report: Report, content: JsonObject) -> str:
     return bars("Training speed, images/s", "images/s", rows, ",.0f")
 
 
-def _scaling(report: Report) -> str:
+def _scaling(report: Report) -> Markup:
     """Return speed relative to one device by number of devices, and the ideal line."""
     found = _scaling_lines(report)
     largest = max(x for _, points in found.values() for x, _ in points)
@@ -149,15 +153,9 @@ def _batch_of_line(group: Group, scaling: Scaling) -> str:
     return f"batch {group.batch / group.devices:g} per device"
 
 
-def _time(report: Report, content: JsonObject) -> str:
+def _time(report: Report, content: JsonObject) -> Markup:
     rows = []
     for key, split in report.time.items():
         parts = [(words, split[name], number) for number, (name, words) in enumerate(PARTS.items()) if name in split]
         rows.append(Bar(report.groups[key].label, parts, _number(content, ".2f", "time", key, "total")))
     return bars("Seconds per epoch", "s", rows, ".3f")
-
-
-def time_legend(report: Report) -> list[tuple[int, str]]:
-    """Return the colour of each part of an epoch."""
-    present = {name for split in report.time.values() for name in split}
-    return [(number, words) for number, (name, words) in enumerate(PARTS.items()) if name in present]

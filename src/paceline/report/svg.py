@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from html import escape
 from typing import NamedTuple
+
+from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 460, 290
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 30, 40
@@ -21,6 +22,11 @@ class Series(NamedTuple):
     thin: bool = False
     dashed: bool = False
     dots: bool = False
+
+
+def colour_class(place: int) -> str:
+    """Return the CSS class of a place in the palette, which repeats."""
+    return f"c{place % NUM_COLOURS}"
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
@@ -43,11 +49,11 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
-def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: bool = False) -> str:
+def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: bool = False) -> Markup:
     """Return a line plot as SVG; its legend is part of the page."""
     drawn = [one for one in series if one.points]
     if not drawn:
-        return ""
+        return Markup()
     xs = [x for one in drawn for x, _ in one.points]
     ys = [y for one in drawn for _, y in one.points]
     x_ticks = ticks(0 if min(xs) >= 0 else min(xs), max(xs))
@@ -56,7 +62,7 @@ def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: 
     to_y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     body = [_frame(title, x_name, y_name, x_ticks, y_ticks, to_x, to_y)]
     for one in drawn:
-        kind = " ".join(["line", f"c{one.colour % NUM_COLOURS}", *(["thin"] if one.thin else [])])
+        kind = " ".join(["line", colour_class(one.colour), *(["thin"] if one.thin else [])])
         kind += " dashed" if one.dashed else ""
         path = " ".join(f"{'L' if n else 'M'}{to_x(x):.1f} {to_y(y):.1f}" for n, (x, y) in enumerate(one.points))
         body.append(f'<path class="{kind}" d="{path}"/>')
@@ -64,7 +70,7 @@ def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: 
         for x, y in marked:
             text = f"{escape(one.label)}: {y:.5g} at {x:,.5g}"
             body.append(
-                f'<circle class="dot c{one.colour % NUM_COLOURS}" cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="3.2">'
+                f'<circle class="dot {colour_class(one.colour)}" cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="3.2">'
             )
             body.append(f"<title>{text}</title></circle>")
     return _svg(title, body)
@@ -75,13 +81,13 @@ class Bar(NamedTuple):
 
     label: str
     parts: Sequence[tuple[str, float, int]]
-    total: str
+    total: Markup
 
 
-def bars(title: str, unit: str, rows: Sequence[Bar], spec: str) -> str:
+def bars(title: str, unit: str, rows: Sequence[Bar], spec: str) -> Markup:
     """Return horizontal bars as SVG."""
     if not rows:
-        return ""
+        return Markup()
     bar, gap = 18, 24
     height = TOP + len(rows) * (bar + gap) + 26
     largest = max(sum(value for _, value, _ in row.parts) for row in rows) or 1.0
@@ -99,9 +105,7 @@ def bars(title: str, unit: str, rows: Sequence[Bar], spec: str) -> str:
         for name, value, colour in parts:
             x, width = to_x(start), to_x(start + value) - to_x(start)
             text = f"{escape(label)}, {escape(name)}: {value:{spec}} {escape(unit)}"
-            body.append(
-                f'<rect class="bar c{colour % NUM_COLOURS}" x="{x:.1f}" y="{top}" width="{max(width, 0.5):.1f}"'
-            )
+            body.append(f'<rect class="bar {colour_class(colour)}" x="{x:.1f}" y="{top}" width="{max(width, 0.5):.1f}"')
             body.append(f' height="{bar}"><title>{text}</title></rect>')
             start += value
         body.append(f'<text class="value" x="{to_x(start) + 5:.1f}" y="{top + 13}">{total}</text>')
@@ -132,6 +136,6 @@ def _frame(
     return "".join(parts)
 
 
-def _svg(title: str, body: list[str], height: int = HEIGHT) -> str:
-    opening = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}">'
-    return opening + "".join(body) + "</svg>"
+def _svg(title: str, body: list[str], height: int = HEIGHT) -> Markup:
+    opening = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">'
+    return Markup(opening + "".join(body) + "</svg>")
