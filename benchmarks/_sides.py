@@ -158,5 +158,5 @@ def keep_json(path: str, options: argparse.Namespace, **content: Any) -> None:
     """Writes the numbers with versions and hardware, where a file is named."""
     if path:
         chosen = {name: str(value) for name, value in vars(options).items()}
-        kept = {"made_with": versions_and_hardware(), "options": chosen, **content}
+        kept = {"provenance": versions_and_hardware(), "options": chosen, **content}
         Path(path).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")

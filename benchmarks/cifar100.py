@@ -82,7 +82,7 @@ def main() -> None:
             folder = arguments.out / f"cifar100-{preset}-{seed}"
             runs.append(train(preset, seed, arguments.data_root, folder, arguments.extra))
             if arguments.json:
-                content = {"made_with": versions_and_hardware(), "flags": arguments.extra}
+                content = {"provenance": versions_and_hardware(), "flags": arguments.extra}
                 content |= {"summary": summarise(runs), "runs": runs}
                 arguments.json.parent.mkdir(parents=True, exist_ok=True)
                 arguments.json.write_text(json.dumps(content, indent=1) + "\n")

@@ -121,7 +121,7 @@ def run_step_benchmark(arguments: argparse.Namespace) -> None:
                 torch.cuda.empty_cache()
             print(describe(rows[-1], rows[0]), flush=True)
             if arguments.json:
-                content = {"made_with": versions_and_hardware(), "set": arguments.set, "rows": rows}
+                content = {"provenance": versions_and_hardware(), "set": arguments.set, "rows": rows}
                 arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -163,7 +163,7 @@ def run_training(arguments: argparse.Namespace) -> None:
     for split in ("train", "test"):
         write_strips(parts, split, arguments.out / f"{split}.png", arguments.panel_px)
     images = number * parts.feed.images_per_step
-    content = {"made_with": versions_and_hardware(), "minutes": took / 60, "images": images, "set": arguments.set}
+    content = {"provenance": versions_and_hardware(), "minutes": took / 60, "images": images, "set": arguments.set}
     content |= {"settings": parts.config.values(), "history": history}
     (arguments.out / "training.json").write_text(json.dumps(content, indent=1) + "\n")
     print(f"{number} steps, {images} images in {took:.0f} s ({images / took:.2f} images/s) → {arguments.out}")

@@ -253,7 +253,7 @@ def main() -> None:
                     f"{batch_size:5}  {row['side']:14} {row['images_per_second']:9,.0f}  {spread} {row['n']:3}  {ratio}"
                 )
     if arguments.json:
-        content = {"made_with": versions_and_hardware(), "width": arguments.width, "rows": rows}
+        content = {"provenance": versions_and_hardware(), "width": arguments.width, "rows": rows}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

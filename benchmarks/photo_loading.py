@@ -10,7 +10,7 @@ little noise so that their PNG files are as large as a camera's. Then, without a
 - `packed`: windows read from a memory map by loading processes.
 
 Every side ends an epoch with its batches as floats on the device. The first epoch of each is left out of the
-median; what reading or packing everything once costs is printed beside it.
+median; what reading or packing everything once costs is printed temporary it.
 
     PYTHONPATH=src python benchmarks/photo_loading.py --folder photos-2k --json photo_loading.json
     PYTHONPATH=src python benchmarks/photo_loading.py --folder photos-2k --pictures 40 --batch-size 8 --workers 0,2
@@ -73,9 +73,9 @@ def make_picture(number: int, folder: Path, width: int, height: int) -> None:
     box = (int(left), int(top), int(left) + part_width, int(top) + part_height)
     large = np.asarray(photo.resize((width, height), Image.Resampling.BICUBIC, box), dtype=np.float32)
     noisy = large + NOISE_LEVELS * chance.standard_normal(large.shape, dtype=np.float32)
-    beside = file.with_suffix(".new")
-    Image.fromarray(noisy.round().clip(0, 255).astype(np.uint8)).save(beside, "PNG")
-    beside.rename(file)
+    temporary = file.with_suffix(".new")
+    Image.fromarray(noisy.round().clip(0, 255).astype(np.uint8)).save(temporary, "PNG")
+    temporary.rename(file)
 
 
 class DecodeEachTime(Dataset):
@@ -214,7 +214,7 @@ def main() -> None:
     rows = measure(options, device)
     if options.json:
         kept = {"options": vars(options), "mean_file_bytes": mean_size, "rows": rows}
-        Path(options.json).write_text(json.dumps(kept | {"made_with": versions_and_hardware()}, indent=1))
+        Path(options.json).write_text(json.dumps(kept | {"provenance": versions_and_hardware()}, indent=1))
 
 
 if __name__ == "__main__":

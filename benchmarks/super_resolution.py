@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("extra", nargs="*", help="after --: more words for every training")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"made_with": versions_and_hardware(), "extra": arguments.extra}
+    found: dict[str, Any] = {"provenance": versions_and_hardware(), "extra": arguments.extra}
 
     def keep(**more: Any) -> None:
         found.update(more)

@@ -32,7 +32,7 @@ def make_run(folder: Path, lines: int = 5, **status: object) -> Path:
     folder.mkdir(parents=True)
     rows = [line(10 * i, net__loss=1 / i, spread__net__loss=0.1, time__step_seconds=2.0) for i in range(1, lines + 1)]
     (folder / "metrics.jsonl").write_text("".join(rows))
-    (folder / "config.toml").write_text(f'recipe = "dcgan"\nseed = {lines}\nlr = 0.1\n\n[made_with]\ntorch = "2.15"\n')
+    (folder / "config.toml").write_text(f'recipe = "dcgan"\nseed = {lines}\nlr = 0.1\n\n[provenance]\ntorch = "2.15"\n')
     if status:
         (folder / "status.json").write_text(json.dumps({"since": time.time(), "total_images": 100, **status}))
     return folder
@@ -44,9 +44,9 @@ def make_folder(base: Path) -> Path:
     host = os.uname().nodename
     make_run(root / "finished", state="finished", host=host)
     with (make_run(root / "stopped", state="stopped", host=host) / "config.toml").open("a") as config:
-        config.write('\n[[made_with.earlier]]\nuntil_images = 100\ndevices = "2"\n')
+        config.write('\n[[provenance.earlier]]\nuntil_images = 100\ndevices = "2"\n')
     make_run(root / "nested" / "deeper" / "run", lines=3, state="finished", host=host)
-    failed = make_run(root / "failed", state="failed", why="ValueError: too many pigeons", host=host)
+    failed = make_run(root / "failed", state="failed", reason="ValueError: too many pigeons", host=host)
     (failed / "logs").mkdir()
     (failed / "logs" / "rank-0.txt").write_text(f"Connection closed\nkey: AWS_SECRET_ACCESS_KEY={SECRET}\n")
     (failed / "logs" / "rank-1.txt").write_text("Traceback (most recent call last):\nValueError: too many pigeons\n")

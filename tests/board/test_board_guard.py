@@ -115,7 +115,7 @@ def test_links_to_outside_and_pipes_are_ignored(board: Served) -> None:
     assert board.json(f"/api/runs/{run['id']}/samples")["samples"] == {}
     log = board.json(f"/api/runs/{run['id']}/log?rank=0")
     assert log == {"ranks": [], "rank": 0, "text": ""}
-    assert run["last"]["net/loss"] == pytest.approx(0.2)  # links within the folder are followed
+    assert run["last_values"]["net/loss"] == pytest.approx(0.2)  # links within the folder are followed
 
 
 def test_credentials_are_hidden(board: Served) -> None:
@@ -131,7 +131,7 @@ def test_credentials_are_hidden(board: Served) -> None:
 def test_names_are_shown_verbatim_and_nothing_is_executed(board: Served, root: Path) -> None:
     runs = board.runs()
     for name in ODD_NAMES:
-        assert runs[name]["last"]["net/loss"] == pytest.approx(0.2), name
+        assert runs[name]["last_values"]["net/loss"] == pytest.approx(0.2), name
         assert re.fullmatch(r"[0-9a-f]{12}", runs[name]["id"])
     assert not list(root.rglob("pwned"))
 

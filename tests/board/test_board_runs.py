@@ -28,8 +28,8 @@ def test_run_states_are_read_from_files_alone(board: Served) -> None:
     states = {name: run["state"] for name, run in runs.items()}
     assert states["finished"] == states["nested/deeper/run"] == "finished"
     assert states["stopped"] == "stopped"
-    assert states["failed"] == "failed" and runs["failed"]["why"] == "ValueError: too many pigeons"
-    assert states["killed"] == "failed" and "without a message" in runs["killed"]["why"]
+    assert states["failed"] == "failed" and runs["failed"]["reason"] == "ValueError: too many pigeons"
+    assert states["killed"] == "failed" and "without a message" in runs["killed"]["reason"]
     assert states["elsewhere"] == "running"  # its lock may be on another machine, and its files are recent
     assert states["silent"] == "silent"
     assert states["private"] == "unknown"  # it has no status, and nothing holds its lock
@@ -66,7 +66,9 @@ def test_a_run_records_how_it_ends(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "running"
     folder.end("failed", "two\nlines and s3://me:hunter2@bucket")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["total_images"] == 640 and status["why"].startswith("two lines") and "hunter2" not in status["why"]
+    assert (
+        status["total_images"] == 640 and status["reason"].startswith("two lines") and "hunter2" not in status["reason"]
+    )
     folder.end("finished")
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     folder.release()
@@ -95,14 +97,18 @@ def test_the_binary_response_holds_the_same_numbers(board: Served) -> None:
 def test_broken_lines_are_skipped_and_counted(board: Served) -> None:
     run = board.runs()["broken"]
     assert run["broken_lines"] == 6 and run["lines"] == 6
-    assert run["last"]["net/loss"] == 0.5 and "net/other" not in run["last"] and "net/big" not in run["last"]
+    assert (
+        run["last_values"]["net/loss"] == 0.5
+        and "net/other" not in run["last_values"]
+        and "net/big" not in run["last_values"]
+    )
 
 
 def test_settings_and_samples_are_served(board: Served) -> None:
     runs = board.runs()
     kept = board.json(f"/api/runs/{runs['finished']['id']}/settings")
-    assert kept == {"settings": {"recipe": "dcgan", "seed": 5, "lr": 0.1}, "made_with": {"torch": "2.15"}}
-    went_on = board.json(f"/api/runs/{runs['stopped']['id']}/settings")["made_with"]
+    assert kept == {"settings": {"recipe": "dcgan", "seed": 5, "lr": 0.1}, "provenance": {"torch": "2.15"}}
+    went_on = board.json(f"/api/runs/{runs['stopped']['id']}/settings")["provenance"]
     assert went_on == {"torch": "2.15", "earlier.1.until_images": 100, "earlier.1.devices": "2"}
     run = runs["pictures"]
     assert board.json(f"/api/runs/{run['id']}/samples")["samples"] == {"samples": [0, 100, 200]}
@@ -129,13 +135,13 @@ def test_a_run_is_followed_as_it_grows_is_truncated_and_disappears(tmp_path: Pat
         assert grown["broken_lines"] == 0  # an incomplete last line is not broken: it is being written
         with (folder / "metrics.jsonl").open("a") as file:
             file.write('ss": 0.05}\n')
-        assert board.wait_for("run", lambda run: run["lines"] == 5)["last"]["net/loss"] == 0.05
+        assert board.wait_for("run", lambda run: run["lines"] == 5)["last_values"]["net/loss"] == 0.05
         shorter = "".join((folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:2])
         (folder / "new").write_text(
             shorter + line(25, net__loss=9.0) * 20
         )  # truncated as by a resume, then longer than before
         (folder / "new").replace(folder / "metrics.jsonl")
-        assert board.wait_for("run", lambda run: run["lines"] == 22)["last"]["net/loss"] == 9.0
+        assert board.wait_for("run", lambda run: run["lines"] == 22)["last_values"]["net/loss"] == 9.0
         make_run(tmp_path / "another")
         board.wait_for("another", lambda run: run["lines"] == 5)
         shutil.rmtree(folder)
@@ -172,7 +178,7 @@ def test_a_remote_folder_is_read_like_a_local_one(root: Path) -> None:
     more = storage.cat_file("/bucket/runs/finished/metrics.jsonl") + line(60, net__loss=0.01).encode()
     storage.pipe_file("/bucket/runs/finished/metrics.jsonl", more)
     gallery.refresh()
-    assert runs["finished"].summary()["last"]["net/loss"] == 0.01
+    assert runs["finished"].summary()["last_values"]["net/loss"] == 0.01
 
 
 def test_a_storage_failure_is_reported_and_the_board_keeps_running(root: Path) -> None:
@@ -185,7 +191,7 @@ def test_a_storage_failure_is_reported_and_the_board_keeps_running(root: Path) -
     gallery = Gallery(RemoteFiles(Failing(), "bucket", "s3://bucket"))
     gallery.start()
     gallery.wait_until_fresh()
-    assert gallery.trouble.startswith("PermissionError: Access Denied") and "hunter2" not in gallery.trouble
+    assert gallery.error.startswith("PermissionError: Access Denied") and "hunter2" not in gallery.error
 
 
 def test_a_large_file_is_sampled_first_and_then_read_to_its_end(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_with_a_wrong_key_training_continues_and_log_and_folder_report_it(
     printed = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
     assert len(printed) == 2 and "failed" in printed[0] and "is missing" in printed[1]
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
-    assert state and state.images == 0 and state.trouble
+    assert state and state.images == 0 and state.error
     rejected = run_fork(
         tmp_path, "train", TINY, "--out", "other", "--resume-from", f"s3://{BUCKET}/wrong", environment=wrong
     )

@@ -13,7 +13,7 @@ from running import PATIENCE_SECONDS, processes_naming, run_fork, start_fork, wa
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.compare.grid import Grid, why_not_here
+from paceline.compare.grid import Grid, obstacle_here
 from paceline.config.resolve import Config
 
 TINY = ["compare", "classification", "--preset", "quick", "--set", "width=2", "--accelerator", "cpu"]
@@ -156,9 +156,9 @@ def test_an_unavailable_device_count_is_a_reason_and_not_an_error(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     on_gpu = config.with_run(accelerator="cuda")
-    assert why_not_here(on_gpu, "ddp", 2, []) == "1 GPU here"
-    assert why_not_here(on_gpu, "ddp", 2, ["0", "0"]) == ""
-    assert why_not_here(on_gpu, "ddp", 4, ["0", "0"]) == "--gpus lists 2 for 4 devices"
+    assert obstacle_here(on_gpu, "ddp", 2, []) == "1 GPU here"
+    assert obstacle_here(on_gpu, "ddp", 2, ["0", "0"]) == ""
+    assert obstacle_here(on_gpu, "ddp", 4, ["0", "0"]) == "--gpus lists 2 for 4 devices"
     shared = Grid.parse(["classification"], "single,ddp", "2", "64", "0", "strong").cells(
         {"classification": on_gpu.with_run(gpus="0,0")}
     )

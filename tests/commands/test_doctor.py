@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.benchmarking import loader_throughput as loader_ceilings
+from paceline.benchmarking import loader_throughput
 from paceline.benchmarking.graph_check import ReplayCheck, check_replay
 from paceline.cli.app import run
 from paceline.commands.configure import configure
@@ -26,13 +26,13 @@ from paceline.data.tickets import Tickets, in_order
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import Place, World
 from paceline.runs import machine_record
-from paceline.runs.machine_record import LOADERS, SELF_TEST, doubt_about_graphs, identity, kept_file, read_kept
+from paceline.runs.machine_record import LOADERS, SELF_TEST, cache_file, graph_obstacle, identity, read_cached
 from paceline.training.graph import RunStep
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
 
 TWO_GPUS = {"host": "here", "gpus": "2 × Some GPU", "driver": "1.0", "torch": "2.15.0"}
-PASSED = {"passed": True, "what": "", "difference": 0.0, "processes": 2, "backend": "nccl"}
+PASSED = {"passed": True, "result": "", "difference": 0.0, "processes": 2, "backend": "nccl"}
 GOOD = {"summary": "", "verified": True, "machine": TWO_GPUS, "graph": PASSED}
 
 
@@ -43,15 +43,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+def save_self_test(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Save the result of a self-test, and pretend that this machine has two GPUs."""
     monkeypatch.setattr(machine_record, "identity", lambda: TWO_GPUS)
 
-    def keep(result: Any) -> None:
-        kept_file(SELF_TEST).parent.mkdir(parents=True, exist_ok=True)
-        kept_file(SELF_TEST).write_text(result if isinstance(result, str) else json.dumps(result))
+    def save(result: Any) -> None:
+        cache_file(SELF_TEST).parent.mkdir(parents=True, exist_ok=True)
+        cache_file(SELF_TEST).write_text(result if isinstance(result, str) else json.dumps(result))
 
-    return keep
+    return save
 
 
 def test_a_missing_package_is_listed_with_how_to_install_it(
@@ -84,9 +84,9 @@ def test_a_strategy_that_needs_gpus_reports_it_where_there_are_none(
         assert strategy.cpu_obstacle in row and (" no " if strategy.cpu_obstacle else " yes ") in row
 
 
-def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(kept: Callable[[Any], None]) -> None:
-    kept(GOOD)
-    assert doubt_about_graphs(processes=2, hosts=1) == ""
+def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(save_self_test: Callable[[Any], None]) -> None:
+    save_self_test(GOOD)
+    assert graph_obstacle(processes=2, hosts=1) == ""
 
 
 @pytest.mark.parametrize(
@@ -98,28 +98,28 @@ def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(kept: Callable[
         ({"machine": TWO_GPUS | {"driver": "0.9"}}, "another driver"),
         ({"machine": {}}, r"another host \(unknown"),
         ({"verified": False}, "self-test failed"),
-        ({"graph": None}, "no several GPUs"),
-        ({"graph": PASSED | {"passed": False, "what": "the step could not be captured"}}, "could not be captured"),
+        ({"graph": None}, "did not have several GPUs"),
+        ({"graph": PASSED | {"passed": False, "result": "the step could not be captured"}}, "could not be captured"),
         ({"graph": PASSED | {"processes": 1}}, "had 1 GPUs, not 2"),
     ],
 )
 def test_any_other_result_leaves_the_step_eager_and_prints_why(
-    changed: dict[str, Any], reason: str, kept: Callable[[Any], None]
+    changed: dict[str, Any], reason: str, save_self_test: Callable[[Any], None]
 ) -> None:
-    kept(GOOD | changed)
+    save_self_test(GOOD | changed)
     with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(doubt_about_graphs(processes=2, hosts=1))
+        raise AssertionError(graph_obstacle(processes=2, hosts=1))
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
-def test_a_missing_or_damaged_result_is_none(content: str, kept: Callable[[Any], None]) -> None:
-    kept(content)
-    assert "paceline doctor --self-test" in doubt_about_graphs(processes=2, hosts=1)
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"verified": true, "machine": {}, "graph": {}}'])
+def test_a_missing_or_damaged_result_is_none(content: str, save_self_test: Callable[[Any], None]) -> None:
+    save_self_test(content)
+    assert "paceline doctor --self-test" in graph_obstacle(processes=2, hosts=1)
 
 
-def test_several_hosts_are_never_captured(kept: Callable[[Any], None]) -> None:
-    kept(GOOD)
-    assert "several hosts" in doubt_about_graphs(processes=2, hosts=2)
+def test_several_hosts_are_never_captured(save_self_test: Callable[[Any], None]) -> None:
+    save_self_test(GOOD)
+    assert "several hosts" in graph_obstacle(processes=2, hosts=2)
 
 
 class Wrong:
@@ -150,33 +150,32 @@ def test_the_check_of_a_captured_step_passes_when_the_weights_are_equal() -> Non
 
 def test_the_check_of_a_captured_step_fails_when_an_update_is_lost() -> None:
     result = check(Wrong)
-    assert not result.passed and result.difference > 1e-6 and "differed" in result.what
+    assert not result.passed and result.difference > 1e-6 and "differed" in result.result
 
 
 def test_loaders_are_measured_and_the_results_saved(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(loader_ceilings, "BLOCK_SECONDS", 0.02)
+    monkeypatch.setattr(loader_throughput, "BLOCK_SECONDS", 0.02)
     words = ["doctor", "--loaders", "--data", "digits", "--batch-size", "16", "--workers", "0", "--accelerator", "cpu"]
     assert run(words) == 0 and run(words) == 0
-    (result,) = read_kept(LOADERS)["measured"]  # the second replaces the first
-    assert result["batch_size"] == 16 and result["samples"] == 1438 and result["machine"] == identity()
+    (result,) = read_cached(LOADERS)["measurements"]  # the second replaces the first
+    assert result["batch_size"] == 16 and result["num_samples"] == 1438 and result["machine"] == identity()
     by_name = {one["loader"]: one for one in result["loaders"]}
     for name in ("resident", "workers"):
         assert by_name[name]["low"] <= by_name[name]["images_per_second"] <= by_name[name]["high"]
-        assert by_name[name]["n"] == loader_ceilings.BLOCKS
+        assert by_name[name]["n"] == loader_throughput.BLOCKS
     assert by_name["dali"]["images_per_second"] is None
     assert "not measured: --loader dali" in capsys.readouterr().out
-    assert machine_record.loader_ceilings("digits") == [result] and machine_record.loader_ceilings("photos") == []
 
 
 def test_data_that_a_run_would_not_keep_in_memory_is_not_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(loader_ceilings, "BLOCK_SECONDS", 0.02)
+    monkeypatch.setattr(loader_throughput, "BLOCK_SECONDS", 0.02)
     monkeypatch.setattr(memory, "free_bytes", lambda device: 100_000)
     assert run(["doctor", "--loaders", "--workers", "0", "--accelerator", "cpu"]) == 0
-    (result,) = read_kept(LOADERS)["measured"]
+    (result,) = read_cached(LOADERS)["measurements"]
     by_name = {one["loader"]: one for one in result["loaders"]}
     assert by_name["resident"]["images_per_second"] is None and by_name["workers"]["images_per_second"] > 0
     assert "not measured: --loader resident: 1.5 MB of samples do not fit in 0.025 MB" in capsys.readouterr().out
@@ -196,7 +195,7 @@ def test_batches_read_ahead_are_consumed_before_timing_starts() -> None:
 
     next(loader.fetch(requests()))
     loader.close()
-    assert loader_ceilings._warmup_batches(loader) >= asked - 1 >= 5
+    assert loader_throughput._warmup_batches(loader) >= asked - 1 >= 5
 
 
 @pytest.mark.parametrize(
@@ -218,4 +217,4 @@ def test_user_errors_end_in_one_line(words: list[str], line: str, capsys: pytest
 def test_without_a_self_test_doctor_prints_how_to_run_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "no self-test was kept here" in out and "dali" in out
+    assert "no self-test has run here" in out and "dali" in out

@@ -270,7 +270,7 @@ def test_the_last_finished_stage_is_applied(capsys, tmp_path):
     shutil.copytree("both", both)
     leave_unfinished(both / "adversarial")
     metrics = both / "adversarial/metrics.jsonl"
-    metrics.write_text("".join(line for line in metrics.open() if "test/of_images" not in line))
+    metrics.write_text("".join(line for line in metrics.open() if "test/checkpoint_images" not in line))
     assert run(["apply", str(both), *words, str(tmp_path / "first")]) == 0
     printed = capsys.readouterr()
     assert "both/pretrain at 32 images" in printed.out

@@ -87,10 +87,10 @@ def test_an_animation_has_a_frame_for_each_saved_grid(capsys):
 
 
 def test_two_runs_are_shown_side_by_side():
-    assert run(["sample", "long", "--beside", "short", "--grid", "2x2", "--out", "both.png"]) == 0
+    assert run(["sample", "long", "--next-to", "short", "--grid", "2x2", "--out", "both.png"]) == 0
     width = 2 * CELL_PX + GAP_PX
     assert pixels("both.png").shape[1] == 2 * width + 4 * GAP_PX
-    assert run(["sample", "long", "--beside", "short", "--animate", "--out", "both.gif"]) == 0
+    assert run(["sample", "long", "--next-to", "short", "--animate", "--out", "both.gif"]) == 0
     with Image.open("both.gif") as moving:
         assert moving.n_frames == 4 and moving.width > 2 * 8 * CELL_PX
 
@@ -101,7 +101,7 @@ def test_two_runs_are_shown_side_by_side():
         ("classifier", "Classification has no generator"),
         ("classifier --animate", "classifier: has no images in samples/ to animate"),
         ("nowhere", "nowhere: not a run's folder"),
-        ("long --beside nowhere", "nowhere: not a run's folder"),
+        ("long --next-to nowhere", "nowhere: not a run's folder"),
         ("long --grid 8", "--grid 8: expected rows and columns like 8x8"),
         ("long --grid 0x3", "--grid 0x3: expected rows"),
         ("long --grid 100x100", "4,096 images at most"),

@@ -37,7 +37,7 @@ def opened(
     return inception.load_inception(str(path), digest, device), network
 
 
-def folded_beside(scripted: FeatureNetwork, folder: Path, device: torch.device) -> str:
+def folded_next_to(scripted: FeatureNetwork, folder: Path, device: torch.device) -> str:
     """Return why our own network was not used, for the failure message; raise if it cannot run at all."""
     trial = inception.make_test_image(device)
     weights = inception.load_script(str(folder / "narrow.pt"), device).state_dict()
@@ -61,7 +61,7 @@ def some_images() -> Tensor:
 @torch.no_grad()
 def test_our_network_gives_the_features_of_the_file_in_every_precision(tmp_path, monkeypatch, device):
     ours, file = opened(tmp_path, monkeypatch, device)
-    assert isinstance(ours, FoldedInception), folded_beside(ours, tmp_path, device)
+    assert isinstance(ours, FoldedInception), folded_next_to(ours, tmp_path, device)
     wanted = file(inception.enlarged(some_images()))
     assert wanted.shape == (4, 2048) and (wanted[0] - wanted[1]).abs().max() > 0.1, "images can be told apart"
     on_gpu = {"tf32": 3e-3, "fp16": 2e-3}

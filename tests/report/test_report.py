@@ -83,7 +83,7 @@ def test_every_number_on_the_page_is_the_one_in_the_json(runs: Path, report: dic
 def test_markdown_shows_the_tables_of_the_page(runs: Path, report: dict[str, Any]) -> None:
     page = Page((runs / "compared/report.html").read_text())
     words = (runs / "compared/report.md").read_text()
-    missing = [shown for place, _, shown in page.numbers if shown not in words and not place.startswith("time::")]
+    missing = [shown for place, _, shown in page.numbers if shown not in words and not place.startswith("time_split::")]
     assert missing == []
     for sentence in report["summary"]:
         assert sentence in words and "::" not in sentence
@@ -115,7 +115,7 @@ def test_the_json_has_what_the_runs_wrote(runs: Path, report: dict[str, Any]) ->
 def test_evaluation_is_part_of_an_epoch(runs: Path, report: dict[str, Any]) -> None:
     evaluated = [line["time/evaluation_seconds"] for line in lines_of(runs / "ddp-2") if "validation/top1" in line]
     epochs = next(line["epoch"] for line in reversed(lines_of(runs / "ddp-2")) if "epoch" in line)
-    split = report["time"]["classification-ddp-2-64"]
+    split = report["time_split"]["classification-ddp-2-64"]
     assert split["evaluation"] == pytest.approx(sum(evaluated) / epochs)
     assert split["total"] == pytest.approx(sum(value for name, value in split.items() if name != "total"))
 
@@ -156,10 +156,10 @@ def test_other_data_another_recipe_or_no_run_is_rejected_by_name(
         ("single-2", "empty"): "empty: not a run's folder",
         ("single-2", "nowhere"): "nowhere: not a run's folder",
     }.items():
-        assert run(["compare", *words, "--out", "refused"]) == 2
+        assert run(["compare", *words, "--out", "rejected"]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
-    assert not (runs / "refused").exists()
+    assert not (runs / "rejected").exists()
 
 
 def _as_dcgan(text: str) -> str:
@@ -171,8 +171,8 @@ def test_broken_lines_of_metrics_are_skipped_and_counted(runs: Path, monkeypatch
     monkeypatch.chdir(runs)
     shutil.copytree("single-2", "torn")
     with open("torn/metrics.jsonl", "a") as file:
-        file.write('{"images": 9000, "test/top1": 99.0, "test/of_images": 9000}\n')  # no seconds
-        file.write('{"images": 9000, "seconds": 9.0, "test/top1": "high", "test/of_images": 9000}\n')
+        file.write('{"images": 9000, "test/top1": 99.0, "test/checkpoint_images": 9000}\n')  # no seconds
+        file.write('{"images": 9000, "seconds": 9.0, "test/top1": "high", "test/checkpoint_images": 9000}\n')
         file.write('{"images": 9000, "seconds": 1e999, "validation/top1": 99.0}\n{"images": 90')
     assert run(["compare", "torn", "single-4", "--out", "with-torn"]) == 0
     report = json.loads(Path("with-torn/report.json").read_text())
@@ -189,7 +189,7 @@ def test_a_run_without_provenance_is_rejected(
     monkeypatch.chdir(runs)
     shutil.copytree("single-2", "unknown")
     text = Path("unknown/config.toml").read_text()
-    Path("unknown/config.toml").write_text(text.partition("[made_with]")[0])
+    Path("unknown/config.toml").write_text(text.partition("[provenance]")[0])
     assert run(["compare", "unknown", "--out", "of-unknown"]) == 2
     assert capsys.readouterr().err.startswith("paceline: unknown: run format 1, this version reads ")
 
@@ -203,26 +203,26 @@ def test_a_run_of_another_machine_has_its_own_row(runs: Path, monkeypatch: pytes
     groups = json.loads(Path("of-two/report.json").read_text())["groups"]
     assert [group["n"] for group in groups.values()] == [1, 1, 1]
     assert [group["label"] for group in groups.values()][1] == "single, cpu=another | <one>::two"
-    assert list(groups.values())[2]["scaling"]["against"] == next(iter(groups))
+    assert list(groups.values())[2]["scaling"]["baseline"] == next(iter(groups))
 
 
 def test_segments_of_a_run_are_not_averaged_and_the_summary_notes_it(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs)
-    half = run_ranks(runs, 2, *TINY, "--epochs", "1", "--strategy", "ddp", "--seed", "6", "--out", "went-on")
-    whole = run_fork(runs, *TINY, "--seed", "6", "--out", "went-on")
+    half = run_ranks(runs, 2, *TINY, "--epochs", "1", "--strategy", "ddp", "--seed", "6", "--out", "resumed")
+    whole = run_fork(runs, *TINY, "--seed", "6", "--out", "resumed")
     assert half == [0, 0] and whole.wait() == 0, whole.stderr
-    assert run(["compare", "went-on", "single-2", "--out", "of-went-on"]) == 0
-    report = json.loads(Path("of-went-on/report.json").read_text())
+    assert run(["compare", "resumed", "single-2", "--out", "of-resumed"]) == 0
+    report = json.loads(Path("of-resumed/report.json").read_text())
     (only,) = report["groups"].values()
     assert only["label"] == "single" and only["n"] == 2
-    logged = [line for line in lines_of(Path("went-on")) if "time/step_seconds" in line]
+    logged = [line for line in lines_of(Path("resumed")) if "time/step_seconds" in line]
     since = next(line["images"] for line in logged if line["epoch"] >= 1)
     later = [line for line in logged if line["images"] > since][1:]
-    assert report["runs"]["went-on"]["speed"]["stretches"] == len(later)
+    assert report["runs"]["resumed"]["speed"]["num_log_intervals"] == len(later)
     (note,) = [sentence for sentence in report["summary"] if "resumed differently" in sentence]
-    assert note.startswith(f"`went-on` resumed differently at {since:,} images (strategy ddp → single, devices 2 → 1)")
+    assert note.startswith(f"`resumed` resumed differently at {since:,} images (strategy ddp → single, devices 2 → 1)")
 
 
 def test_dp_on_a_cpu_is_reported_as_single(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_a_run_of_a_strategy_that_is_not_installed_is_shown(runs: Path, monkeypa
     assert run(["compare", "elsewhere-2", "single-4", "--out", "of-plugin"]) == 0
     report = json.loads(Path("of-plugin/report.json").read_text())
     assert [group["label"] for group in report["groups"].values()] == ["from-a-plugin", "single"]
-    assert report["groups"]["classification-from-a-plugin-1-64"]["scaling"]["against"] == "classification-single-1-64"
+    assert report["groups"]["classification-from-a-plugin-1-64"]["scaling"]["baseline"] == "classification-single-1-64"
 
 
 def test_a_report_that_replaces_another_prints_which(

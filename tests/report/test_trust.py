@@ -15,7 +15,7 @@ from paceline.report.build import make_report, write_report
 from paceline.report.document import document_of
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
 from paceline.report.model import Cell, Parity, Report
-from paceline.report.run import ChosenBy, Run, Speed
+from paceline.report.run import Run, SelectionMetric, Speed
 from paceline.report.step_ladder import Explanation, communication_share, explain
 
 HARDWARE = {"accelerator": "cpu", "cpu": "a CPU", "cores": "8", "gpus": "none", "torch": "2.15"}
@@ -30,8 +30,8 @@ def cell(
     spread: float | None = 1.0,
     top1: float | None = 90.0,
     test: float = 90.0,
-    evaluated_on: int = 144,
-    with_warm_up: bool = False,
+    num_evaluated: int = 144,
+    includes_warmup: bool = False,
     seed: int = 0,
     metric: str = "validation/top1",
     asked: str = "",
@@ -41,7 +41,7 @@ def cell(
 ) -> Cell:
     """Return a finished run as read from its folder."""
     place = HARDWARE | (hardware or {})
-    speeds = Speed(speed, speed, num_log_intervals=3, std_over_log_intervals=spread, with_warm_up=with_warm_up)
+    speeds = Speed(speed, speed, num_log_intervals=3, std_over_log_intervals=spread, includes_warmup=includes_warmup)
     name = f"{strategy}-{devices}-{batch}-{seed}-{'-'.join([*settings.values(), *(hardware or {}).values()])}"
     run = Run(
         folder=name,
@@ -55,19 +55,19 @@ def cell(
         seed=seed,
         precision=settings.get("precision", "fp32"),
         settings={"precision": "fp32", "nnodes": "1"} | settings,
-        made_with=place,
+        provenance=place,
         hardware=place,
         images=640,
         seconds=1.0,
         finished=True,
         best=(metric, "max"),
         quality={"test/top1": test},
-        chosen_by=ChosenBy(metric, top1, 640, evaluated_on) if top1 is not None else None,
+        selection_metric=SelectionMetric(metric, top1, 640, num_evaluated) if top1 is not None else None,
         speed=speeds,
         seconds_per_epoch={"data": 0.1, "step": 1.0},
         gpu=gpu or {},
         losses={},
-        course=[],
+        selection_curve=[],
         protocols={},
     )
     return Cell(name, "classification", strategy, devices, asked or str(batch), seed, "done", "", run)
@@ -139,10 +139,10 @@ def test_one_seed_far_behind_is_neither_recommended_nor_ruled_out() -> None:
 
 
 def test_seeds_that_agree_by_chance_keep_the_error_of_few_evaluated_images() -> None:
-    def cells(evaluated_on: int) -> list[Cell]:
+    def cells(num_evaluated: int) -> list[Cell]:
         tops = ((64, 91.0), (128, 90.3))
         return [
-            cell(batch=b, seed=n, speed=b, top1=top1, evaluated_on=evaluated_on) for b, top1 in tops for n in (0, 1)
+            cell(batch=b, seed=n, speed=b, top1=top1, num_evaluated=num_evaluated) for b, top1 in tops for n in (0, 1)
         ]
 
     few, printed = made(*cells(144))
@@ -161,7 +161,7 @@ def test_the_test_split_is_never_used_for_recommendations() -> None:
 
 def test_a_metric_that_is_not_a_fraction_of_images_has_no_binomial_error() -> None:
     rows = [
-        cell(batch=b, speed=b, top1=v, metric="validation/psnr", evaluated_on=4) for b, v in ((64, 30.0), (128, 28.0))
+        cell(batch=b, speed=b, top1=v, metric="validation/psnr", num_evaluated=4) for b, v in ((64, 30.0), (128, 28.0))
     ]
     assert made(*rows)[0].recommendation.group == "classification-single-1-64"
 
@@ -191,7 +191,7 @@ def test_the_spread_over_seeds_decides_and_five_percent_without_one() -> None:
 
 def test_reasons_to_doubt_a_speed_are_noted(tmp_path: Path) -> None:
     crowded = cell("ddp", 16, speed=900)
-    unsettled = cell("lightning", 1, speed=950, with_warm_up=True)
+    unsettled = cell("lightning", 1, speed=950, includes_warmup=True)
     report, printed = made(cell(speed=1000), cell("ddp", 2, speed=2300), crowded, unsettled)
     write_report(report, tmp_path)
     page = (tmp_path / "report.md").read_text()
@@ -215,9 +215,9 @@ def measured(devices: int = 2, **speeds: float) -> StepLadder:
 
 def test_the_largest_time_loss_is_reported_with_the_gain_of_removing_it() -> None:
     found = ladder(500, 500, 100)
-    assert found.largest == "together" and found.gain == pytest.approx(0.01 / (0.01 - 0.008) - 1)
+    assert found.largest_cost == "together" and found.gain == pytest.approx(0.01 / (0.01 - 0.008) - 1)
     found = ladder(100, 190, 180, 120, 100, 95)
-    assert found.largest == "gradients" and found.gain == pytest.approx(1 / (1 - 95 / 120 + 95 / 180) - 1)
+    assert found.largest_cost == "gradients" and found.gain == pytest.approx(1 / (1 - 95 / 120 + 95 / 180) - 1)
     assert found.efficiency == pytest.approx(95 / 200)
     assert sum(rung.share or 0.0 for rung in found.rungs) == pytest.approx(1 - 95 / 200)
     assert communication_share(measured(together=180.0, gradients=120.0, batchnorm=100.0)) == pytest.approx(
@@ -227,17 +227,17 @@ def test_the_largest_time_loss_is_reported_with_the_gain_of_removing_it() -> Non
 
 def test_a_rung_slower_than_a_later_one_predicts_no_impossible_gain() -> None:
     found = ladder(500, 100, 200)
-    assert found.largest == "part" and found.gain == pytest.approx(4.0)
-    assert ladder(100, 250).largest is None
+    assert found.largest_cost == "part" and found.gain == pytest.approx(4.0)
+    assert ladder(100, 250).largest_cost is None
 
 
 def test_with_the_same_batch_per_device_the_smaller_share_is_not_a_loss() -> None:
     found = ladder(100, 120, 100, 90, weak=True)
     assert [rung.name for rung in found.rungs] == ["ideal", "together", "gradients"]
-    assert found.efficiency == pytest.approx(90 / 120) and found.largest == "together"
+    assert found.efficiency == pytest.approx(90 / 120) and found.largest_cost == "together"
     ladders = {"classification-ddp-2-128": measured(one=500, part=300, gradients=290)}
     report, printed = made(cell(speed=150), cell("ddp", 2, 128, speed=280), step_ladders=ladders)
-    assert report.why_not["classification-ddp-2-128"].weak and "gradients are exchanged" in printed
+    assert report.scaling_costs["classification-ddp-2-128"].weak and "gradients are exchanged" in printed
 
 
 def test_an_efficiency_states_whether_it_is_from_runs_or_the_step_ladder(tmp_path: Path) -> None:
@@ -256,9 +256,9 @@ def test_an_efficiency_states_whether_it_is_from_runs_or_the_step_ladder(tmp_pat
 def test_step_ladders_match_their_row_also_under_a_longer_name() -> None:
     ladders = {"classification-ddp-2-64": measured(one=500, part=400, gradients=300)}
     rows = [cell(precision="bf16"), cell("ddp", 2)]
-    assert list(made(*rows, step_ladders=ladders)[0].why_not) == ["classification-ddp-2-64-fp32"]
+    assert list(made(*rows, step_ladders=ladders)[0].scaling_costs) == ["classification-ddp-2-64-fp32"]
     report, _ = made(*rows, cell("ddp", 2, precision="bf16"), step_ladders=ladders)
-    assert not report.why_not and "there is one measurement for all" in " ".join(report.not_measured)
+    assert not report.scaling_costs and "there is one measurement for all" in " ".join(report.not_measured)
 
 
 def test_each_line_of_the_scaling_plot_is_one_named_family(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_the_fastest_good_row_is_not_called_the_fastest_of_all() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])
 def test_nan_weights_do_not_agree(tmp_path: Path, value: float) -> None:
     difference = {"strategy": "ddp", "network": "n", "kind": "weights", "value": value, "tolerance": 0.1, "worst": "w"}
-    parity = {"classification": Parity.from_json({"what": "5 steps", "differences": [difference]})}
+    parity = {"classification": Parity.from_json({"description": "5 steps", "differences": [difference]})}
     report, printed = made(cell(), cell("ddp", 2), parity=parity)
     assert "Strategies do **not** agree for classification" in printed
     write_report(report, tmp_path)
@@ -305,19 +305,19 @@ def line(images: int, at: float, total: float, length: int = 100, *, clock: floa
 def test_speed_includes_time_between_steps_but_not_evaluation_and_saving() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0), line(300, 9.0, 3.0, evaluate=1.0, save=0.5, sample=0.5)]
     speed = speed_of(log_intervals(lines))
-    assert speed.images_per_second == pytest.approx(100) and not speed.with_warm_up
+    assert speed.images_per_second == pytest.approx(100) and not speed.includes_warmup
     assert speed.images_per_second_without_loading == pytest.approx(200 / 1.8)
     split = seconds_per_epoch(log_intervals(lines), lines)
-    assert split["between"] == pytest.approx(0.4) and split["saving"] == pytest.approx(1 / 3)
+    assert split["between_steps"] == pytest.approx(0.4) and split["saving"] == pytest.approx(1 / 3)
 
 
 def test_values_missing_from_all_lines_are_omitted_and_not_zero() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, save=0.0)]
-    assert seconds_per_epoch(log_intervals(lines), lines).keys() == {"data", "step", "between"}
+    assert seconds_per_epoch(log_intervals(lines), lines).keys() == {"data", "step", "between_steps"}
     only = [line(100, 5.0, 5.0)]
     assert seconds_per_epoch(log_intervals(only), only).keys() == {"data", "step"}
     speed = speed_of(log_intervals(only))
-    assert speed.with_warm_up and speed.images_per_second == pytest.approx(100 / 0.6)
+    assert speed.includes_warmup and speed.images_per_second == pytest.approx(100 / 0.6)
     assert speed.std_over_log_intervals is None
 
 

@@ -154,7 +154,7 @@ def test_a_damaged_checkpoint_is_set_aside_when_the_run_resumes_before_it(tmp_pa
     for images in (640, 1280):
         checkpoints.save(snapshot(images))
     truncate("weights.safetensors")(checkpoints.path(1280))
-    checkpoints.drop_after(640)
+    checkpoints.set_aside_after(640)
     assert checkpoints.all() == [640]
     assert (tmp_path / "damaged-000000001280" / "state.safetensors").exists()
     checkpoints.save(snapshot(1280))
@@ -187,7 +187,7 @@ def test_a_run_that_falls_back_finds_the_best_of_that_moment(tmp_path: Path) -> 
     truncate("weights.safetensors")(checkpoints.path(300))
     found = checkpoints.latest(lambda line: None)
     assert found and found.images == 200
-    checkpoints.drop_after(200)
+    checkpoints.set_aside_after(200)
     assert load(checkpoints.path(found.best_images)).images == 100
     (checkpoints.path(200) / "state.json").write_text("damaged")
     checkpoints.prune(keep=1, best=100)
@@ -226,7 +226,7 @@ def test_a_checkpoint_that_was_being_replaced_is_restored(tmp_path: Path, monkey
         patch.setattr(Path, "rename", killed)
         checkpoints.save(with_best(first, 640))
     assert checkpoints.latest(pytest.fail) is None, "between two names, which is no reader's to end"
-    checkpoints.bring_back()
+    checkpoints.restore_replaced()
     found = checkpoints.latest(pytest.fail)
     assert found and same(found, first)
     checkpoints.save(with_best(first, 640))

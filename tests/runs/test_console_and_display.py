@@ -17,7 +17,7 @@ import pytest
 from rich.table import Table
 
 from paceline.core.screen import open_screen
-from paceline.runs.console import keep_output
+from paceline.runs.console import log_output
 from paceline.runs.display import Display
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -25,9 +25,9 @@ HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 TRAINING = """
 import sys, time
 from pathlib import Path
-from paceline.runs.console import keep_output
+from paceline.runs.console import log_output
 from paceline.runs.display import Display
-keep_output(Path(sys.argv[1]), 0)
+log_output(Path(sys.argv[1]), 0)
 with Display(45_000, 0, "tiny on digits", True) as display:
     for images in range(6400, 45_000, 6400):
         time.sleep(0.02)
@@ -42,9 +42,9 @@ with Display(45_000, 0, "tiny on digits", True) as display:
 WITHIN = """
 import sys
 from pathlib import Path
-from paceline.runs.console import keep_output
+from paceline.runs.console import log_output
 from paceline.runs.display import Display
-keep_output(Path(sys.argv[1]), 0)
+log_output(Path(sys.argv[1]), 0)
 with Display(100, 0, "title", True):
     print("terminal", sys.stdout.isatty(), sys.stdout.encoding, sys.stdout.fileno())
 """
@@ -184,7 +184,7 @@ def test_the_time_left_is_printed_in_hours_minutes_and_seconds(
 
 def test_the_logged_stream_behaves_like_the_terminal_stream(tmp_path: Path) -> None:
     before = sys.stdout
-    with keep_output(tmp_path, 0):
+    with log_output(tmp_path, 0):
         assert sys.stdout is not before
         assert sys.stdout.isatty() == before.isatty() and sys.stdout.encoding == before.encoding
         sys.stdout.write("10%\r50%\r100%\r\nno end")
@@ -194,7 +194,7 @@ def test_the_logged_stream_behaves_like_the_terminal_stream(tmp_path: Path) -> N
 
 def test_output_is_appended_across_resumes(tmp_path: Path) -> None:
     for text in ("one", "two"):
-        with keep_output(tmp_path, 0):
+        with log_output(tmp_path, 0):
             print(text)
     assert kept(tmp_path) == "one\ntwo\n"
 
@@ -203,9 +203,9 @@ def test_other_ranks_are_silent_and_log_even_what_c_code_prints(tmp_path: Path) 
     code = """
 import os, signal, sys
 from pathlib import Path
-from paceline.runs.console import keep_output
+from paceline.runs.console import log_output
 print("before")
-keep_output(Path(sys.argv[1]), 3)
+log_output(Path(sys.argv[1]), 3)
 print("printed")
 print("warned", file=sys.stderr)
 os.system("echo from another program")

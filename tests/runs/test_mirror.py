@@ -201,7 +201,7 @@ def test_a_slow_upload_blocks_nothing_and_survives_pruning(tmp_path: Path) -> No
     make_run(tmp_path / "run", 200, 300, 400)
     assert checkpoints.all() == [300, 400]
     began = time.monotonic()
-    mirror.notice()
+    mirror.notify()
     assert "the checkpoint at 400 images is missing" in mirror.finish(0.2) and time.monotonic() - began < 30
     assert list_manifests(destination) == []
     go_on.set()
@@ -268,14 +268,14 @@ def test_a_mirror_failure_is_printed_once_and_recorded_until_it_is_over(
     gallery = Gallery(LocalFiles(tmp_path))
     gallery.refresh()
     (run,) = (run for run in gallery.summaries() if run["name"] == "run")
-    assert run["mirror"]["images"] == 0 and run["mirror"]["trouble"] == "PermissionError: wrong key, token=***"
+    assert run["mirror"]["images"] == 0 and run["mirror"]["error"] == "PermissionError: wrong key, token=***"
     broken.clear()
     assert "is complete" in mirror.finish(60)
     printed = capsys.readouterr().out.splitlines()
     assert [line.partition(" (")[0] for line in printed] == ["mirror: away failed", "mirror: away works again"]
     assert "training continues" in printed[0] and "abcdef" not in printed[0]
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
-    assert state and (state.images, state.trouble) == (100, "")
+    assert state and (state.images, state.error) == (100, "")
 
 
 def published(away: Path) -> list[int]:
@@ -317,7 +317,7 @@ def test_training_continues_when_the_mirror_cannot_be_written(tmp_path: Path) ->
     assert len(lines) == 2 and "failed" in lines[0] and "the checkpoint at 480 images is missing" in lines[1]
     assert lines[0] in (tmp_path / "run" / "logs" / "rank-0.txt").read_text()
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
-    assert state and state.images == 0 and state.trouble
+    assert state and state.images == 0 and state.error
     assert Status.parse((tmp_path / "run" / "status.json").read_bytes()).state == "finished"  # type: ignore[union-attr]
 
 
@@ -326,5 +326,5 @@ def test_a_failed_run_is_marked_as_failed_in_its_mirror_too(tmp_path: Path) -> N
     failed: Running = run_fork(tmp_path, *command, "--set", "not_finite_at=20")
     assert failed.wait() == 2 and "is not finite" in failed.stderr
     status = Status.parse((away / "status.json").read_bytes())
-    assert status and status.state == "failed" and "is not finite" in status.why
+    assert status and status.state == "failed" and "is not finite" in status.reason
     assert "the checkpoint at" in failed.stderr and published(away)[-1] > 0

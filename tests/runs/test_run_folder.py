@@ -46,7 +46,7 @@ def test_more_workers_are_a_new_segment_only_for_a_loader_that_uses_them(tmp_pat
         assert run_fork(tmp_path, *command, "--images", "32", "--workers", "1").wait() == 0
         assert run_fork(tmp_path, *command, "--images", "64", "--workers", "2").wait() == 0
         config = (tmp_path / loader / "config.toml").read_text()
-        assert config.count("[[made_with.earlier]]") == expected, config
+        assert config.count("[[provenance.earlier]]") == expected, config
 
 
 def test_weights_of_another_network_change_nothing_of_a_run(tmp_path: Path, tiny: str) -> None:
@@ -163,7 +163,7 @@ def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, t
     assert last.wait() == 0 and "resuming from 192 images" in last.stdout
     kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert kept["images"] == 0
-    segments = [(one["until_images"], one["strategy"], one["devices"]) for one in kept["made_with"]["earlier"]]
+    segments = [(one["until_images"], one["strategy"], one["devices"]) for one in kept["provenance"]["earlier"]]
     assert segments == [(96, "single", 1), (192, "ddp", 2)], "the record has the run's earlier segments"
 
 

@@ -52,7 +52,7 @@ def set_format(found: int | None) -> None:
 
 
 def test_a_run_keeps_its_format(place: Path) -> None:
-    assert tomllib.loads(Path("run/config.toml").read_text())["made_with"]["format"] == RUN_FORMAT
+    assert tomllib.loads(Path("run/config.toml").read_text())["provenance"]["format"] == RUN_FORMAT
     assert config_of("run").recipe_name and RunFolder(Path("run")).read_record() is not None
 
 
@@ -88,7 +88,7 @@ def test_checkpoints_without_a_config_are_not_resumed(place: Path, tiny: str) ->
 def test_a_record_that_lacks_something_is_reported_by_name(place: Path) -> None:
     config = Path("run/config.toml")
     config.write_text("".join(line for line in config.open() if not line.startswith("accelerator = ")))
-    with pytest.raises(UserError, match=r"run/config.toml: \[made_with\] cannot be read \('accelerator'\)"):
+    with pytest.raises(UserError, match=r"run/config.toml: \[provenance\] cannot be read \('accelerator'\)"):
         config_of("run")
 
 
@@ -137,4 +137,4 @@ def test_a_weights_file_of_another_format_is_reported_in_one_line(tmp_path: Path
 
 def test_the_settings_of_a_run_are_inherited_without_its_paths(place: Path) -> None:
     inherited = read_file("run/config.toml")
-    assert inherited["images"] == 16 and not {"out", "mirror", "resume_from", "made_with"} & inherited.keys()
+    assert inherited["images"] == 16 and not {"out", "mirror", "resume_from", "provenance"} & inherited.keys()

@@ -23,7 +23,7 @@ class ReplayCheck:
     """Whether captured and eager steps agree, and by how much they differ."""
 
     passed: bool
-    what: str  # was found, in words
+    result: str  # in words
     difference: float  # of the largest weight
     processes: int
     backend: str
@@ -43,10 +43,10 @@ def check_replay(config: Config, world: World, capture: Callable[[Step], RunStep
     worst = torch.where(worst.isfinite(), worst, torch.inf)
     seen = world.gather(torch.stack([worst, torch.full_like(worst, float(failed))]))
     difference, any_failed = seen.amax(0).tolist()
-    what = f"a captured step differed from an eager one by {difference:.1e} of the largest weight"
+    result = f"a captured step differed from an eager one by {difference:.1e} of the largest weight"
     return ReplayCheck(
         passed=not any_failed and difference <= TOLERANCE,
-        what="the step could not be captured" if any_failed else what,
+        result="the step could not be captured" if any_failed else result,
         difference=difference,
         processes=world.size,
         backend=world.backend,

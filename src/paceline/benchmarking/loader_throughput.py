@@ -1,4 +1,4 @@
-"""How many images per second each loader gives on this machine without training: the ceiling of any training."""
+"""How many images per second each loader gives on this machine without training: the upper limit of any training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.data.source import Source, sizes_of
 from paceline.data.tickets import Stream, Tickets
 from paceline.data.transforms import Augment
 from paceline.parallel.world import join
-from paceline.runs.machine_record import LOADERS, identity, kept_file, read_kept
+from paceline.runs.machine_record import LOADERS, cache_file, identity, read_cached
 
 BLOCKS = 5
 BLOCK_SECONDS = 1.0
@@ -37,7 +37,7 @@ WARMUP_BATCHES = 8
 
 @dataclass(frozen=True)
 class LoaderRate:
-    """The rates of some blocks of batches from one loader; or why there are none."""
+    """The rates of some blocks of batches from one loader, or why there are none."""
 
     loader: str
     images_per_second: float | None = None  # median
@@ -45,32 +45,32 @@ class LoaderRate:
     high: float = 0.0
     n: int = 0
     seconds_to_first_batch: float = 0.0
-    why: str = ""  # there are no rates
+    reason: str = ""  # why there are no rates
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What every loader reached on one source, as it is kept."""
+    """The rates of every loader on one source, as they are cached."""
 
     data: str
     data_root: str
-    samples: int
+    num_samples: int
     device: str
     batch_size: int
     crop: int
     workers: int
     loaders: list[LoaderRate]
     machine: Mapping[str, str]
-    when: str
+    measured_at: str
 
-    def replaces(self, kept: Mapping[str, object]) -> bool:
+    def replaces(self, other: Mapping[str, object]) -> bool:
         """Return whether it is a newer measurement of the same thing."""
         same = ("data", "data_root", "device", "batch_size", "crop", "workers")
-        return all(kept.get(name) == getattr(self, name) for name in same)
+        return all(other.get(name) == getattr(self, name) for name in same)
 
 
 def measure_loaders(settings: RunSettings, console: Console) -> int:
-    """Measure every loader on the training split, print a table and keep it; return 1 where none served the data."""
+    """Measure every loader on the training split, print and cache the rates; return 1 where none can serve it."""
     device = join(settings, distributed=False).device
     source = load_class("source", settings.data, Source)("train", settings)
     for note in source.notes:
@@ -80,19 +80,19 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
     measured = Measurement(
         data=settings.data,
         data_root=str(Path(settings.data_root).expanduser().resolve()),
-        samples=len(source),
+        num_samples=len(source),
         device=device.type,
         batch_size=batch_size,
         crop=settings.crop,
         workers=settings.workers,
         loaders=[_measure(name, source, device, settings, batch_size) for name in load_classes("loader", Loader)],
         machine=identity(),
-        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     _print_table(console, measured)
-    others = [one for one in read_kept(LOADERS).get("measured", []) if not measured.replaces(one)]
-    write_json(kept_file(LOADERS), {"measured": [*others, dataclasses.asdict(measured)]})
-    console.print(f"kept in {kept_file(LOADERS)}", soft_wrap=True)
+    others = [one for one in read_cached(LOADERS).get("measurements", []) if not measured.replaces(one)]
+    write_json(cache_file(LOADERS), {"measurements": [*others, dataclasses.asdict(measured)]})
+    console.print(f"saved to {cache_file(LOADERS)}", soft_wrap=True)
     return int(not any(one.images_per_second for one in measured.loaders))
 
 
@@ -103,7 +103,7 @@ def _measure(name: str, source: Source, device: torch.device, settings: RunSetti
     try:
         loader = _build(name, source, device, settings)
     except UserError as error:
-        return LoaderRate(name, why=str(error))
+        return LoaderRate(name, reason=str(error))
     batches = BatchPipeline(loader, augment, torch.float32).batches(_requests(len(source), batch_size))
     try:
         next(batches)
@@ -113,7 +113,7 @@ def _measure(name: str, source: Source, device: torch.device, settings: RunSetti
             next(batches)
         rates = [_rate(batches, batch_size, device) for _ in range(BLOCKS)]
     except UserError as error:
-        return LoaderRate(name, why=str(error))
+        return LoaderRate(name, reason=str(error))
     finally:
         loader.close()
     return LoaderRate(name, float(np.median(rates)), min(rates), max(rates), len(rates), first)
@@ -158,7 +158,7 @@ def _await(device: torch.device) -> None:
 
 def _print_table(console: Console, measured: Measurement) -> None:
     crop = f", crop {measured.crop}" if measured.crop else ""
-    data = f"{measured.data}, {measured.samples:,} samples, batch {measured.batch_size}{crop}"
+    data = f"{measured.data}, {measured.num_samples:,} samples, batch {measured.batch_size}{crop}"
     title = f"loading alone: {data}, {measured.device}, {measured.workers} workers"
     table = Table(title=title, title_justify="left")
     for heading in ("loader", "images/s", "low – high", "n", "to the first batch"):
@@ -171,5 +171,5 @@ def _print_table(console: Console, measured: Measurement) -> None:
         table.add_row(one.loader, f"{one.images_per_second:,.0f}", spread, str(one.n), first)
     console.print(table)
     for one in measured.loaders:
-        if one.why:
-            console.print(f"not measured: {one.why}", soft_wrap=True)
+        if one.reason:
+            console.print(f"not measured: {one.reason}", soft_wrap=True)

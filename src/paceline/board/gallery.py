@@ -26,7 +26,7 @@ class Gallery:
     def __init__(self, files: Files) -> None:
         self.files = files
         self.runs: dict[str, Run] = {}
-        self.trouble = ""  # why the root cannot be read, in one line
+        self.error = ""  # why the root cannot be read, in one line
         self.seconds = LOCAL_SECONDS if files.local else REMOTE_SECONDS
         self._asked, self._watched = 0.0, threading.Event()
         self._scanned, self._new_scan = 0.0, threading.Condition()
@@ -57,9 +57,9 @@ class Gallery:
                 continue
             try:
                 self.refresh()
-                self.trouble = ""
+                self.error = ""
             except Exception as error:  # a storage may raise anything: show it on the page and retry
-                self.trouble = one_line(error)
+                self.error = one_line(error)
             with self._new_scan:
                 self._scanned = time.monotonic()
                 self._new_scan.notify_all()

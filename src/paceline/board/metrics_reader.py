@@ -16,7 +16,7 @@ import numpy as np
 from paceline.board.files import Files
 from paceline.board.series import Numbers, Series
 from paceline.core.types import Json, JsonObject
-from paceline.runs.metrics import METRICS, parse_line, refuse_constant
+from paceline.runs.metrics import METRICS, parse_line, reject_constant
 
 CHUNK = 2**17  # bytes; small, so that parsing never delays a request for long
 LARGE = 2**21  # bytes from which sampling pays off
@@ -37,7 +37,7 @@ class Table:
         self.images = 0
         self.seconds = 0.0
         self.time = 0.0  # of the last line, Unix time
-        self.names_left_out = False
+        self.names_truncated = False
 
     def add(self, rows: Sequence[JsonObject]) -> None:
         """Add lines in their order."""
@@ -74,7 +74,7 @@ class Table:
             if len(self.series) < MAX_NAMES:
                 self.series[name] = series
             else:
-                self.names_left_out = True
+                self.names_truncated = True
         return series
 
 
@@ -162,7 +162,7 @@ class MetricsReader:
 def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
     """Return the valid lines and the number of broken ones: parsed together, or one by one if that fails."""
     try:
-        rows: list[JsonObject] = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=refuse_constant)
+        rows: list[JsonObject] = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=reject_constant)
         if len(rows) == len(lines) and all(type(row) is dict and type(row.get("images")) is int for row in rows):
             return rows, 0
     except (ValueError, RecursionError):

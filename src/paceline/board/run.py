@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from paceline.board.files import Entry, Files
 from paceline.board.metrics_reader import MetricsReader, Table
-from paceline.config.files import MADE_WITH
+from paceline.config.files import PROVENANCE
 from paceline.core.lock import LOCK
 from paceline.core.secrets import HIDDEN, is_private_name, redact
 from paceline.core.types import SettingValue
@@ -38,22 +38,22 @@ class RunSummary(TypedDict):
     name: str
     revision: int
     state: str
-    why: str
+    reason: str
     log_tail: list[str]
     since: float | None
     host: str
     images: int
     total_images: int
     seconds: float
-    last_line: float | None
+    last_line_time: float | None
     mirror: dict[str, SettingValue] | None
     lines: int
     broken_lines: int
     read_share: float
     has_samples: bool
     names: list[str]
-    names_left_out: bool
-    last: dict[str, float | None]
+    names_truncated: bool
+    last_values: dict[str, float | None]
     time_split: dict[str, float]
 
 
@@ -61,7 +61,7 @@ class _Seen(NamedTuple):
     """The values that reveal a change of a run."""
 
     state: str
-    why: str
+    reason: str
     config: tuple[float, int]  # modification time and size
     samples: tuple[float, int]
 
@@ -76,7 +76,7 @@ class Run:
         self.status: Status | None = None
         self.mirror: MirrorState | None = None
         self.state = "unknown"
-        self.why = ""
+        self.reason = ""
         self.log_tail: list[str] = []
         self._entries: dict[str, Entry] = {}
         self._seen: _Seen | None = None
@@ -87,12 +87,12 @@ class Run:
         self.status = Status.parse(self._small_file(STATUS)) if STATUS in self._entries else None
         self.mirror = MirrorState.parse(self._small_file(MIRROR_STATE)) if MIRROR_STATE in self._entries else None
         locked = self.files.is_locked(self._path(LOCK)) if LOCK in self._entries else None
-        before, (self.state, self.why) = self.state, self._state(locked)
+        before, (self.state, self.reason) = self.state, self._state(locked)
         if self.state == "failed" and before != "failed":
             self.log_tail = self._find_log_tail()
         elif self.state != "failed":
             self.log_tail = []
-        seen = _Seen(self.state, self.why, self._version_of(CONFIG), self._version_of(SAMPLES))
+        seen = _Seen(self.state, self.reason, self._version_of(CONFIG), self._version_of(SAMPLES))
         if seen != self._seen:
             self._seen = seen
             self.revision += 1
@@ -124,22 +124,22 @@ class Run:
             "name": self.name,
             "revision": self.revision,
             "state": self.state,
-            "why": redact(self.why),
+            "reason": redact(self.reason),
             "log_tail": self.log_tail,
             "since": self.status.since if self.status else None,
             "host": self.status.host if self.status else "",
             "images": table.images,
             "total_images": total,
             "seconds": table.seconds,
-            "last_line": table.time or None,
+            "last_line_time": table.time or None,
             "mirror": self._mirror_summary(),
             "lines": table.lines,
             "broken_lines": self.metrics.broken,
             "read_share": round(read_share, 3),
             "has_samples": SAMPLES in self._entries,
             "names": list(table.series),
-            "names_left_out": table.names_left_out,
-            "last": {name: series.last for name, series in table.series.items()},
+            "names_truncated": table.names_truncated,
+            "last_values": {name: series.last for name, series in table.series.items()},
             "time_split": _time_split(table) if read_share == 1 else {},
         }
 
@@ -154,9 +154,9 @@ class Run:
         try:
             kept = tomllib.loads(self._small_file(CONFIG).decode())
         except (FileNotFoundError, ValueError, RecursionError):
-            return {"settings": {}, MADE_WITH: {}}
-        made_with = kept.pop(MADE_WITH, {})
-        return {"settings": _shown(kept), MADE_WITH: _shown(made_with if isinstance(made_with, dict) else {})}
+            return {"settings": {}, PROVENANCE: {}}
+        provenance = kept.pop(PROVENANCE, {})
+        return {"settings": _shown(kept), PROVENANCE: _shown(provenance if isinstance(provenance, dict) else {})}
 
     def samples(self) -> dict[str, list[int]]:
         """Return, for each kind of sample image, the numbers of images seen at which one was saved."""
@@ -197,7 +197,7 @@ class Run:
         if status is None or status.state not in STATES:
             return ("running" if locked is None and quiet_seconds < SILENT_AFTER_SECONDS else "unknown"), ""
         if status.state != "running":
-            return status.state, status.why
+            return status.state, status.reason
         if locked is False and status.host == socket.gethostname():
             return "failed", KILLED
         if quiet_seconds > SILENT_AFTER_SECONDS:

@@ -85,8 +85,8 @@ class Board:
                 "root": self.gallery.files.shown,
                 "local": self.gallery.files.local,
                 "now": time.time(),
-                "every_seconds": self.gallery.seconds,
-                "trouble": self.gallery.trouble,
+                "refresh_seconds": self.gallery.seconds,
+                "error": self.gallery.error,
                 "runs": self.gallery.summaries(),
             }
         )

@@ -18,7 +18,7 @@ def sample(
     grid: Annotated[str, typer.Option(help="generators: rows and columns of the grid (default: 8x8)")] = "",
     interpolate: Annotated[bool, typer.Option("--interpolate", help="each row goes from one image to another")] = False,
     animate: Annotated[bool, typer.Option("--animate", help="the same images over the course of training")] = False,
-    beside: Annotated[str, typer.Option(help="put another run's images next to these", metavar="RUN")] = "",
+    next_to: Annotated[str, typer.Option(help="put another run's images next to these", metavar="RUN")] = "",
     accelerator: Accelerator = "",
 ) -> None:
     """Show a run's images: grids of a generator, or strips of a model that restores or translates images.
@@ -32,7 +32,7 @@ def sample(
     options = Options(
         grid=grid, interpolate=interpolate, animate=animate, checkpoint=checkpoint, accelerator=accelerator
     )
-    raise typer.Exit(job([run, *filter(None, [beside])], out, options))
+    raise typer.Exit(job([run, *filter(None, [next_to])], out, options))
 
 
 def apply(

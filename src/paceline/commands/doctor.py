@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import AUTO, Strategy
 from paceline.parallel.world import check_devices
 from paceline.runs.config import resolve_settings
-from paceline.runs.machine_record import SELF_TEST, identity, kept_file, read_kept
+from paceline.runs.machine_record import SELF_TEST, cache_file, identity, read_cached
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.stop import INTERRUPTED
 
@@ -42,26 +42,26 @@ VERIFY_STEPS, VERIFY_TOLERANCE = 5, 1e-9
 
 
 class Finding(NamedTuple):
-    """Whether one thing can run here, and why or on what."""
+    """Whether one thing can run here."""
 
     kind: str
     name: str
     runs: bool
-    why: str
+    reason: str  # why not, or on what
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The result of a self-test, as it is kept for this machine."""
+    """The result of a self-test, as it is cached for this machine."""
 
     summary: str
     verified: bool
     devices: int
     all_reduce: AllReduce
     graph: ReplayCheck | None
-    when: str
+    measured_at: str
     machine: Mapping[str, str]
-    made_with: Mapping[str, str]
+    provenance: Mapping[str, str]
 
     @property
     def passed(self) -> bool:
@@ -83,16 +83,16 @@ def doctor(self_test: bool) -> int:
     for name, value in versions_and_hardware().items():
         machine.add_row(name, value)
     console.print(machine)
-    parts = Table("kind", "name", "here", "why", title="what can run here", title_justify="left")
+    parts = Table("kind", "name", "here", "reason", title="what can run here", title_justify="left")
     for finding in _findings():
-        parts.add_row(finding.kind, finding.name, "yes" if finding.runs else "no", finding.why)
+        parts.add_row(finding.kind, finding.name, "yes" if finding.runs else "no", finding.reason)
     console.print(parts)
     if self_test:
         return _run_self_test(console)
-    if kept := read_kept(SELF_TEST):
-        console.print(f"last self-test: {kept['summary']} ({kept_file(SELF_TEST)})", soft_wrap=True)
+    if cached := read_cached(SELF_TEST):
+        console.print(f"last self-test: {cached['summary']} ({cache_file(SELF_TEST)})", soft_wrap=True)
     else:
-        console.print("no self-test was kept here: paceline doctor --self-test")
+        console.print("no self-test has run here: paceline doctor --self-test")
     return 0
 
 
@@ -134,7 +134,7 @@ def _count(gpus: int) -> str:
 
 
 def _run_self_test(console: Console) -> int:
-    """Check that strategies agree here, time an all-reduce, try a captured step on several GPUs; keep the result."""
+    """Check that strategies agree here, time an all-reduce, try a captured step on several GPUs; cache the result."""
     gpus = _num_gpus()
     devices, shares_a_gpu = max(2, gpus), gpus == 1
     flags = {"devices": str(devices), "batch_size": str(16 * devices)}
@@ -154,12 +154,12 @@ def _run_self_test(console: Console) -> int:
         devices,
         tested.all_reduce,
         tested.graph,
-        when=time.strftime("%Y-%m-%d %H:%M:%S"),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=identity(),
-        made_with=versions_and_hardware(),
+        provenance=versions_and_hardware(),
     )
-    write_json(kept_file(SELF_TEST), asdict(result))
-    console.print(f"self-test: {summary}; kept in {kept_file(SELF_TEST)}", soft_wrap=True)
+    write_json(cache_file(SELF_TEST), asdict(result))
+    console.print(f"self-test: {summary}; saved to {cache_file(SELF_TEST)}", soft_wrap=True)
     return int(not result.passed)
 
 
@@ -183,14 +183,14 @@ def _test_devices(config: Config) -> DeviceTest:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code or not path.is_file():
-            raise UserError(f"doctor --self-test: its processes ended with exit code {code}, so nothing was kept")
+            raise UserError(f"doctor --self-test: its processes ended with exit code {code}, so nothing was saved")
         return DeviceTest.from_json(read_json(path))
 
 
 def _outcome(graph: ReplayCheck | None) -> str:
     if graph is None:
         return "was not tried: it needs two GPUs"
-    return f"passed ({graph.what})" if graph.passed else f"FAILED ({graph.what})"
+    return f"passed ({graph.result})" if graph.passed else f"FAILED ({graph.result})"
 
 
 def _install(loader: type[Loader]) -> str:

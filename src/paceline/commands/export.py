@@ -24,9 +24,9 @@ def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False) -> 
     path = last_finished(path)
     stored = read_stored(path, checkpoint)
     exportable = make_exportable(stored, path)
-    with new_file(target) as beside:
-        write_onnx(exportable, beside)
-        difference = largest_difference(exportable, beside, path)
+    with new_file(target) as temporary:
+        write_onnx(exportable, temporary)
+        difference = largest_difference(exportable, temporary, path)
         if not difference <= TOLERANCE:
             raise UserError(f"--out {out}: not written, since its results differ from PyTorch's by {difference:.1e}")
     print(f"{stored.config.recipe_name} from {stored.origin} → {target} ({target.stat().st_size / 1e6:.1f} MB)")

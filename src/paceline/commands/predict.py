@@ -40,8 +40,8 @@ def predict(
     with ExitStack() as stack:
         file = None
         if target:
-            beside = stack.enter_context(new_file(target))
-            file = stack.enter_context(PredictionFile(beside, target.suffix, top))
+            temporary = stack.enter_context(new_file(target))
+            file = stack.enter_context(PredictionFile(temporary, target.suffix, top))
         for image, classes in classify_files(model, found.images, top, found.skipped):
             num_done += 1
             print(f"{image}: {', '.join(f'{one.name} ({one.probability:.1%})' for one in classes)}", flush=True)

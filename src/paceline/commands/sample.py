@@ -71,8 +71,8 @@ def _files(run: Path, out: str, options: Options) -> list[Path]:
 def _animate(runs: list[str], files: list[Path]) -> int:
     frames = animation_frames(runs)
     for file in files:
-        with new_file(file) as beside:
-            save_animation(frames, beside, file.suffix)
+        with new_file(file) as temporary:
+            save_animation(frames, temporary, file.suffix)
     print(f"{len(frames)} frames → {', '.join(map(str, files))}")
     return 0
 
@@ -87,8 +87,8 @@ def _show(runs: list[str], file: Path, options: Options) -> int:
         show_run(run, checked(config_of(run, [("flag", flags)])), options.checkpoint, grid_options) for run in runs
     ]
     whole = shown[0][0] if len(shown) == 1 else side_by_side([captioned(*one) for one in shown])
-    with new_file(file) as beside:
-        whole.save(beside, format="PNG")
+    with new_file(file) as temporary:
+        whole.save(temporary, format="PNG")
     print(f"{'; '.join(caption for _, caption in shown)} → {file}")
     return 0
 

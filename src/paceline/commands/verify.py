@@ -60,7 +60,7 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     title = _title(config, steps, control)
     _print_table(open_screen(), found, title)
     if result:
-        write_json(Path(result), {"what": title, "differences": [asdict(one) for one in found]}, indent=1)
+        write_json(Path(result), {"description": title, "differences": [asdict(one) for one in found]}, indent=1)
     return int(not all(one.is_equal for one in found))
 
 
@@ -176,8 +176,8 @@ def _title(config: Config, steps: int, control: str) -> str:
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("strategy", "network", "what", "difference", "allowed", "first tensor above"):
-        table.add_column(heading, no_wrap=heading != "first tensor above", overflow="fold")
+    for heading in ("strategy", "network", "tensors", "difference", "tolerance", "first tensor above it"):
+        table.add_column(heading, no_wrap=heading != "first tensor above it", overflow="fold")
     for d in differences:
         table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")
     console.print(table)

@@ -15,14 +15,14 @@ from rich.status import Status as Spinner
 from paceline.compare.finished import read_finished
 from paceline.compare.options import Flags, Options
 from paceline.compare.progress import show_progress
-from paceline.config.files import MADE_WITH
+from paceline.config.files import PROVENANCE
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.files import read_json, write_json
 from paceline.core.registry import is_path
 from paceline.data.fingerprint import describe_samples
 from paceline.data.open_sources import open_sources
-from paceline.launch.child import last_words, run_paceline, words_of
+from paceline.launch.child import failure_reason, run_paceline, to_arguments
 from paceline.report.model import Cell
 from paceline.report.run import Run
 from paceline.runs.finished_run import stages_in
@@ -32,7 +32,7 @@ from paceline.runs.status import Status
 
 RECORD = "cell.json"  # in a cell's folder
 # Settings that change no number of a run.
-NO_DIFFERENCE = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "loggers"}
+IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "loggers"}
 
 
 class PlannedRun(NamedTuple):
@@ -65,7 +65,7 @@ class CellRecord:
 
 def made_from(config: Config) -> dict[str, str]:
     """Return what determines a run: its settings, and the content of the user's own files among them."""
-    settings = {name: str(value) for name, value in config.values().items() if name not in NO_DIFFERENCE}
+    settings = {name: str(value) for name, value in config.values().items() if name not in IGNORED_SETTINGS}
     plugins = (config.recipe_name, config.run.data, config.run.strategy, config.run.loader)
     files = [Path(name) for name in plugins if is_path(name)]
     return settings | {f"code in {file}": sha256(file.read_bytes()).hexdigest()[:12] for file in files}
@@ -114,9 +114,9 @@ def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinne
         if not _has_trained(folder):  # otherwise the record of its start is there, or nothing is known of it
             CellRecord(made, ended=False).write(folder)
         arguments = ["train", recipe, "--out", config.run.out]
-        arguments += words_of(flags, options.config_file, options.assignments)
+        arguments += to_arguments(flags, options.config_file, options.assignments)
         if run_paceline(arguments, log, lambda: show_progress(spinner, cell.name, config)):
-            cell.state, cell.reason = "failed", last_words(log)
+            cell.state, cell.reason = "failed", failure_reason(log)
             return
     try:
         cell.run = _read_as_planned(config)
@@ -137,8 +137,8 @@ def _samples_of(folder: Path) -> str:
     """Return what a cell's run, or its first stage, records of its training samples; empty where it does not."""
     for run in (folder, *stages_in(folder)):
         with suppress(OSError, ValueError):  # reading the whole run reports what is wrong with it
-            made_with = tomllib.loads(RunFolder(run).config_file.read_text()).get(MADE_WITH)
-            samples = made_with.get("data") if isinstance(made_with, dict) else None
+            provenance = tomllib.loads(RunFolder(run).config_file.read_text()).get(PROVENANCE)
+            samples = provenance.get("data") if isinstance(provenance, dict) else None
             if isinstance(samples, str):
                 return samples
     return ""

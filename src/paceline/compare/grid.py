@@ -108,12 +108,12 @@ class Grid:
         name = f"{stem}-{Path(strategy).stem}-{devices}-batch{batch.replace('/', '-per-')}-seed{seed}"
         if len(set(gpus)) < len(gpus):
             name += "-on-one-gpu"
-        reason = why_not_here(config, strategy, devices, gpus)
+        reason = obstacle_here(config, strategy, devices, gpus)
         state = "not measured" if reason else "wanted"
         return GridCell(Cell(name, stem, strategy, devices, batch, seed, state, reason), recipe, flags)
 
 
-def why_not_here(config: Config, strategy: str, devices: int, gpus: Sequence[str]) -> str:
+def obstacle_here(config: Config, strategy: str, devices: int, gpus: Sequence[str]) -> str:
     """Return why this machine cannot do a cell; empty where it can."""
     strategy_class = load_class("strategy", strategy, Strategy)
     if not is_installed(strategy_class.package):

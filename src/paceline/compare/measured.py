@@ -21,7 +21,7 @@ from paceline.core.errors import UserError
 from paceline.core.files import read_json, write_json
 from paceline.core.registry import load_class
 from paceline.core.types import JsonObject
-from paceline.launch.child import Stopped, last_words, run_paceline, words_of
+from paceline.launch.child import Stopped, failure_reason, run_paceline, to_arguments
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import Strategy, strategy_name
 from paceline.report.groups import group_name
@@ -58,7 +58,7 @@ class Measured:
             arguments += ["--steps", str(VERIFY_STEPS)]
             last = stages_of(config)[-1]
             stage = [f"stage={last.recipe.stage}"] if last.recipe != config.recipe else []
-            arguments += words_of(shared, options.config_file, [*options.assignments, *stage])
+            arguments += to_arguments(shared, options.config_file, [*options.assignments, *stage])
             ids = config.run.gpus.split(",") if config.run.gpus else []
             arguments += ["--gpus", ",".join(ids[:2])] if len(ids) > 1 else []
             parity = self._parity(Path(recipe).stem, arguments, made_from(config))
@@ -70,7 +70,7 @@ class Measured:
 
         def measure(result: Path) -> str:
             run_paceline([*arguments, "--json", str(result)], log)
-            return last_words(log)
+            return failure_reason(log)
 
         inputs: JsonObject = {"arguments": [*arguments], "made_from": {**made}}
         return self._once(f"verify {recipe}", f"parity-{recipe}", inputs, measure, Parity.from_json)

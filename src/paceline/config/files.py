@@ -16,7 +16,7 @@ from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue, SettingValues
 
-MADE_WITH = "made_with"  # the table in a run's config.toml that holds no settings: format, versions, hardware
+PROVENANCE = "provenance"  # the table in a run's config.toml that holds no settings: format, versions, hardware
 NOT_INHERITED = ("out", "mirror", "resume_from")  # places of one run, which the next run must not share
 
 Table = Mapping[str, SettingValue]
@@ -39,10 +39,10 @@ def read_file(path: str) -> Layer:
         settings: dict[str, SettingValue | Table] = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, configparser.Error) as error:
         raise UserError(f"--config {path}: {' '.join(str(error).split())}") from None
-    made_with = settings.pop(MADE_WITH, None)
-    if not isinstance(made_with, Mapping):
+    provenance = settings.pop(PROVENANCE, None)
+    if not isinstance(provenance, Mapping):
         return settings
-    check_format(made_with.get(FORMAT), f"--config {path}")
+    check_format(provenance.get(FORMAT), f"--config {path}")
     return Inherited({name: value for name, value in settings.items() if name not in NOT_INHERITED})
 
 
@@ -57,18 +57,18 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def to_toml(settings: Table, made_with: Mapping[str, SettingValue | list[Table]]) -> str:
-    """Return settings, by full names, as a file for `--config`; a list in `made_with` becomes an array of tables."""
+def to_toml(settings: Table, provenance: Mapping[str, SettingValue | list[Table]]) -> str:
+    """Return settings, by full names, as a file for `--config`; a list in `provenance` becomes an array of tables."""
     tables: dict[str, dict[str, SettingValue]] = {"": {}}
     for full_name, value in settings.items():
         network, _, name = full_name.rpartition(".")
         tables.setdefault(network, {})[name] = value
-    arrays = {name: value for name, value in made_with.items() if isinstance(value, list)}
-    if made_with:
-        tables[MADE_WITH] = {name: value for name, value in made_with.items() if not isinstance(value, list)}
+    arrays = {name: value for name, value in provenance.items() if isinstance(value, list)}
+    if provenance:
+        tables[PROVENANCE] = {name: value for name, value in provenance.items() if not isinstance(value, list)}
     lines = [line for name, values in tables.items() for line in _table(f"[{name}]" if name else "", values)]
     lines += [
-        line for name, array in arrays.items() for one in array for line in _table(f"[[{MADE_WITH}.{name}]]", one)
+        line for name, array in arrays.items() for one in array for line in _table(f"[[{PROVENANCE}.{name}]]", one)
     ]
     return "\n".join(lines) + "\n"
 

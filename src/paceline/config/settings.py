@@ -187,8 +187,8 @@ class RunSettings:
         "how restored images are compared: y on the luma channel as in MATLAB, rgb on all channels",
         mutable_on_resume=True,
     )
-    few_images: Literal["refuse", "allow"] = setting(
-        "refuse", "what to do with fewer images than the feature network has features", mutable_on_resume=True
+    few_images: Literal["fail", "allow"] = setting(
+        "fail", "what to do with fewer images than the feature network has features", mutable_on_resume=True
     )
 
     out: str = setting("", "the run's folder; default runs/RECIPE-DATA-SEED", flag=True, mutable_on_resume=True)

@@ -77,8 +77,8 @@ class Recipe(nn.Module):
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # values of the setting `stage` that stand for several runs
 
     # Data
-    needs: ClassVar[tuple[str, ...]] = ()  # fields that every sample must have
-    refuses: ClassVar[Mapping[str, str]] = {}  # fields that it would ignore, each with the recipe that uses them
+    required_fields: ClassVar[tuple[str, ...]] = ()  # fields that every sample must have
+    rejected_fields: ClassVar[Mapping[str, str]] = {}  # it would ignore these; each with the recipe that uses them
     importer: ClassVar[str] = ""  # reads other projects' weight files: a module of paceline.recipes.importers
 
     # Evaluation

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their target, synced, renamed.
+"""Files that are whole or not there: written to a temporary file next to their target, synced, renamed.
 
 Temporary files are created exclusively and links are never followed, so that a link in a folder from elsewhere cannot
 make a command overwrite what it points to.
@@ -23,26 +23,26 @@ WRITING = ".writing"  # ends the name of a temporary file
 
 @contextmanager
 def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yield an empty file beside `target` that takes its place when the block ends without an error.
+    """Yield an empty file next to `target` that takes its place when the block ends without an error.
 
     With `durable`, the content and the new name survive a power cut. Otherwise only a kill is harmless.
     """
-    beside = _create_beside(target)
+    temporary = _create_temporary(target)
     try:
-        yield beside
+        yield temporary
         if durable:
-            sync(beside)
-        os.replace(beside, target)
+            sync(temporary)
+        os.replace(temporary, target)
         if durable:
             sync(target.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_file(target: Path, content: bytes | str, *, durable: bool = True) -> None:
     """Write a whole file in one step; what had the name before is replaced."""
-    with replacing(target, durable=durable) as beside:
-        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+    with replacing(target, durable=durable) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(target: Path, content: object, *, durable: bool = True, indent: int | None = None) -> None:
@@ -110,17 +110,17 @@ def new_file(target: Path) -> Iterator[Path]:
     """Yield a file to write that becomes `target`; an error of the file system names `--out`."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as beside:
-            yield beside
+        with replacing(target) as temporary:
+            yield temporary
     except OSError as error:
         raise UserError(f"--out {target}: {error.strerror or error}") from None
 
 
-def _create_beside(target: Path) -> Path:
+def _create_temporary(target: Path) -> Path:
     while True:
-        beside = target.with_name(f".{secrets.token_hex(8)}{WRITING}")
+        temporary = target.with_name(f".{secrets.token_hex(8)}{WRITING}")
         try:
-            os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
         except FileExistsError:
             continue
-        return beside
+        return temporary

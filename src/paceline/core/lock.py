@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 LOCK = ".lock"  # in a folder that has one writer
-READERS_LOOK_SECONDS = 1.0  # a reader that asks whether a folder is in use holds a share of its lock for a moment
+READER_SECONDS = 1.0  # a reader that asks whether a folder is in use holds a share of its lock for a moment
 
 
 class InUse(Exception):
@@ -20,7 +20,7 @@ class InUse(Exception):
 class Lock:
     """A folder's lock, held from construction until `release`."""
 
-    def __init__(self, folder: Path, name: str = LOCK, *, wait_seconds: float = READERS_LOOK_SECONDS) -> None:
+    def __init__(self, folder: Path, name: str = LOCK, *, wait_seconds: float = READER_SECONDS) -> None:
         """Raise InUse where another process still holds it after the wait, OSError where it cannot be made."""
         self.file = folder / name
         until = time.monotonic() + wait_seconds

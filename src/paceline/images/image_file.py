@@ -129,8 +129,8 @@ class Canvas:
     def save(self, path: Path, alpha: Image.Image | None = None, profile: bytes = b"", exif: bytes = b"") -> None:
         """Write the result; transparency is enlarged with it."""
         if self._array is not None and self._array.shape[-1] == 3:
-            with replacing(path, durable=False) as beside:
-                write_deep_colours(beside, self._array, alpha, profile)
+            with replacing(path, durable=False) as temporary:
+                write_deep_colours(temporary, self._array, alpha, profile)
             return
         image = self.image if self._array is None else Image.fromarray(self._array[..., 0])
         if alpha is not None and self._array is None:
@@ -142,11 +142,11 @@ def save_image(image: Image.Image, path: Path, profile: bytes = b"", exif: bytes
     """Write an image without loss."""
     exif = without_tables(exif) if exif and path.suffix == ".tif" else exif
     options = {name: value for name, value in (("icc_profile", profile), ("exif", exif)) if value}
-    with replacing(path, durable=False) as beside:
+    with replacing(path, durable=False) as temporary:
         if path.suffix == ".tif":
-            image.save(beside, "TIFF", compression="tiff_lzw" if image.mode != "I;16" else None, **options)
+            image.save(temporary, "TIFF", compression="tiff_lzw" if image.mode != "I;16" else None, **options)
         else:
-            image.save(beside, "PNG", compress_level=PNG_COMPRESSION, **options)
+            image.save(temporary, "PNG", compress_level=PNG_COMPRESSION, **options)
 
 
 def _levels(values: NDArray[np.floating], top: int) -> NDArray[np.floating]:

@@ -1,4 +1,4 @@
-"""An image downsampled and enlarged again, beside the original: what the networks add to bicubic enlargement."""
+"""An image downsampled and enlarged again, next to the original: what the networks add to bicubic enlargement."""
 
 from __future__ import annotations
 

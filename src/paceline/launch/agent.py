@@ -17,7 +17,7 @@ from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
 from paceline.parallel.torch_internals import ElasticAgent
 
 EXIT_BARRIER_SECONDS = 60  # for the other hosts to finish, once this one has
-SECONDS_BETWEEN_LOOKS = 0.2
+POLL_SECONDS = 0.2
 END_SECONDS = 3.0  # for the agent to end after its workers
 SLACK_SECONDS = 30.0  # on top of the time that hosts may wait for each other
 
@@ -56,9 +56,9 @@ def describe_failure(failures: Mapping[int, ProcessFailure]) -> str:
     return f"rank {rank} {how}"
 
 
-def print_restart(why: str, left: int) -> None:
+def print_restart(reason: str, left: int) -> None:
     """Print that the run restarts, why, and how many restarts are left."""
-    print(f"{why}; restarting from the last checkpoint ({left} restarts left)", file=sys.stderr, flush=True)
+    print(f"{reason}; restarting from the last checkpoint ({left} restarts left)", file=sys.stderr, flush=True)
 
 
 class Watchdog(threading.Thread):
@@ -81,16 +81,16 @@ class Watchdog(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        while not self._ended.wait(SECONDS_BETWEEN_LOOKS):
-            self._look()
+        while not self._ended.wait(POLL_SECONDS):
+            self._poll()
 
     def stop(self) -> None:
         """End the watch."""
         self._ended.set()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         processes, now = self.mailbox.processes(), time.monotonic()
-        alive = [process for process, lives in processes.items() if lives]
+        alive = [process for process, is_alive in processes.items() if is_alive]
         if alive:
             self._some_alive_at = now
         if len(alive) == len(processes):
@@ -98,7 +98,7 @@ class Watchdog(threading.Thread):
             if alive:
                 self._killed_some = False
                 self._restarts_left = self._ask_restarts_left()
-        elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # they had the time to report why they end
+        elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # they had time to report why they ended
             self._kill(processes)
         silent = max(map(self.mailbox.seconds_silent, alive), default=0.0)
         if silent > self.timeout:
@@ -108,14 +108,14 @@ class Watchdog(threading.Thread):
                 flush=True,
             )
             self._kill(processes)
-        hopeless = self._killed_some and not self._restarts_left
-        if now - self._some_alive_at > (END_SECONDS if hopeless else self.longest_idle):
+        will_not_restart = self._killed_some and not self._restarts_left
+        if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):
             print("the launcher does not end by itself; killed", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _kill(self, processes: Mapping[int, bool]) -> None:
         self._killed_some = True
-        for process, lives in processes.items():
-            if lives:
+        for process, is_alive in processes.items():
+            if is_alive:
                 os.kill(process, signal.SIGKILL)
             self.mailbox.forget(process)

@@ -1,4 +1,4 @@
-"""A `paceline` command in a process of its own: its words, its log, and an orderly end when this one is stopped."""
+"""A `paceline` command in a process of its own: its arguments, its log, and an orderly end when this one is stopped."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from types import FrameType
 from paceline.core.heartbeat import die_with_parent
 from paceline.core.types import SettingValue
 
-REASON_CHARACTERS = 400  # at most, of why a command failed
-LOOK_EVERY_SECONDS = 0.2
+MAX_REASON_LENGTH = 400  # characters
+POLL_SECONDS = 0.2
 
 
 class Stopped(Exception):
@@ -27,20 +27,20 @@ class Stopped(Exception):
         self.number = number
 
 
-def words_of(flags: Mapping[str, SettingValue], config_file: str, assignments: Iterable[str]) -> list[str]:
-    """Return the settings of a run as words of a command, in the order of the command line's layers."""
-    words = []
+def to_arguments(flags: Mapping[str, SettingValue], config_file: str, assignments: Iterable[str]) -> list[str]:
+    """Return the settings of a run as arguments of a command, in the order of the command line's layers."""
+    arguments = []
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
+            arguments.append(flag if value else flag.replace("--", "--no-", 1))
         else:
-            words += [flag, str(value)]
-    words += ["--config", config_file] if config_file else []
-    return words + [word for one in assignments for word in ("--set", one)]
+            arguments += [flag, str(value)]
+    arguments += ["--config", config_file] if config_file else []
+    return arguments + [word for one in assignments for word in ("--set", one)]
 
 
-def run_paceline(arguments: Sequence[str], log: Path, look: Callable[[], None] | None = None) -> int:
+def run_paceline(arguments: Sequence[str], log: Path, on_poll: Callable[[], None] | None = None) -> int:
     """Run the command to its end with its output in `log`; return the exit code. Ctrl-C reaches it once."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -62,9 +62,9 @@ def run_paceline(arguments: Sequence[str], log: Path, look: Callable[[], None] |
         before = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)} if here else {}
         try:
             while child.poll() is None:
-                if look:
-                    look()
-                time.sleep(LOOK_EVERY_SECONDS)
+                if on_poll:
+                    on_poll()
+                time.sleep(POLL_SECONDS)
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
@@ -76,10 +76,10 @@ def run_paceline(arguments: Sequence[str], log: Path, look: Callable[[], None] |
     return child.returncode
 
 
-def last_words(log: Path) -> str:
+def failure_reason(log: Path) -> str:
     """Return why a command failed, from the end of its log: the line of a user error, or a traceback's last."""
     text = log.read_text(errors="replace") if log.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("paceline: ")]
     reason = errors[-1].removeprefix("paceline: ") if errors else (lines[-1] if lines else "it printed nothing")
-    return reason[-REASON_CHARACTERS:]
+    return reason[-MAX_REASON_LENGTH:]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from paceline.core.errors import UserError
 from paceline.core.secrets import has_credentials, redact
 from paceline.core.types import SettingValue
-from paceline.launch.child import words_of
+from paceline.launch.child import to_arguments
 
 SET_BY_LAUNCH = ("devices", "nnodes", "rdzv", "join_timeout")
 
@@ -32,7 +32,7 @@ class TrainCommand:
         flags = {name: value for name, value in self.flags.items() if name not in SET_BY_LAUNCH}
         assignments = [*self.assignments, f"join_timeout={self.join_timeout:g}"]
         topology = ["--devices", str(self.devices), "--nnodes", str(self.nodes), "--rdzv", rdzv]
-        return ["train", self.recipe, *words_of({**flags, **changes}, self.config_file, assignments), *topology]
+        return ["train", self.recipe, *to_arguments({**flags, **changes}, self.config_file, assignments), *topology]
 
 
 def quoted(words: Iterable[str], lead: str = "") -> str:

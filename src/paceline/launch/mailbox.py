@@ -33,7 +33,7 @@ class Mailbox:
 
     def alive(self) -> list[int]:
         """Return the workers that can be asked to stop."""
-        return [process for process, lives in self.processes().items() if lives]
+        return [process for process, is_alive in self.processes().items() if is_alive]
 
     def seconds_silent(self, process: int) -> float:
         """Return the seconds since a worker's last progress; 0 before it trains."""

@@ -20,7 +20,7 @@ from paceline.training.stop import RESUME_LATER
 FOLDER = "launch"  # in the run's folder: the job's script and logs
 JOB_FILE = "slurm.sh"
 WARNING_SECONDS = 120  # before its time limit, a job gets a signal to save
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
 WORD = re.compile(r"[\w.@,+-]+")
 
@@ -108,9 +108,9 @@ def write_job(script: str, run: Path) -> Path:
     try:
         (run / FOLDER).mkdir(parents=True, exist_ok=True)
         file = run / FOLDER / JOB_FILE
-        with replacing(file) as beside:
-            beside.write_text(script)
-            beside.chmod(0o755)
+        with replacing(file) as temporary:
+            temporary.write_text(script)
+            temporary.chmod(0o755)
     except OSError as error:
         raise UserError(f"--out {run}: {error.strerror}") from None
     return file
@@ -172,7 +172,7 @@ def follow(job: int, run: Path) -> int:
             if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED"):
                 print(f"job {job}: {state.lower()}")
                 return code if state != "COMPLETED" else 0
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         print(f"\njob {job} continues; `scancel {job}` ends it, `tail -f {shlex.quote(str(log))}` follows it")
         return 0

@@ -41,7 +41,7 @@ class Restoration(RestorationRecipe):
     """A restorer and, where the adversarial loss has a weight, a discriminator."""
 
     Settings = RestorationSettings
-    needs = ("target",)
+    required_fields = ("target",)
     ema = ("restorer",)
     defaults = {
         **RestorationRecipe.defaults,

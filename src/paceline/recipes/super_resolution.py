@@ -47,7 +47,7 @@ class SuperResolution(RestorationRecipe):
 
     Settings = SuperResolutionSettings
     stages = {"both": ("pretrain", "adversarial")}
-    refuses = {"target": "restoration"}
+    rejected_fields = {"target": "restoration"}
     importer = "srgan"
     ema = ("generator",)
     must_match_weights = ("scale", "blocks", "num_blocks", "output")

@@ -220,7 +220,7 @@ class Translation(Recipe):
         return panels if len(panels) > 1 else {"image": next(iter(panels.values()))}
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the input, and each generated panel beside the real one."""
+        """Return the input, and each generated panel next to the real one."""
         images = {"input": batch["image"]}
         for name, panel in self.predict(batch).items():
             images |= {name: panel, f"real {name}": batch[name]}

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.report.known_strategy import known_strategy
-from paceline.report.model import Behind, Group, Recommendation, Summary
+from paceline.report.model import Group, Recommendation, Summary, WorseGroup
 
-CLOSE = 0.02  # without several seeds, qualities this close (relative) are called equal
+CLOSE_QUALITY = 0.02  # without several seeds, qualities this close (relative) are called equal
 CLOSE_SPEED = 0.05  # likewise speeds, where neither seeds nor log intervals show how they vary
 STANDARD_ERRORS = 2
 
@@ -21,7 +21,7 @@ class _Candidate(NamedTuple):
 
     group: Group
     speed: float
-    chosen_by: Summary | None
+    selection_metric: Summary | None
 
     @property
     def spread(self) -> float:
@@ -45,23 +45,23 @@ class _Choice(NamedTuple):
 def recommend(groups: Mapping[str, Group], metric: str, mode: str) -> Recommendation | None:
     """Return the group to use, what it ties with in speed, and how far the others are behind in quality.
 
-    Groups are compared by `metric`, which chose their checkpoints; the test split takes no part. Where some have no
+    Groups are compared by `metric`, which selected their checkpoints; the test split takes no part. Where some have no
     such value, `best` is None, `unevaluated` lists them, and the choice is by speed alone.
     """
     found = {key: one for key, group in groups.items() if (one := _candidate(group)) is not None}
     if not found:
         return None
-    unevaluated = [key for key, one in found.items() if one.chosen_by is None]
+    unevaluated = [key for key, one in found.items() if one.selection_metric is None]
     if unevaluated:
         choice = _choose(found, list(found))
         return Recommendation(
-            *choice, best=None, equal=[], within=None, behind=None, by_seeds=False, unevaluated=unevaluated
+            *choice, best=None, equal_quality=[], max_gap=None, worse=None, several_seeds=False, unevaluated=unevaluated
         )
     sign = 1 if mode == "max" else -1
-    values = {key: one.chosen_by for key, one in found.items() if one.chosen_by is not None}
-    by_seeds = all(value.n > 1 for value in values.values())
+    values = {key: one.selection_metric for key, one in found.items() if one.selection_metric is not None}
+    several_seeds = all(value.n > 1 for value in values.values())
     best = max(found, key=lambda key: sign * values[key].mean)
-    qualities = {key: _quality(one.group, found, metric, by_seeds) for key, one in found.items()}
+    qualities = {key: _quality(one.group, found, metric, several_seeds) for key, one in found.items()}
     equal = [key for key, own in qualities.items() if _not_worse(own, qualities[best], sign)]
     choice = _choose(found, equal)
     gaps = {key: sign * (values[best].mean - value.mean) for key, value in values.items()}
@@ -69,10 +69,10 @@ def recommend(groups: Mapping[str, Group], metric: str, mode: str) -> Recommenda
     return Recommendation(
         *choice,
         best=best,
-        equal=equal,
-        within=max(gaps[key] for key in equal),
-        behind={key: Behind(gaps[key], one.speed / fast) for key, one in found.items() if key not in equal},
-        by_seeds=by_seeds,
+        equal_quality=equal,
+        max_gap=max(gaps[key] for key in equal),
+        worse={key: WorseGroup(gaps[key], one.speed / fast) for key, one in found.items() if key not in equal},
+        several_seeds=several_seeds,
         unevaluated=[],
     )
 
@@ -91,23 +91,23 @@ def complexity(group: Group) -> tuple[int, int]:
 def _candidate(group: Group) -> _Candidate | None:
     if group.images_per_second is None or group.shares_a_gpu:
         return None
-    return _Candidate(group, group.images_per_second.mean, group.chosen_by)
+    return _Candidate(group, group.images_per_second.mean, group.selection_metric)
 
 
-def _quality(group: Group, candidates: Mapping[str, _Candidate], metric: str, by_seeds: bool) -> _Quality:
+def _quality(group: Group, candidates: Mapping[str, _Candidate], metric: str, several_seeds: bool) -> _Quality:
     """Return a group's own quality; without several seeds for all, that of all groups of its family.
 
     Strategies give the same weights except for rounding, so that none of them can be better by more than chance.
     """
-    alike = [one.chosen_by for one in candidates.values() if one.group.family == group.family]
-    own = [one for one in ([group.chosen_by] if by_seeds else alike) if one is not None]
+    alike = [one.selection_metric for one in candidates.values() if one.group.family == group.family]
+    own = [one for one in ([group.selection_metric] if several_seeds else alike) if one is not None]
     mean = statistics.fmean(summary.mean for summary in own)
     errors = [summary.std for summary in own if summary.std is not None]
-    if not by_seeds:
-        errors.append(CLOSE * abs(mean) / STANDARD_ERRORS)
+    if not several_seeds:
+        errors.append(CLOSE_QUALITY * abs(mean) / STANDARD_ERRORS)
         errors += [statistics.stdev(summary.mean for summary in own)] if len(own) > 1 else []
-    if is_share(metric) and group.evaluated_on:
-        errors.append(_binomial_error(mean, group.evaluated_on))
+    if is_share(metric) and group.num_evaluated:
+        errors.append(_binomial_error(mean, group.num_evaluated))
     return _Quality(mean, max(errors))
 
 

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON: a field is a key, unless its metadata gives another one or leaves it out."""
+"""Dataclasses as JSON: each field is a key."""
 
 from __future__ import annotations
 
@@ -8,22 +8,16 @@ from typing import Any
 
 from paceline.core.types import Json
 
-_KEY, _OPTIONAL = "key", "optional"
-OPTIONAL = {_OPTIONAL: True}  # metadata of a field that is left out where it is None
-
-
-def key(name: str) -> dict[str, str]:
-    """Return the metadata of a field whose key in JSON is not its name."""
-    return {_KEY: name}
+OPTIONAL = {"optional": True}  # metadata of a field that is left out where it is None
 
 
 def as_json(value: Any) -> Json:
     """Return dataclasses, mappings and sequences as what JSON holds."""
     if is_dataclass(value):
         return {
-            field.metadata.get(_KEY, field.name): as_json(content)
+            field.name: as_json(content)
             for field in fields(value)
-            if (content := getattr(value, field.name)) is not None or not field.metadata.get(_OPTIONAL)
+            if (content := getattr(value, field.name)) is not None or not field.metadata.get("optional")
         }
     if isinstance(value, Mapping):
         return {str(name): as_json(content) for name, content in value.items()}

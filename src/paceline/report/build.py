@@ -40,10 +40,10 @@ def make_report(
     groups = make_groups(cells)
     runs = [cell.run for cell in cells if cell.run is not None and cell.state == "done"]
     name, mode = runs[0].best if runs else ("", "max")
-    metric = Metric(_full_name(runs, name), _shown_metric(groups, name), mode)
+    metric = Metric(_full_name(runs, name), _reported_metric(groups, name), mode)
     ladders, unplaced = _by_group(step_ladders or {}, groups)
-    on_gpu = any("gpus" in run.made_with and run.gpu for run in runs)
-    time, missing = split_time(groups, ladders, on_gpu)
+    on_gpu = any("gpus" in run.provenance and run.gpu for run in runs)
+    time_split, missing = split_time(groups, ladders, on_gpu)
     return Report(
         title=title,
         subtitle=_subtitle(cells, runs),
@@ -53,18 +53,18 @@ def make_report(
         cells=list(cells),
         counts=Counts(len(cells), len(runs), len(cells) - len(runs)),
         runs={run.folder: run for run in runs},
-        went_on=[ResumedRun(run.folder, run.went_on) for run in runs if run.went_on],
+        resumed_runs=[ResumedRun(run.folder, run.segment_changes) for run in runs if run.segment_changes],
         recommendation=recommend(groups, metric.name, mode),
         step_ladders=ladders,
-        why_not={key: explain(one, weak=_is_weak(groups[key])) for key, one in ladders.items()},
-        why_not_note=LADDER_NOTE,
+        scaling_costs={key: explain(one, weak=_is_weak(groups[key])) for key, one in ladders.items()},
+        scaling_costs_note=LADDER_NOTE,
         parity=dict(parity or {}),
         samples=_samples(groups, runs),
-        made_with=_made_with(runs),
+        provenance=_provenance(runs),
         settings=_same_settings(runs),
-        best_by_choice=_best_by_choice(groups, mode),
-        time=time,
-        time_note=NOTE,
+        best_group=_best_group(groups, mode),
+        time_split=time_split,
+        time_split_note=NOTE,
         not_measured=[*not_measured, *unplaced, *missing, *_broken(runs)],
     )
 
@@ -84,7 +84,7 @@ def _by_group(
     """Return the ladders by group, and which were measured for a name that several groups share."""
     placed, unplaced = {}, []
     for name, one in ladders.items():
-        meant = [key for key, group in groups.items() if group.measured_as == name]
+        meant = [key for key, group in groups.items() if group.ladder_name == name]
         if len(meant) == 1:
             placed[meant[0]] = one
         elif meant:
@@ -108,7 +108,7 @@ def _broken(runs: Sequence[Run]) -> list[str]:
 def _subtitle(cells: Sequence[Cell], runs: Sequence[Run]) -> list[str]:
     parts = []
     if runs:
-        made = runs[0].made_with
+        made = runs[0].provenance
         seeds = sorted({run.seed for run in runs})
         samples = runs[0].fingerprint.rpartition(", ")[0]
         parts.append(f"data {runs[0].data}" + (f" ({samples} for training)" if samples else ""))
@@ -129,18 +129,18 @@ def _hardware(runs: Sequence[Run]) -> list[str]:
 
 
 def _full_name(runs: Sequence[Run], name: str) -> str:
-    return next((run.chosen_by.name for run in runs if run.chosen_by), name)
+    return next((run.selection_metric.name for run in runs if run.selection_metric), name)
 
 
-def _shown_metric(groups: Mapping[str, Group], name: str) -> str:
-    """Return the metric to show with the one that chooses: the same on the test split where there is one."""
+def _reported_metric(groups: Mapping[str, Group], name: str) -> str:
+    """Return the metric to report with the one that selects: the same on the test split where there is one."""
     names = [metric for group in groups.values() for metric in group.quality]
     plain = name.partition("/")[2]
     return next((m for m in names if m.partition("/")[2].partition("[")[0] == plain), name)
 
 
-def _best_by_choice(groups: Mapping[str, Group], mode: str) -> str | None:
-    means = {key: group.chosen_by.mean for key, group in groups.items() if group.chosen_by}
+def _best_group(groups: Mapping[str, Group], mode: str) -> str | None:
+    means = {key: group.selection_metric.mean for key, group in groups.items() if group.selection_metric}
     choose = max if mode == "max" else min
     return choose(means, key=lambda key: means[key]) if means else None
 
@@ -151,10 +151,10 @@ def _samples(groups: Mapping[str, Group], runs: Sequence[Run]) -> list[Sample]:
     return [Sample(f"{group.label}, seed {run.seed}", run.samples) for group, run in firsts if run.samples]
 
 
-def _made_with(runs: Sequence[Run]) -> dict[str, str]:
+def _provenance(runs: Sequence[Run]) -> dict[str, str]:
     """Return versions and hardware; one that differs between runs has all its values."""
-    names = dict.fromkeys(name for run in runs for name in run.made_with)
-    values = {name: list(dict.fromkeys(run.made_with.get(name, "none") for run in runs)) for name in names}
+    names = dict.fromkeys(name for run in runs for name in run.provenance)
+    values = {name: list(dict.fromkeys(run.provenance.get(name, "none") for run in runs)) for name in names}
     return {
         name: found[0] if name == "started" or len(found) == 1 else " | ".join(found) for name, found in values.items()
     }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.report.content_speed import gpu_section, speed_section, time_section, why_not_section
-from paceline.report.metric_words import format_for, metric_heading, metric_in_text, quality_of, with_spread
+from paceline.report.content_speed import gpu_section, scaling_costs_section, speed_section, time_section
+from paceline.report.metric_names import format_for, metric_heading, metric_in_text, quality_of, with_spread
 from paceline.report.model import Parity, Report
 from paceline.report.parts import Images, Part, Plots, Section, Table
-from paceline.report.phrases import NOTHING, at
+from paceline.report.phrases import NO_VALUE, at
 
 PARITY = "The same weights?"
 
@@ -22,7 +22,7 @@ def sections(report: Report, summary: Sequence[str], plots: Sequence[str]) -> li
         _samples(report),
         speed_section(report, plots),
         time_section(report, plots),
-        why_not_section(report),
+        scaling_costs_section(report),
         gpu_section(report),
         _parity(report),
         _not_measured(report),
@@ -36,23 +36,23 @@ def _quality(report: Report) -> Section:
     names = list(dict.fromkeys(name for group in groups.values() for name in group.quality))
     if not names:
         return Section("Quality", [])
-    chosen = report.metric.name
+    selection = report.metric.name
     head = ["data", "recipe", *map(metric_heading, names), "strategy", "batch", "n"]
-    show_chosen = chosen not in names and any(group.chosen_by for group in groups.values())
-    head += [metric_heading(chosen)] if show_chosen else []
+    show_selection = selection not in names and any(group.selection_metric for group in groups.values())
+    head += [metric_heading(selection)] if show_selection else []
     rows = []
     for key, group in groups.items():
         values = [quality_of(group, name) for name in names]
         method = group.label.removeprefix(f"{group.recipe} ")
         row = [group.data, group.recipe, *values, method, at("d", "groups", key, "batch")]
         row.append(at("d", "groups", key, "n"))
-        if show_chosen:
-            spec = format_for(chosen, group.chosen_by)
-            row.append(with_spread(spec, group.chosen_by, "groups", key, "chosen_by"))
+        if show_selection:
+            spec = format_for(selection, group.selection_metric)
+            row.append(with_spread(spec, group.selection_metric, "groups", key, "selection_metric"))
         rows.append(row)
-    strong = {number for number, key in enumerate(groups) if key == report.best_by_choice}
+    strong = {number for number, key in enumerate(groups) if key == report.best_group}
     note = "Mean ± sample standard deviation over n seeds. "
-    note += f"The checkpoint of each run, and the highlighted row, have the best {metric_in_text(chosen)}."
+    note += f"The checkpoint of each run, and the highlighted row, have the best {metric_in_text(selection)}."
     if any(group.n == 1 for group in groups.values()):
         note += " A single seed has no spread: differences may be chance."
     return Section("Quality", [Table(head, rows, strong, note)])
@@ -75,7 +75,7 @@ def _parity(report: Report) -> Section:
     for recipe, parity in report.parity.items():
         words = "gives the same weights under every strategy"
         words = words if parity.holds else "does NOT give the same weights under every strategy"
-        parts += [f"**{recipe}** {words}: {parity.what}.", _parity_table(recipe, parity)]
+        parts += [f"**{recipe}** {words}: {parity.description}.", _parity_table(recipe, parity)]
     return Section(PARITY, parts)
 
 
@@ -85,7 +85,7 @@ def _parity_table(recipe: str, parity: Parity) -> Table:
         where = ("parity", recipe, "differences", number)
         difference = "not finite" if one.value is None else at(".1e", *where, "value")
         tolerance = at(".0e", *where, "tolerance")
-        rows.append([one.strategy, one.network, one.kind, difference, tolerance, one.worst or NOTHING])
+        rows.append([one.strategy, one.network, one.kind, difference, tolerance, one.worst or NO_VALUE])
     head = ["strategy", "network", "tensors", "difference", "tolerance", "first tensor beyond it"]
     return Table(head, rows, note="Difference from one device: the largest |a − b| of a network ÷ its largest |b|.")
 
@@ -101,7 +101,7 @@ def _not_measured(report: Report) -> Section:
 
 def _settings(report: Report) -> Section:
     parts: list[Part] = [f"Command: `{report.command}`"] if report.command else []
-    parts.append(Table(["versions and hardware", ""], [list(one) for one in report.made_with.items()]))
+    parts.append(Table(["versions and hardware", ""], [list(one) for one in report.provenance.items()]))
     settings = [[name, str(value)] for name, value in report.settings.items()]
     parts.append(Table(["setting, the same in all runs", ""], settings))
     return Section("Settings, versions, hardware", parts, folded=True)

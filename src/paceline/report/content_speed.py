@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from paceline.report.metric_words import with_spread
+from paceline.report.metric_names import with_spread
 from paceline.report.model import Group, Report
 from paceline.report.parts import Part, Plots, Section, Table
-from paceline.report.phrases import NOTHING, at, listed
+from paceline.report.phrases import NO_VALUE, at, listed
 from paceline.report.step_ladder import COSTS, Explanation
 from paceline.report.time_split import PARTS
 
-BEYOND = 1.1  # an efficiency that more devices alone do not explain
+SUPERLINEAR = 1.1  # an efficiency that more devices alone do not explain
 GPU_COLUMNS = {
     "utilisation": ("utilisation, %", ".0f"),
     "peak_memory_gib": ("peak memory, GiB", ".2f"),
@@ -42,15 +42,15 @@ def _speed_row(key: str, group: Group) -> list[str]:
         with_spread(",.0f", group.images_per_second, *where, "images_per_second"),
         with_spread(",.0f", without_loading, *where, "images_per_second_without_loading"),
         with_spread(".1f", group.seconds, *where, "seconds"),
-        at(".2f", *where, "scaling", "speedup") if group.scaling else NOTHING,
-        at(".0%", *where, "scaling", "efficiency") if group.scaling else NOTHING,
+        at(".2f", *where, "scaling", "speedup") if group.scaling else NO_VALUE,
+        at(".0%", *where, "scaling", "efficiency") if group.scaling else NO_VALUE,
     ]
 
 
 def _speed_note(groups: Mapping[str, Group]) -> str:
     note = "Training throughput over all devices, without the first log interval after a start (warm-up); ± is over "
     note += "seeds. Seconds per run include evaluation and saving, but not the start-up."
-    if unsettled := _labels(group for group in groups.values() if group.with_warm_up):
+    if unsettled := _labels(group for group in groups.values() if group.includes_warmup):
         note += f" {unsettled}: a run has only one log interval, so its speed includes the warm-up and excludes the "
         note += "time between steps."
     kinds = {group.scaling.kind for group in groups.values() if group.scaling}
@@ -61,7 +61,7 @@ def _speed_note(groups: Mapping[str, Group]) -> str:
         note += f" × one device: relative to one device with {same}."
     if any(group.shares_a_gpu for group in groups.values()):
         note += " Rows “on one GPU” run several processes on one device: they show equal results, not speed."
-    if beyond := _labels(group for group in groups.values() if is_beyond(group)):
+    if beyond := _labels(group for group in groups.values() if is_superlinear(group)):
         note += f" Efficiency over 110 % ({beyond}): something else slowed one device down, or a part fits the cache."
     if crowded := _labels(group for group in groups.values() if group.more_processes_than_cores):
         note += f" {crowded}: more processes than cores."
@@ -72,39 +72,42 @@ def _labels(groups: Iterable[Group]) -> str:
     return listed(group.label for group in groups)
 
 
-def is_beyond(group: Group) -> bool:
+def is_superlinear(group: Group) -> bool:
     """Return whether a group is faster than its number of devices explains."""
-    return group.scaling is not None and group.scaling.efficiency > BEYOND
+    return group.scaling is not None and group.scaling.efficiency > SUPERLINEAR
 
 
 def time_section(report: Report, plots: Sequence[str]) -> Section:
-    """Return where the seconds of an epoch go."""
+    """Return where the seconds of an epoch are spent."""
     title = "Time per epoch"
-    columns = [name for name in PARTS if any(name in row for row in report.time.values())]
+    columns = [name for name in PARTS if any(name in row for row in report.time_split.values())]
     if not columns:
         return Section(title, [])
     rows = [
-        [report.groups[key].label, *(at(".3f", "time", key, name) if name in row else NOTHING for name in columns)]
-        for key, row in report.time.items()
+        [
+            report.groups[key].label,
+            *(at(".3f", "time_split", key, name) if name in row else NO_VALUE for name in columns),
+        ]
+        for key, row in report.time_split.items()
     ]
-    table = Table(["seconds per epoch", *(PARTS[name] for name in columns)], rows, note=report.time_note)
+    table = Table(["seconds per epoch", *(PARTS[name] for name in columns)], rows, note=report.time_split_note)
     return Section(title, [*([Plots(["time"])] if "time" in plots else []), table])
 
 
-def why_not_section(report: Report) -> Section:
+def scaling_costs_section(report: Report) -> Section:
     """Return the step ladder of each group on several devices, and its largest cost."""
     parts: list[Part] = []
-    for key, ladder in report.why_not.items():
+    for key, ladder in report.scaling_costs.items():
         parts += [_largest_cost(report, key, ladder), _ladder_table(report, key, ladder)]
     return Section("Why not N×?", parts)
 
 
 def _largest_cost(report: Report, key: str, ladder: Explanation) -> str:
-    group, where = report.groups[key], ("why_not", key)
-    if ladder.largest is None:
+    group, where = report.groups[key], ("scaling_costs", key)
+    if ladder.largest_cost is None:
         return f"**{group.label}** has no measurable loss."
-    number = next(i for i, rung in enumerate(ladder.rungs) if rung.name == ladder.largest)
-    cost, remedy = COSTS[ladder.largest]
+    number = next(i for i, rung in enumerate(ladder.rungs) if rung.name == ladder.largest_cost)
+    cost, remedy = COSTS[ladder.largest_cost]
     in_runs = f" (in the runs: {at('.0%', 'groups', key, 'scaling', 'efficiency')}, see Speed)" if group.scaling else ""
     return (
         f"**{group.label}** reaches {at('.0%', *where, 'efficiency')} of {at('d', *where, 'devices')}× in this "
@@ -117,12 +120,12 @@ def _largest_cost(report: Report, key: str, ladder: Explanation) -> str:
 def _ladder_table(report: Report, key: str, ladder: Explanation) -> Table:
     rows = []
     for number, rung in enumerate(ladder.rungs):
-        where = ("why_not", key, "rungs", number)
+        where = ("scaling_costs", key, "rungs", number)
         what = COSTS[rung.name][0] if rung.name in COSTS else f"{ladder.devices} × one device alone"
         what += ", each with its part" if rung.name == "ideal" and ladder.weak else ""
-        share = at(".1%", *where, "share") if rung.share is not None else NOTHING
+        share = at(".1%", *where, "share") if rung.share is not None else NO_VALUE
         rows.append([what, at(",.0f", *where, "images_per_second"), share])
-    return Table(["step ladder", "images/s", "share of the time"], rows, note=report.why_not_note)
+    return Table(["step ladder", "images/s", "share of the time"], rows, note=report.scaling_costs_note)
 
 
 def gpu_section(report: Report) -> Section:
@@ -133,7 +136,7 @@ def gpu_section(report: Report) -> Section:
         return Section("GPU", [])
     rows = [
         [group.label]
-        + [at(GPU_COLUMNS[name][1], "groups", key, "gpu", name) if name in group.gpu else NOTHING for name in columns]
+        + [at(GPU_COLUMNS[name][1], "groups", key, "gpu", name) if name in group.gpu else NO_VALUE for name in columns]
         for key, group in with_gpu.items()
     ]
     note = "NVML's readings for the GPU of the first process: means over its log lines, and the peak of torch's memory."

@@ -14,10 +14,27 @@ from paceline.report.plots import plot_names
 from paceline.report.run import Run
 from paceline.report.summary import summarise
 
-# What report.json has of a run.
-KEPT_OF_RUN = (
-    *("recipe", "strategy", "devices", "batch", "seed", "precision", "images", "seconds", "quality", "chosen_by"),
-    *("speed", "seconds_per_epoch", "gpu", "losses", "course", "protocols", "made_with", "broken_lines", "went_on"),
+# The fields of a run in report.json.
+RUN_KEYS = (
+    "recipe",
+    "strategy",
+    "devices",
+    "batch",
+    "seed",
+    "precision",
+    "images",
+    "seconds",
+    "quality",
+    "selection_metric",
+    "speed",
+    "seconds_per_epoch",
+    "gpu",
+    "losses",
+    "selection_curve",
+    "protocols",
+    "provenance",
+    "broken_lines",
+    "segment_changes",
 )
 
 
@@ -51,7 +68,7 @@ def _content_of_cell(cell: Cell) -> JsonObject:
 
 def _content_of_run(run: Run) -> JsonObject:
     content = _object(run)
-    return {name: {} if content[name] is None else content[name] for name in KEPT_OF_RUN}
+    return {name: {} if content[name] is None else content[name] for name in RUN_KEYS}
 
 
 def _object(value: Report | Cell | Run) -> JsonObject:

@@ -11,13 +11,22 @@ from paceline.report.known_strategy import known_strategy
 from paceline.report.model import Cell, Group, Scaling, SpeedSpread, Summary
 from paceline.report.run import Run
 
-# Settings that say where a run lies or how it was started, not what it computes; the others tell groups apart.
-# The accelerator does so by what "auto" meant, along with the hardware.
-NO_DIFFERENCE = {"seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"}
-NO_DIFFERENCE |= {"backend", "inception", "inception_sha256", "check_replicas", "keep"}
-NO_DIFFERENCE |= {"rdzv", "max_restarts", "timeout", "join_timeout", "mirror", "mirror_every", "mirror_wait", "loggers"}
-BETWEEN_DEVICES = {"nnodes", "compress", "sync_batchnorm"}  # these make no difference on one device
-Extras = tuple[tuple[str, str], ...]  # names and values of what else tells groups apart
+# Settings of where a run is and how it was started, not of what it computes; the others distinguish groups.
+# The accelerator does so by what "auto" resolved to, along with the hardware.
+IGNORED_SETTINGS = {"seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"}
+IGNORED_SETTINGS |= {"backend", "inception", "inception_sha256", "check_replicas", "keep"}
+IGNORED_SETTINGS |= {
+    "rdzv",
+    "max_restarts",
+    "timeout",
+    "join_timeout",
+    "mirror",
+    "mirror_every",
+    "mirror_wait",
+    "loggers",
+}
+MULTI_DEVICE_SETTINGS = {"nnodes", "compress", "sync_batchnorm"}  # these make no difference on one device
+Extras = tuple[tuple[str, str], ...]  # names and values of what else distinguishes groups
 
 
 class _Key(NamedTuple):
@@ -32,7 +41,7 @@ class _Key(NamedTuple):
 
     def reference(self, batch: float) -> tuple[str, float, Extras]:
         """Return what a run on one device with this batch would share."""
-        return self.recipe, batch, tuple(one for one in self.extras if one[0] not in BETWEEN_DEVICES)
+        return self.recipe, batch, tuple(one for one in self.extras if one[0] not in MULTI_DEVICE_SETTINGS)
 
     @property
     def is_reference(self) -> bool:
@@ -90,7 +99,7 @@ def _differing_settings(runs: Sequence[Run]) -> list[str]:
     """Return the settings in which runs of one recipe differ."""
     found = []
     for name in dict.fromkeys(name for run in runs for name in run.settings):
-        if name in NO_DIFFERENCE:
+        if name in IGNORED_SETTINGS:
             continue
         by_recipe: dict[str, set[str]] = {}
         for run in runs:
@@ -124,7 +133,7 @@ def _group(key: _Key, members: Sequence[Run], name: str, label: str, scaling: Sc
         id=name,
         label=label,
         recipe=Path(first.recipe).stem,
-        measured_as=group_name(first),
+        ladder_name=group_name(first),
         extras=dict(key.extras),
         family="-".join([first.recipe, str(first.batch), *(value for _, value in key.extras)]),
         data=first.data,
@@ -137,11 +146,12 @@ def _group(key: _Key, members: Sequence[Run], name: str, label: str, scaling: Sc
         seeds=[run.seed for run in members],
         runs=[run.folder for run in members],
         quality=_quality(members),
-        chosen_by=_common([run.chosen_by.value if run.chosen_by else None for run in members]),
-        evaluated_on=min(run.chosen_by.evaluated_on or 0 if run.chosen_by else 0 for run in members) or None,
+        selection_metric=_common([run.selection_metric.value if run.selection_metric else None for run in members]),
+        num_evaluated=min(run.selection_metric.num_evaluated or 0 if run.selection_metric else 0 for run in members)
+        or None,
         images_per_second=speed,
         speed_spread=_speed_spread(first, speed),
-        with_warm_up=any(run.speed.with_warm_up for run in members if run.speed),
+        includes_warmup=any(run.speed.includes_warmup for run in members if run.speed),
         more_processes_than_cores=any(_is_crowded(run) for run in members),
         images_per_second_without_loading=_common(
             [run.speed.images_per_second_without_loading if run.speed else None for run in members]

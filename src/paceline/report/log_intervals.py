@@ -1,4 +1,4 @@
-"""How fast a run was and where its time went, from the intervals between its log lines."""
+"""The speed of a run and where its time was spent, from the intervals between its log lines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 from paceline.report.run import Speed
 
 LOADING, STEPPING = ("time/data_seconds",), ("time/step_seconds", "time/log_seconds")
-KEEPING = ("time/save_seconds", "time/sample_seconds")
-AWAY = ("time/evaluate_seconds", *KEEPING)  # parts of an interval that are not training
+SAVING = ("time/save_seconds", "time/sample_seconds")
+NOT_TRAINING = ("time/evaluate_seconds", *SAVING)  # parts of an interval that are not training
 EVALUATION = "time/evaluation_seconds"
 RESUME_SECONDS = 0.5  # the clock of a run stands still while it is stopped; a start takes longer than this
 
@@ -48,7 +48,7 @@ class LogInterval(NamedTuple):
         speed = self.line.get("time/images_per_second")
         if not self.settled or not speed:
             return self.timed_seconds
-        return max(self.timed_seconds, self.images / speed - total([self.line], AWAY))
+        return max(self.timed_seconds, self.images / speed - total([self.line], NOT_TRAINING))
 
 
 def total(lines: Iterable[Line], names: Collection[str]) -> float:
@@ -63,16 +63,16 @@ def log_intervals(lines: Sequence[Line], after_gaps: Collection[int] = (), since
     `since` is the number of images at which the last segment starts: what came before is left out.
     """
     found: list[LogInterval] = []
-    images, settled, torn = 0, False, False
+    images, settled, after_gap = 0, False, False
     for number, line in enumerate(lines):
-        torn = torn or number in after_gaps
+        after_gap = after_gap or number in after_gaps
         settled = settled and not _resumed(lines[number - 1], line)
         if line.get(STEPPING[0]) is None:
             continue
         settled = settled and images > since
-        if not torn and line.images > images >= since:
+        if not after_gap and line.images > images >= since:
             found.append(LogInterval(line.images - images, line, settled))
-        images, settled, torn = line.images, True, False
+        images, settled, after_gap = line.images, True, False
     return [interval for interval in found if interval.settled] or found
 
 
@@ -95,7 +95,7 @@ def speed_of(intervals: Sequence[LogInterval]) -> Speed | None:
         images_per_second_without_loading=images / (seconds - loading),
         num_log_intervals=len(intervals),
         std_over_log_intervals=_spread(intervals),
-        with_warm_up=not all(one.settled for one in intervals),
+        includes_warmup=not all(one.settled for one in intervals),
     )
 
 
@@ -107,7 +107,7 @@ def _spread(intervals: Sequence[LogInterval]) -> float | None:
 
 
 def seconds_per_epoch(intervals: Sequence[LogInterval], lines: Sequence[Line], since: int = 0) -> dict[str, float]:
-    """Return where the time of one pass over the data goes, by the host's clock; what no line has is left out.
+    """Return where the time of one epoch is spent, by the host's clock; what no line has is left out.
 
     What came before the last segment, which starts at `since` images, is left out as well.
     """
@@ -121,9 +121,9 @@ def seconds_per_epoch(intervals: Sequence[LogInterval], lines: Sequence[Line], s
     epochs = epoch * (1 - since / last.images)
     seconds = {"data": total(taken, LOADING) * per_epoch, "step": total(taken, STEPPING) * per_epoch}
     if all(one.settled for one in intervals):
-        seconds["between"] = sum(one.seconds - one.timed_seconds for one in intervals) * per_epoch
+        seconds["between_steps"] = sum(one.seconds - one.timed_seconds for one in intervals) * per_epoch
     if any(line.get(EVALUATION) is not None for line in lines):
         seconds["evaluation"] = total(lines, [EVALUATION]) / epochs
-    if saving := total(lines, KEEPING):  # a log line comes before a save: the last save is in no line
+    if saving := total(lines, SAVING):  # a log line comes before a save: the last save is in no line
         seconds["saving"] = saving / epochs
     return seconds

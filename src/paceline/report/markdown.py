@@ -15,7 +15,7 @@ from paceline.report.phrases import fill
 
 
 def to_markdown(document: Document, folder: Path) -> str:
-    """Return the whole report for a file in `folder`; report.html beside it has the plots."""
+    """Return the whole report for a file in `folder`; report.html next to it has the plots."""
     made = [f"# {document.report.title}", " · ".join(document.report.subtitle)]
     for section in document.sections:
         parts = [_part(part, document.content, folder) for part in section.parts]

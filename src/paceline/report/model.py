@@ -9,14 +9,14 @@ from typing import Any
 
 from paceline.contracts.step_ladder import StepLadder
 from paceline.core.types import SettingValue
-from paceline.report.as_json import OPTIONAL, key
+from paceline.report.as_json import OPTIONAL
 from paceline.report.run import Run, SegmentChange
 from paceline.report.step_ladder import Explanation
 
 
 @dataclass
 class Cell:
-    """One run that was asked for, and its outcome."""
+    """One requested run, and its outcome."""
 
     name: str
     recipe: str
@@ -52,7 +52,7 @@ class Scaling:
     """Speed relative to one device, with the same batch (strong) or the same batch per device (weak)."""
 
     kind: str
-    against: str  # the id of its group
+    baseline: str  # the id of the group on one device
     speedup: float
     efficiency: float
 
@@ -64,8 +64,8 @@ class Group:
     id: str
     label: str
     recipe: str
-    measured_as: str  # the name that step ladders have
-    extras: Mapping[str, str]  # what else tells groups apart
+    ladder_name: str  # the name that step ladders have
+    extras: Mapping[str, str]  # other settings and hardware that distinguish groups
     family: str  # of groups that differ only in where they ran
     data: str
     strategy: str
@@ -77,11 +77,11 @@ class Group:
     seeds: Sequence[int]
     runs: Sequence[str]
     quality: Mapping[str, Summary]
-    chosen_by: Summary | None
-    evaluated_on: float | None = field(metadata=key("judged_on"))
+    selection_metric: Summary | None
+    num_evaluated: float | None  # samples of the split that selects the checkpoint
     images_per_second: Summary | None
     speed_spread: SpeedSpread
-    with_warm_up: bool
+    includes_warmup: bool
     more_processes_than_cores: bool
     images_per_second_without_loading: Summary | None
     seconds: Summary
@@ -91,26 +91,26 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Behind:
-    """A group of worse quality: how far it is behind the best, and its speed relative to the recommendation."""
+class WorseGroup:
+    """How far a group's quality is behind the best, and its speed relative to the recommended group."""
 
     gap: float
-    speed: float
+    relative_speed: float
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The group to use; `within` and `behind` are None where quality was not measured for all groups."""
+    """The group to use; `max_gap` and `worse` are None where quality was not measured for all groups."""
 
     group: str
     fastest: str
     tied: Sequence[str]  # as fast as the fastest
     best: str | None  # in quality
-    equal: Sequence[str]  # in quality
-    within: float | None = field(metadata=OPTIONAL)
-    behind: Mapping[str, Behind] | None = field(metadata=OPTIONAL)
-    by_seeds: bool  # every group has several seeds
-    unevaluated: Sequence[str] = field(metadata=key("unjudged"))
+    equal_quality: Sequence[str]
+    max_gap: float | None = field(metadata=OPTIONAL)  # of those to the best
+    worse: Mapping[str, WorseGroup] | None = field(metadata=OPTIONAL)
+    several_seeds: bool  # every group has several seeds
+    unevaluated: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,14 @@ class Difference:
 class Parity:
     """Whether strategies give the same weights."""
 
-    what: str
+    description: str
     differences: Sequence[Difference]
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Parity:
         """Return what `paceline verify --json` wrote; raise KeyError, TypeError or ValueError for anything else."""
         found = [Difference(**one) for one in content["differences"]]
-        return cls(str(content["what"]), [_finite(one) for one in found])
+        return cls(str(content["description"]), [_finite(one) for one in found])
 
     @property
     def holds(self) -> bool:
@@ -151,20 +151,20 @@ def _finite(one: Difference) -> Difference:
 
 @dataclass(frozen=True)
 class Metric:
-    """The metric that chooses checkpoints, and the one that is shown with it."""
+    """The metric that selects checkpoints, and the one that is reported with it."""
 
     name: str
-    shown: str
-    mode: str = field(metadata=key("end"))  # "min" or "max"
+    reported: str
+    mode: str  # "min" or "max"
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Runs that were asked for, that have numbers, and that have none."""
+    """Runs that were requested, that have numbers, and that have none."""
 
-    wanted: int
+    requested: int
     done: int
-    left: int
+    missing: int
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class ResumedRun:
     """A run that resumed in another segment."""
 
     run: str
-    at: Sequence[SegmentChange]
+    changes: Sequence[SegmentChange]
 
 
 @dataclass(frozen=True)
@@ -198,16 +198,16 @@ class Report:
     cells: Sequence[Cell]
     counts: Counts
     runs: Mapping[str, Run]
-    went_on: Sequence[ResumedRun]
+    resumed_runs: Sequence[ResumedRun]
     recommendation: Recommendation | None
-    step_ladders: Mapping[str, StepLadder] = field(metadata=key("ceilings"))
-    why_not: Mapping[str, Explanation]
-    why_not_note: str
+    step_ladders: Mapping[str, StepLadder]
+    scaling_costs: Mapping[str, Explanation]
+    scaling_costs_note: str
     parity: Mapping[str, Parity]
     samples: Sequence[Sample]
-    made_with: Mapping[str, str]
+    provenance: Mapping[str, str]
     settings: Mapping[str, SettingValue]  # that are the same in all runs
-    best_by_choice: str | None  # the group with the best value of the metric that chooses
-    time: Mapping[str, TimeSplit]
-    time_note: str
+    best_group: str | None  # by the metric that selects checkpoints
+    time_split: Mapping[str, TimeSplit]
+    time_split_note: str
     not_measured: Sequence[str]

@@ -11,7 +11,7 @@ from paceline.core.types import Json, JsonObject
 _OPEN, _SPEC, _CLOSE = "\ue000", "\ue001", "\ue002"
 _NUMBER = re.compile(f"{_OPEN}(.+?){_SPEC}(.*?){_CLOSE}")
 _BETWEEN = "::"
-NOTHING = "–"
+NO_VALUE = "–"
 
 
 def at(spec: str, *path: str | int) -> str:
@@ -38,7 +38,7 @@ def fill(phrase: str, content: JsonObject, show: Callable[[str, Json, str], str]
     def replace(match: re.Match[str]) -> str:
         path, spec = match.groups()
         value = look_up(content, path)
-        text = NOTHING if value is None else format(value, spec)
+        text = NO_VALUE if value is None else format(value, spec)
         return show(path, value, text) if show else text
 
     return _NUMBER.sub(replace, phrase)

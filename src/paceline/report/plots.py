@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from paceline.core.types import Json, JsonObject
-from paceline.report.metric_words import metric_heading
+from paceline.report.metric_names import metric_heading
 from paceline.report.model import Group, Report, Scaling
 from paceline.report.phrases import at, fill
 from paceline.report.run import Curve, Run
@@ -21,14 +21,14 @@ AXES = ("images", "seconds")
 def plot_names(report: Report) -> list[str]:
     """Return the names of the plots that the numbers are enough for."""
     names = []
-    if any(run.course for run in report.runs.values()):
+    if any(run.selection_curve for run in report.runs.values()):
         names += [f"quality-{axis}" for axis in AXES]
     names += [f"loss-{axis}-{name}" for name in _losses(report) for axis in AXES]
     if any(group.images_per_second for group in report.groups.values()):
         names.append("speed")
     if any(group.scaling and group.devices > 1 for group in report.groups.values()):
         names.append("scaling")
-    if report.time:
+    if report.time_split:
         names.append("time")
     return names
 
@@ -50,7 +50,7 @@ def draw(name: str, report: Report, content: JsonObject) -> Markup:
 def legend_of(names: Sequence[str], report: Report) -> list[tuple[int, str]]:
     """Return the colours of plots that stand side by side: of the parts of an epoch, or of the groups."""
     if list(names) == ["time"]:
-        present = {name for split in report.time.values() for name in split}
+        present = {name for split in report.time_split.values() for name in split}
         return [(number, words) for number, (name, words) in enumerate(PARTS.items()) if name in present]
     return [(number, group.label) for number, group in enumerate(report.groups.values())]
 
@@ -78,7 +78,7 @@ def _curves(report: Report, loss: str, axis: str) -> list[Series]:
 
 
 def _curve(run: Run, loss: str) -> Curve:
-    return run.losses[loss] if loss else run.course
+    return run.losses[loss] if loss else run.selection_curve
 
 
 def _points(curve: Curve, axis: str) -> list[tuple[float, float]]:
@@ -155,7 +155,7 @@ def _batch_of_line(group: Group, scaling: Scaling) -> str:
 
 def _time(report: Report, content: JsonObject) -> Markup:
     rows = []
-    for key, split in report.time.items():
+    for key, split in report.time_split.items():
         parts = [(words, split[name], number) for number, (name, words) in enumerate(PARTS.items()) if name in split]
-        rows.append(Bar(report.groups[key].label, parts, _number(content, ".2f", "time", key, "total")))
+        rows.append(Bar(report.groups[key].label, parts, _number(content, ".2f", "time_split", key, "total")))
     return bars("Seconds per epoch", "s", rows, ".3f")

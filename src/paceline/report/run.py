@@ -8,17 +8,16 @@ from typing import NamedTuple
 
 from paceline.core.types import SettingValue
 from paceline.evaluation.protocol import Protocol
-from paceline.report.as_json import key
 
 
 @dataclass(frozen=True)
-class ChosenBy:
-    """The metric that chose the checkpoint, its value there, and the number of evaluated samples."""
+class SelectionMetric:
+    """The metric that selected the checkpoint, its value there, and the number of evaluated samples."""
 
     name: str
     value: float
     images: int
-    evaluated_on: float | None = field(default=None, metadata=key("judged_on"))
+    num_evaluated: float | None = None
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,9 @@ class Speed:
 
     images_per_second: float
     images_per_second_without_loading: float
-    num_log_intervals: int = field(metadata=key("stretches"))
-    std_over_log_intervals: float | None = field(metadata=key("std_of_stretches"))  # None where one cannot vary
-    with_warm_up: bool
+    num_log_intervals: int
+    std_over_log_intervals: float | None  # None for a single interval
+    includes_warmup: bool
 
 
 @dataclass(frozen=True)
@@ -66,20 +65,20 @@ class Run:
     seed: int
     precision: str
     settings: Mapping[str, SettingValue] = field(repr=False)
-    made_with: Mapping[str, str] = field(repr=False)
+    provenance: Mapping[str, str] = field(repr=False)
     hardware: Mapping[str, str]  # and torch: what a speed depends on besides the settings
     images: int
     seconds: float
     finished: bool
-    best: tuple[str, str]  # the metric that chooses the checkpoint, and its mode: "min" or "max"
+    best: tuple[str, str]  # the metric that selects the checkpoint, and its mode: "min" or "max"
     quality: Mapping[str, float | None]  # None was not finite
-    chosen_by: ChosenBy | None
+    selection_metric: SelectionMetric | None
     speed: Speed | None
     seconds_per_epoch: Mapping[str, float]
     gpu: Mapping[str, float]
     losses: Mapping[str, Curve] = field(repr=False)
-    course: Curve = field(repr=False)  # of the metric that chooses the checkpoint
+    selection_curve: Curve = field(repr=False)  # of the metric that selects the checkpoint
     protocols: Mapping[str, Protocol] = field(repr=False)
     samples: str = ""  # the last grid of sample images
     broken_lines: int = 0  # of metrics.jsonl, which are skipped
-    went_on: Sequence[SegmentChange] = ()
+    segment_changes: Sequence[SegmentChange] = ()

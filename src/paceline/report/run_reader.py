@@ -9,17 +9,17 @@ from pathlib import Path
 from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
-from paceline.report.run import ChosenBy, Point, Run, SegmentChange
+from paceline.report.run import Point, Run, SegmentChange, SelectionMetric
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS, parse_line
 from paceline.runs.record import RunRecord
 from paceline.runs.segments import HARDWARE, changes
 
-MAX_POINTS = 400  # of a curve; more cannot be told apart on a page
+MAX_POINTS = 400  # of a curve; more cannot be distinguished on a page
 NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # groups of other metrics
-TOO_LARGE = 1e300  # JSON can spell numbers that no float holds
-BOOKKEEPING = {"count", "of_images"}  # logged with metrics, but no quality
+LARGEST_VALUE = 1e300  # JSON can spell numbers that no float holds
+NOT_QUALITY = {"count", "checkpoint_images"}  # logged with metrics, but not one of them
 
 
 def read_run(path: str) -> Run:
@@ -29,14 +29,14 @@ def read_run(path: str) -> Run:
     record = folder.read_record(path)
     assert record is not None
     segment = record.segment
-    went_on = _segment_changes(record)
-    since = went_on[-1].images if went_on else 0
-    made_with = dict(record.made_with.versions_and_hardware)
+    segment_changes = _segment_changes(record)
+    since = segment_changes[-1].images if segment_changes else 0
+    provenance = dict(record.provenance.versions_and_hardware)
     lines, after_gaps, broken = _read_lines(folder.path / METRICS)
     intervals = log_intervals(lines, after_gaps, since)
     recipe = config.recipe_class
-    chosen_by, chosen = _chosen(lines, recipe)
-    quality = _quality(lines, recipe, chosen)
+    selection_metric, selected = _select(lines, recipe)
+    quality = _quality(lines, recipe, selected)
     run = config.run
     gpus = run.gpus.split(",") if run.gpus else []
     samples = sorted((folder.path / "samples").glob("*.png"))
@@ -44,7 +44,7 @@ def read_run(path: str) -> Run:
         folder=str(path),
         recipe=config.recipe_name,
         data=run.data,
-        fingerprint=record.made_with.data,
+        fingerprint=record.provenance.data,
         strategy=segment.strategy,
         devices=segment.devices,
         shares_a_gpu=len(set(gpus)) < len(gpus),
@@ -52,23 +52,23 @@ def read_run(path: str) -> Run:
         seed=run.seed,
         precision=run.precision,
         settings=flatten(record.settings),
-        made_with=made_with,
-        hardware=_hardware(segment.accelerator, made_with),
+        provenance=provenance,
+        hardware=_hardware(segment.accelerator, provenance),
         images=max((line.images for line in lines), default=0),
         seconds=max((line.seconds for line in lines), default=0.0),
         finished=_has_finished(folder, lines, run.images, run.epochs),
         best=recipe.best,
         quality=quality,
-        chosen_by=chosen_by,
+        selection_metric=selection_metric,
         speed=speed_of(intervals),
         seconds_per_epoch=seconds_per_epoch(intervals, lines, since),
         gpu=_gpu([line for line in lines if line.images > since], len(set(gpus)) or segment.devices),
         losses=_losses(lines),
-        course=_course(lines, recipe.best[0]),
+        selection_curve=_selection_curve(lines, recipe.best[0]),
         protocols={name: dict(folder.protocol_of(name)) for name in quality if folder.protocol_of(name)},
         samples=str(samples[-1]) if samples else "",
         broken_lines=broken,
-        went_on=went_on,
+        segment_changes=segment_changes,
     )
 
 
@@ -94,7 +94,7 @@ def _parse(raw: bytes) -> Line | None:
         return None
     numbers: dict[str, float | None] = {}
     for name, value in values.items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < TOO_LARGE:
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_VALUE:
             numbers[name] = value
         elif value is None:
             numbers[name] = None
@@ -110,47 +110,47 @@ def _segment_changes(record: RunRecord) -> list[SegmentChange]:
     return [SegmentChange(int(one.until_images or 0), ", ".join(changes(one, after))) for one, after in pairs]
 
 
-def _hardware(accelerator: str, made_with: Mapping[str, str]) -> dict[str, str]:
+def _hardware(accelerator: str, provenance: Mapping[str, str]) -> dict[str, str]:
     """Return it by name: "none" where a machine has no such thing."""
-    return {"accelerator": accelerator} | {name: made_with.get(name, "none") for name in HARDWARE}
+    return {"accelerator": accelerator} | {name: provenance.get(name, "none") for name in HARDWARE}
 
 
 def _has_finished(folder: RunFolder, lines: Sequence[Line], images: int, epochs: float) -> bool:
     """Return whether the last checkpoint is at the length of training that the settings ask for."""
     epoch = next((line.images / passed for line in reversed(lines) if (passed := line.get("epoch"))), 0.0)
-    wanted = images or epochs * epoch
-    return bool(lines) and bool(wanted) and max(folder.checkpoints.all(), default=0) >= round(wanted)
+    length = images or epochs * epoch
+    return bool(lines) and bool(length) and max(folder.checkpoints.all(), default=0) >= round(length)
 
 
-def _full_name(line: Line, wanted: str) -> str:
+def _full_name(line: Line, metric: str) -> str:
     """Return a metric's name in a line, with its label in [brackets]; empty where it is not there."""
-    return next((name for name in line.values if name.partition("[")[0] == wanted), "") if wanted else ""
+    return next((name for name in line.values if name.partition("[")[0] == metric), "") if metric else ""
 
 
-def _values_of(lines: Sequence[Line], wanted: str) -> list[tuple[float, Line]]:
+def _values_of(lines: Sequence[Line], metric: str) -> list[tuple[float, Line]]:
     """Return the finite values of a metric, with their lines."""
-    found = [(line.get(_full_name(line, wanted)), line) for line in lines]
+    found = [(line.get(_full_name(line, metric)), line) for line in lines]
     return [(value, line) for value, line in found if value is not None]
 
 
-def _chosen(lines: Sequence[Line], recipe: type[Recipe]) -> tuple[ChosenBy | None, Line | None]:
-    """Return what chose the checkpoint, and the line of its evaluation; None where nothing was evaluated."""
-    wanted, mode = recipe.best
-    evaluated = _values_of(lines, wanted)
+def _select(lines: Sequence[Line], recipe: type[Recipe]) -> tuple[SelectionMetric | None, Line | None]:
+    """Return the metric that selected the checkpoint, and its line; None where nothing was evaluated."""
+    metric, mode = recipe.best
+    evaluated = _values_of(lines, metric)
     if not evaluated:
         return None, None
     value, line = (max if mode == "max" else min)(evaluated, key=lambda pair: pair[0])
-    count = line.get(f"{wanted.partition('/')[0]}/count")
-    return ChosenBy(_full_name(line, wanted), value, line.images, count), line
+    count = line.get(f"{metric.partition('/')[0]}/count")
+    return SelectionMetric(_full_name(line, metric), value, line.images, count), line
 
 
-def _quality(lines: Sequence[Line], recipe: type[Recipe], chosen: Line | None) -> dict[str, float | None]:
-    """Return the metrics of the chosen checkpoint: on the test split where there is one."""
-    tested = [line for line in lines if "test/of_images" in line.values]
-    source = tested[-1] if tested else chosen
+def _quality(lines: Sequence[Line], recipe: type[Recipe], selected: Line | None) -> dict[str, float | None]:
+    """Return the metrics of the selected checkpoint: on the test split where there is one."""
+    tested = [line for line in lines if "test/checkpoint_images" in line.values]
+    source = tested[-1] if tested else selected
     split = "test" if tested else recipe.evaluated_on
     found = {name: value for name, value in source.values.items() if name.startswith(f"{split}/")} if source else {}
-    return {name: value for name, value in found.items() if name.split("/")[1] not in BOOKKEEPING}
+    return {name: value for name, value in found.items() if name.split("/")[1] not in NOT_QUALITY}
 
 
 def _gpu(lines: Sequence[Line], num_gpus: int) -> dict[str, float]:
@@ -173,18 +173,18 @@ def _gpu(lines: Sequence[Line], num_gpus: int) -> dict[str, float]:
 
 def _losses(lines: Sequence[Line]) -> dict[str, list[Point]]:
     names = dict.fromkeys(name for line in lines for name in line.values if "/" in name and "/spread" not in name)
-    wanted = [name for name in names if name.split("/")[0] not in NOT_LOSSES and not name.endswith("_score")]
+    losses = [name for name in names if name.split("/")[0] not in NOT_LOSSES and not name.endswith("_score")]
     return {
-        name: _thin([Point(x.images, x.seconds, value) for x in lines if (value := x.get(name)) is not None])
-        for name in wanted
+        name: _downsample([Point(x.images, x.seconds, value) for x in lines if (value := x.get(name)) is not None])
+        for name in losses
     }
 
 
-def _course(lines: Sequence[Line], wanted: str) -> list[Point]:
-    return _thin([Point(line.images, line.seconds, value) for value, line in _values_of(lines, wanted)])
+def _selection_curve(lines: Sequence[Line], metric: str) -> list[Point]:
+    return _downsample([Point(line.images, line.seconds, value) for value, line in _values_of(lines, metric)])
 
 
-def _thin(points: list[Point]) -> list[Point]:
+def _downsample(points: list[Point]) -> list[Point]:
     """Return at most MAX_POINTS of the points, the last among them."""
     step = -(-len(points) // MAX_POINTS) or 1
     return points[::-1][::step][::-1]

@@ -42,7 +42,7 @@ class Rung:
     name: str
     images_per_second: float
     share: float | None = field(default=None, metadata=OPTIONAL)  # of the time per image in training
-    gain: float | None = field(default=None, metadata=OPTIONAL)  # in speed, if only this cost went away
+    gain: float | None = field(default=None, metadata=OPTIONAL)  # in speed, without this cost alone
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Explanation:
     devices: int
     weak: bool  # the batch per device is the same as on one device
     rungs: Sequence[Rung]
-    largest: str | None  # the rung that costs most, if any does
+    largest_cost: str | None  # the rung that costs most, if any does
     gain: float  # without it
     efficiency: float
 
@@ -79,7 +79,7 @@ def explain(ladder: StepLadder, weak: bool = False) -> Explanation:
         devices=ladder.devices,
         weak=weak,
         rungs=rungs,
-        largest=largest.name if largest.share else None,
+        largest_cost=largest.name if largest.share else None,
         gain=largest.gain or 0.0,
         efficiency=rungs[-1].images_per_second / rungs[0].images_per_second,
     )

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from paceline.report.advice import complexity, is_share
 from paceline.report.content import PARITY
-from paceline.report.content_speed import is_beyond
-from paceline.report.metric_words import format_for, metric_in_text, quality_of, with_spread
-from paceline.report.model import Behind, Group, Recommendation, Report
+from paceline.report.content_speed import is_superlinear
+from paceline.report.metric_names import format_for, metric_in_text, quality_of, with_spread
+from paceline.report.model import Group, Recommendation, Report, WorseGroup
 from paceline.report.phrases import at, listed
 from paceline.report.step_ladder import COSTS
 
@@ -17,21 +17,21 @@ def summarise(report: Report) -> list[str]:
     """Return phrases, one sentence or more each, the recommendation first."""
     advice = report.recommendation
     if advice is None:
-        wanted, done = at("d", "counts", "wanted"), at("d", "counts", "done")
-        return [f"No recommendation: {done} of {wanted} runs finished with numbers that can be compared."]
+        requested, done = at("d", "counts", "requested"), at("d", "counts", "done")
+        return [f"No recommendation: {done} of {requested} runs finished with numbers that can be compared."]
     phrases = [_advice(report, advice), *_resumed(report), *_quality(report, advice), *_scaling(report)]
-    phrases += [*_why_not(report), *_parity(report), *_float64(report)]
-    left = report.counts.left
-    if left:
-        words = "run has" if left == 1 else "runs have"
-        phrases.append(f"{at('d', 'counts', 'left')} {words} no numbers; the reasons are below.")
+    phrases += [*_scaling_costs(report), *_parity(report), *_float64(report)]
+    missing = report.counts.missing
+    if missing:
+        words = "run has" if missing == 1 else "runs have"
+        phrases.append(f"{at('d', 'counts', 'missing')} {words} no numbers; the reasons are below.")
     return phrases
 
 
-def _value_of_choice(report: Report, group: Group) -> str:
-    """Return the group's value of the metric that chose its checkpoints."""
-    name, summary = report.metric.name, group.chosen_by
-    value = with_spread(format_for(name, summary), summary, "groups", group.id, "chosen_by")
+def _selection_value(report: Report, group: Group) -> str:
+    """Return the group's value of the metric that selected its checkpoints."""
+    name, summary = report.metric.name, group.selection_metric
+    value = with_spread(format_for(name, summary), summary, "groups", group.id, "selection_metric")
     return value + (" %" if is_share(name) else "")
 
 
@@ -52,34 +52,34 @@ def _advice(report: Report, advice: Recommendation) -> str:
         missing = f"{metric} was not measured for {_labels(report, advice.unevaluated)}"
         missing = missing if metric else "it was not measured"
         return f"No recommendation by quality: {missing}. By speed alone, **{chosen.label}**: {words}."
-    return f"Use **{chosen.label}**: {words}{_quality_of_choice(report, advice, chosen)}."
+    return f"Use **{chosen.label}**: {words}{_recommended_quality(report, advice, chosen)}."
 
 
-def _quality_of_choice(report: Report, advice: Recommendation, chosen: Group) -> str:
+def _recommended_quality(report: Report, advice: Recommendation, chosen: Group) -> str:
     """Return how the quality of the recommended group compares, and its value on the test split."""
-    metric, value = metric_in_text(report.metric.name), _value_of_choice(report, chosen)
-    if not advice.by_seeds:
+    metric, value = metric_in_text(report.metric.name), _selection_value(report, chosen)
+    if not advice.several_seeds:
         words = f" ({metric} {value})"
-    elif len(advice.equal) == 1:
+    elif len(advice.equal_quality) == 1:
         words = f", and the best {metric} of all, {value}"
-    elif advice.behind:
+    elif advice.worse:
         words = f" among those with the best {metric} ({value})"
     else:
         words = f", and no other is better by more than the seeds explain ({metric} {value})"
-    shown = report.metric.shown
-    if shown != report.metric.name and shown in chosen.quality:
-        unit = " %" if is_share(shown) else ""
-        words += f"; its {metric_in_text(shown)} is {quality_of(chosen, shown)}{unit}"
+    reported = report.metric.reported
+    if reported != report.metric.name and reported in chosen.quality:
+        unit = " %" if is_share(reported) else ""
+        words += f"; its {metric_in_text(reported)} is {quality_of(chosen, reported)}{unit}"
     return words
 
 
 def _resumed(report: Report) -> list[str]:
     """Return which runs have several segments, and which of them their numbers are from."""
     phrases = []
-    for number, one in enumerate(report.went_on):
-        places = [at(",d", "went_on", number, "at", n, "images") for n in range(len(one.at))]
+    for number, one in enumerate(report.resumed_runs):
+        places = [at(",d", "resumed_runs", number, "changes", n, "images") for n in range(len(one.changes))]
         changes = ", then ".join(
-            f"at {place} images ({change.changed})" for place, change in zip(places, one.at, strict=True)
+            f"at {place} images ({change.changed})" for place, change in zip(places, one.changes, strict=True)
         )
         phrases.append(
             f"`{one.run}` resumed differently {changes}: its speed, efficiency and time per epoch are those of its "
@@ -95,10 +95,10 @@ def _tie(report: Report, advice: Recommendation) -> str:
     if not others:
         if advice.best is None:
             return ", the fastest"
-        if len(advice.equal) == 1:
+        if len(advice.equal_quality) == 1:
             return ""
-        faster = any(one.speed > 1 for one in (advice.behind or {}).values())
-        return ", the fastest of equal quality" if faster and not advice.by_seeds else ", the fastest"
+        faster = any(one.relative_speed > 1 for one in (advice.worse or {}).values())
+        return ", the fastest of equal quality" if faster and not advice.several_seeds else ", the fastest"
     over = dict.fromkeys(groups[key].speed_spread.over for key in advice.tied)
     known = " and ".join(filter(None, over))
     limit = f"their spread over {known}" if known else "5 %, and a single log interval has no spread"
@@ -108,24 +108,24 @@ def _tie(report: Report, advice: Recommendation) -> str:
 
 
 def _quality(report: Report, advice: Recommendation) -> list[str]:
-    if advice.best is None or advice.within is None or advice.behind is None or len(report.groups) < 2:
+    if advice.best is None or advice.max_gap is None or advice.worse is None or len(report.groups) < 2:
         return []
     name, best = report.metric.name, report.groups[advice.best]
-    spec = format_for(name, best.chosen_by)
+    spec = format_for(name, best.selection_metric)
     unit = " points" if is_share(name) else ""
-    behind = _behind(report, advice.behind, spec, unit)
-    observed = "" if advice.by_seeds else " observed"
-    words = f"The best {metric_in_text(name)}{observed} is {_value_of_choice(report, best)} ({best.label})"
-    if len(advice.equal) > 1:
-        near = f"within {at(spec, 'recommendation', 'within')}{unit} of it"
-        near = near if float(format(advice.within, spec)) else "equal to it"
-        others = _labels(report, (key for key in advice.equal if key != advice.best)) if behind else "all"
+    worse = _worse(report, advice.worse, spec, unit)
+    observed = "" if advice.several_seeds else " observed"
+    words = f"The best {metric_in_text(name)}{observed} is {_selection_value(report, best)} ({best.label})"
+    if len(advice.equal_quality) > 1:
+        near = f"within {at(spec, 'recommendation', 'max_gap')}{unit} of it"
+        near = near if float(format(advice.max_gap, spec)) else "equal to it"
+        others = _labels(report, (key for key in advice.equal_quality if key != advice.best)) if worse else "all"
         words += f"; {others} {near}"
-    if advice.by_seeds:
-        worse = f": {behind}" if behind else ""
-        words += f"; {'worse' if behind else 'no other is worse'} by more than the seeds explain{worse}"
+    if advice.several_seeds:
+        which = f": {worse}" if worse else ""
+        words += f"; {'worse' if worse else 'no other is worse'} by more than the seeds explain{which}"
         return [f"{words}."]
-    words += f"; behind: {behind}" if behind else ""
+    words += f"; behind: {worse}" if worse else ""
     words += ". A single seed cannot show whether others would agree"
     compared = [group for group in report.groups.values() if group.images_per_second and not group.shares_a_gpu]
     if len({group.family for group in compared}) < len(compared):
@@ -133,19 +133,19 @@ def _quality(report: Report, advice: Recommendation) -> list[str]:
     return [f"{words}."]
 
 
-def _behind(report: Report, behind: Mapping[str, Behind], spec: str, unit: str) -> str:
+def _worse(report: Report, worse: Mapping[str, WorseGroup], spec: str, unit: str) -> str:
     """Return which groups are behind the best, how far, and which of them are faster than the recommended one."""
-    if not behind:
+    if not worse:
         return ""
-    ends = [choose(behind, key=lambda key: behind[key].gap) for choose in (min, max)]
-    apart = {format(behind[key].gap, spec): key for key in ends}  # one where they read the same
-    gaps = [at(spec, "recommendation", "behind", key, "gap") for key in apart.values()]
+    ends = [choose(worse, key=lambda key: worse[key].gap) for choose in (min, max)]
+    apart = {format(worse[key].gap, spec): key for key in ends}  # one where they read the same
+    gaps = [at(spec, "recommendation", "worse", key, "gap") for key in apart.values()]
     faster = ", ".join(
-        f"{_labels(report, [key])} at {at('.2f', 'recommendation', 'behind', key, 'speed')}× its speed"
-        for key, one in behind.items()
-        if one.speed > 1
+        f"{_labels(report, [key])} at {at('.2f', 'recommendation', 'worse', key, 'relative_speed')}× its speed"
+        for key, one in worse.items()
+        if one.relative_speed > 1
     )
-    words = f"{_labels(report, behind)} (by {' to '.join(gaps)}{unit})"
+    words = f"{_labels(report, worse)} (by {' to '.join(gaps)}{unit})"
     return words + (f"; faster than the recommended one: {faster}" if faster else "")
 
 
@@ -154,16 +154,16 @@ def _scaling(report: Report) -> list[str]:
     if not found:
         return []
     parts = [f"{listed([g.label])} {at('.0%', 'groups', g.id, 'scaling', 'efficiency')}" for g in found]
-    doubt = " (more than the devices explain: see the note under Speed)" if any(map(is_beyond, found)) else ""
-    return [f"Scaling efficiency of the runs, relative to one device: {', '.join(parts)}{doubt}."]
+    note = " (more than the devices explain: see the note under Speed)" if any(map(is_superlinear, found)) else ""
+    return [f"Scaling efficiency of the runs, relative to one device: {', '.join(parts)}{note}."]
 
 
-def _why_not(report: Report) -> list[str]:
+def _scaling_costs(report: Report) -> list[str]:
     phrases = []
-    for key, ladder in report.why_not.items():
-        if ladder.largest:
-            cost, remedy = COSTS[ladder.largest]
-            gain, efficiency = at("+.0%", "why_not", key, "gain"), at(".0%", "why_not", key, "efficiency")
+    for key, ladder in report.scaling_costs.items():
+        if ladder.largest_cost:
+            cost, remedy = COSTS[ladder.largest_cost]
+            gain, efficiency = at("+.0%", "scaling_costs", key, "gain"), at(".0%", "scaling_costs", key, "efficiency")
             phrases.append(
                 f"Why {report.groups[key].label} is not faster, by a step ladder that was measured separately from the "
                 f"runs (efficiency {efficiency} there): {cost}. Try {remedy} ({gain} at most)."

@@ -1,4 +1,4 @@
-"""Where the seconds of an epoch go, group by group."""
+"""Where the seconds of an epoch are spent, by group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTS = {
     "compute": "compute",
     "communication": "communication",
     "step": "step, not split",
-    "between": "between steps",
+    "between_steps": "between steps",
     "evaluation": "evaluation",
     "saving": "samples and saving",
 }
@@ -45,7 +45,7 @@ def split_time(
         else:
             row["step"] = seconds["step"]
             missing.append(f"communication of {group.label} separately from compute (it has no step ladder)")
-        row |= {name: seconds[name] for name in ("between", "evaluation", "saving") if name in seconds}
+        row |= {name: seconds[name] for name in ("between_steps", "evaluation", "saving") if name in seconds}
         split[key] = row | {"total": sum(row.values())}
     copies = "copies overlap with the step" if on_gpu else "nothing is copied on a CPU"
     missing.append(f"host-to-device time in the runs ({copies})")

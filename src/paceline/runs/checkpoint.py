@@ -1,4 +1,4 @@
-"""Checkpoints: written beside, synced, then renamed; the SHA-256 of each file in a manifest; no pickle.
+"""Checkpoints: written to a temporary folder, synced, then renamed; the SHA-256 of each file in a manifest; no pickle.
 
     checkpoints/000000045000/  weights.safetensors  state.safetensors  state.json  manifest.json
 
@@ -55,40 +55,40 @@ class Checkpoints:
 
     def save(self, snapshot: Snapshot) -> Path:
         """Write a checkpoint that is either whole or not there; one with other numbers is replaced."""
-        final, beside = self.path(snapshot.images), self.folder / f"{WRITING}{snapshot.images:012d}"
+        final, temporary = self.path(snapshot.images), self.folder / f"{WRITING}{snapshot.images:012d}"
         numbers = _encode({"images": snapshot.images, **snapshot.numbers.to_json()})
         whole = final.exists() and is_whole(final)
         if whole and (final / NUMBERS).read_bytes() == numbers:
             return final
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-            beside.mkdir()
+            self._remove_leftovers()
+            temporary.mkdir()
             for name, content in _files_of(snapshot, numbers).items():
-                (beside / name).write_bytes(content)
-                sync(beside / name)
-            sync(beside)
+                (temporary / name).write_bytes(content)
+                sync(temporary / name)
+            sync(temporary)
             replaced = final.rename(final.with_name(REPLACED + final.name)) if whole else None
             if final.exists():
                 self._set_aside(final)
-            beside.rename(final)
+            temporary.rename(final)
             sync(self.folder)
             if replaced:
                 shutil.rmtree(replaced)
         except OSError as error:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             reason = error.strerror or error
-            raise UserError(f"cannot write checkpoint {final}: {reason}; {self.what_is_left()}") from error
+            raise UserError(f"cannot write checkpoint {final}: {reason}; {self.describe_newest()}") from error
         return final
 
-    def bring_back(self) -> None:
+    def restore_replaced(self) -> None:
         """Restore checkpoints that were being replaced when their process was killed; for the folder's writer."""
         for old in self.folder.glob(f"{REPLACED}*"):
             final = old.with_name(old.name.removeprefix(REPLACED))
             if not final.exists():
                 old.rename(final)
 
-    def what_is_left(self) -> str:
+    def describe_newest(self) -> str:
         """Return where the run can resume from, for the message that reports why it ended."""
         kept = self.all()
         return f"the checkpoint at {kept[-1]:,} images is unharmed" if kept else "no checkpoint was written yet"
@@ -128,7 +128,7 @@ class Checkpoints:
             return None
         return best.images if best else None
 
-    def drop_after(self, images: int) -> None:
+    def set_aside_after(self, images: int) -> None:
         """Set aside the checkpoints after the one that the run resumes from; they are damaged."""
         for later in self.all():
             if later > images:
@@ -144,7 +144,7 @@ class Checkpoints:
         """Remove a checkpoint; renamed first, so that a kill leaves no half of it under its name."""
         shutil.rmtree(path.rename(path.with_name(f"{REMOVING}{path.name}")))
 
-    def _sweep(self) -> None:
+    def _remove_leftovers(self) -> None:
         for prefix in (WRITING, REMOVING, REPLACED):
             for leftover in self.folder.glob(f"{prefix}*"):
                 shutil.rmtree(leftover)

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.core.screen import open_screen
-from paceline.runs.console import Tee, beneath
+from paceline.runs.console import Tee, user_stream
 
 _MAX_VALUES = 4  # that fit on a line
 _FRAME_SECONDS = 0.1  # between two frames of the bar, so that a fast loop does not redraw all the time
@@ -39,7 +39,7 @@ class Display:
     def __enter__(self) -> Self:
         self._clock = time.perf_counter()
         if self._enabled and _is_terminal(sys.stdout):
-            self._start_bar(open_screen(file=beneath(sys.stdout)))
+            self._start_bar(open_screen(file=user_stream(sys.stdout)))
         elif self._enabled and self._title:
             print(self._title, flush=True)
         return self
@@ -110,8 +110,8 @@ class Display:
         if not stream.isatty():
             return
         owner, attribute = (stream, "shown") if isinstance(stream, Tee) else (sys, name)
-        proxy = FileProxy(console, beneath(stream))
-        self._ending.callback(setattr, owner, attribute, beneath(stream))
+        proxy = FileProxy(console, user_stream(stream))
+        self._ending.callback(setattr, owner, attribute, user_stream(stream))
         self._ending.callback(proxy.flush)  # a last line without a newline
         setattr(owner, attribute, cast(TextIO, proxy))
 

@@ -63,7 +63,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.path)
             remove_leftovers(self.path, older_than_seconds=LEFTOVER_SECONDS)  # `export` may be writing here
-            self.checkpoints.bring_back()
+            self.checkpoints.restore_replaced()
         except InUse as owner:
             raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out") from None
         except OSError as error:
@@ -92,11 +92,11 @@ class RunFolder:
         status = Status.of(self.path)
         return status is not None and status.state == "finished"
 
-    def end(self, state: str, why: str = "") -> None:
+    def end(self, state: str, reason: str = "") -> None:
         """Record how a run ended; does nothing before `begin` and in other ranks."""
         if self._total_images is not None:
             with suppress(OSError):  # a full disk may be why it ended
-                Status.now(state, self._total_images, redact(" ".join(why.split()))).write(self.path)
+                Status.now(state, self._total_images, redact(" ".join(reason.split()))).write(self.path)
             self._total_images = None
 
     def read_record(self, where: str = "") -> RunRecord | None:
@@ -120,15 +120,15 @@ class RunFolder:
                 f"--out {self.path}: this run was made with other settings ({'; '.join(changed)}); "
                 "use the same ones to resume it, or choose another --out"
             )
-        if record.made_with.data != data:
+        if record.provenance.data != data:
             raise UserError(
-                f"--out {self.path}: this run was made from other data ({record.made_with.data} → {data}); "
+                f"--out {self.path}: this run was made from other data ({record.provenance.data} → {data}); "
                 "use the same data to resume it, or choose another --out"
             )
 
-    def keep_protocol(self, split: str, label: str, protocol: Protocol, *, afresh: bool) -> None:
+    def record_protocol(self, split: str, label: str, protocol: Protocol, *, overwrite: bool) -> None:
         """Keep how the metrics of a split that carry this label are measured; raise UserError where that changes."""
-        kept = {} if afresh else self._protocols()
+        kept = {} if overwrite else self._protocols()
         before = kept.setdefault(split, {}).setdefault(label, dict(protocol))
         changed = differences(before, protocol)
         if changed:
@@ -152,16 +152,16 @@ class RunFolder:
             raise UserError(f"{self.protocols_file}: cannot be read ({error}): restore the file") from None
         return kept
 
-    def keep_settings(self, config: Config, made_with: Provenance, images: int) -> None:
+    def record_settings(self, config: Config, provenance: Provenance, images: int) -> None:
         """Write config.toml for a run that starts, or resumes from `images`; its earlier segments stay in it."""
-        record = _record_of(config, made_with)
+        record = _record_of(config, provenance)
         before = self.read_record() if images else None
         if before:
             earlier = earlier_segments(before.segments, images, record.segment)
-            record = _record_of(config, dataclasses.replace(made_with, earlier=earlier))
+            record = _record_of(config, dataclasses.replace(provenance, earlier=earlier))
         record.write(self.path)
 
-    def keep_length(self, config: Config) -> None:
+    def record_length(self, config: Config) -> None:
         """Write the length of a run that had seen enough images before; the rest of its record stays."""
         record = self.read_record()
         assert record is not None
@@ -169,7 +169,7 @@ class RunFolder:
         dataclasses.replace(record, settings={**record.settings, **length}).write(self.path)
 
 
-def _record_of(config: Config, made_with: Provenance) -> RunRecord:
+def _record_of(config: Config, provenance: Provenance) -> RunRecord:
     settings = config.values()
     del settings["recipe"]
-    return RunRecord(config.recipe_name, settings, made_with)
+    return RunRecord(config.recipe_name, settings, provenance)

@@ -72,8 +72,8 @@ class MetricsWriter:
         assert pixels.dtype == np.uint8 and pixels.ndim == 3, f"{pixels.dtype} {pixels.shape}"
         assert "/" not in name, name
         self._samples.mkdir(exist_ok=True)
-        with replacing(self._samples / f"{name}-{images:012}.png", durable=False) as beside:
-            Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(beside, format="png")
+        with replacing(self._samples / f"{name}-{images:012}.png", durable=False) as temporary:
+            Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(temporary, format="png")
         self._loggers.image(name, images, pixels)
 
     def flush(self) -> None:
@@ -101,7 +101,7 @@ def read_metrics(folder: Path) -> list[MetricsLine]:
 def parse_line(line: bytes) -> JsonObject | None:
     """Return one line's values by name, None where it is broken; a line from elsewhere may hold more than numbers."""
     try:
-        row = json.loads(line, parse_constant=refuse_constant)
+        row = json.loads(line, parse_constant=reject_constant)
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and type(row.get("images")) is int else None
@@ -111,7 +111,7 @@ def _is_number(value: Json) -> TypeGuard[float | None]:
     return value is None or type(value) in (int, float)
 
 
-def refuse_constant(constant: str) -> None:
+def reject_constant(constant: str) -> None:
     """Raise ValueError for NaN and infinity, which are not JSON; for `json.loads`."""
     raise ValueError(f"{constant} is not JSON")
 

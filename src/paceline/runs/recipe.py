@@ -29,16 +29,16 @@ def make_recipe(config: Config, sources: Mapping[str, Source]) -> Recipe:
 
 def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> None:
     """Raise UserError for a source that the recipe cannot train on, before hours of training."""
-    fields = source.read(0).keys() if recipe.needs or recipe.refuses else set()
-    missing = sorted(set(recipe.needs) - fields)
+    fields = source.read(0).keys() if recipe.required_fields or recipe.rejected_fields else set()
+    missing = sorted(set(recipe.required_fields) - fields)
     if missing:
         usual = f", e.g. --data {recipe.defaults['data']}" if "data" in recipe.defaults else ""
         raise UserError(f"--data {config.run.data}: its samples have no {missing[0]!r}; use another source{usual}")
-    ignored = sorted(recipe.refuses.keys() & fields)
+    ignored = sorted(recipe.rejected_fields.keys() & fields)
     if ignored:
         raise UserError(
             f"--data {config.run.data}: its samples have a {ignored[0]!r}, which {config.recipe_name} would not "
-            f"learn from; such data is for: paceline train {recipe.refuses[ignored[0]]}"
+            f"learn from; such data is for: paceline train {recipe.rejected_fields[ignored[0]]}"
         )
     if recipe.output_scale > 1 and source.spec.scale not in (0, recipe.output_scale):
         raise UserError(

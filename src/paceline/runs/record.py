@@ -1,4 +1,4 @@
-"""A run's config.toml: its settings, and in the table [made_with] how and where it was trained."""
+"""A run's config.toml: its settings, and in the table [provenance] how and where it was trained."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from paceline.config.files import MADE_WITH, Table, to_toml
+from paceline.config.files import PROVENANCE, Table, to_toml
 from paceline.config.resolve import flatten
 from paceline.config.run_format import FORMAT, RUN_FORMAT, check_format
 from paceline.core.errors import UserError
@@ -30,14 +30,14 @@ class Provenance:
     earlier: tuple[Segment, ...] = ()
 
     def to_table(self) -> dict[str, SettingValue | list[Table]]:
-        """Return the content of [made_with]."""
+        """Return the content of [provenance]."""
         table: dict[str, SettingValue | list[Table]] = {FORMAT: RUN_FORMAT, DATA: self.data, **asdict(self.choices)}
         table |= self.versions_and_hardware
         return table | ({EARLIER: [segment.to_table() for segment in self.earlier]} if self.earlier else {})
 
     @classmethod
     def from_table(cls, table: Mapping[str, object]) -> Provenance:
-        """Return what [made_with] holds; raise KeyError, TypeError or ValueError where something is missing."""
+        """Return what [provenance] holds; raise KeyError, TypeError or ValueError where something is missing."""
         names = [f.name for f in fields(Choices)]
         texts = {name: str(table[name]) for name in (DATA, *names)}
         choices = Choices(
@@ -57,22 +57,22 @@ class RunRecord:
 
     recipe: str
     settings: SettingValues  # those of one network as a table
-    made_with: Provenance
+    provenance: Provenance
 
     @property
     def segment(self) -> Segment:
         """The last segment of the run."""
-        return segment_of(self.settings, self.made_with.choices, self.made_with.versions_and_hardware)
+        return segment_of(self.settings, self.provenance.choices, self.provenance.versions_and_hardware)
 
     @property
     def segments(self) -> list[Segment]:
         """All segments of the run, in order."""
-        return [*self.made_with.earlier, self.segment]
+        return [*self.provenance.earlier, self.segment]
 
     def write(self, run: Path) -> None:
         """Replace the config.toml in a run's folder."""
         settings: dict[str, SettingValue] = {"recipe": self.recipe, **flatten(self.settings)}
-        write_file(run / CONFIG, to_toml(settings, self.made_with.to_table()))
+        write_file(run / CONFIG, to_toml(settings, self.provenance.to_table()))
 
 
 def read_record(run: Path, where: str = "") -> RunRecord | None:
@@ -87,11 +87,11 @@ def read_record(run: Path, where: str = "") -> RunRecord | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read ({error}): restore the file, or choose another --out") from None
-    recipe, made_with = kept.pop("recipe", None), kept.pop(MADE_WITH, {})
+    recipe, provenance = kept.pop("recipe", None), kept.pop(PROVENANCE, {})
     if not isinstance(recipe, str):
         raise UserError(f"{file}: names no recipe, so {run} is not a run's folder")
-    check_format(made_with.get(FORMAT) if isinstance(made_with, dict) else None, where or str(run))
+    check_format(provenance.get(FORMAT) if isinstance(provenance, dict) else None, where or str(run))
     try:
-        return RunRecord(recipe, kept, Provenance.from_table(made_with))
+        return RunRecord(recipe, kept, Provenance.from_table(provenance))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{file}: [{MADE_WITH}] cannot be read ({error}): restore the file") from None
+        raise UserError(f"{file}: [{PROVENANCE}] cannot be read ({error}): restore the file") from None

@@ -31,8 +31,8 @@ def stages_of(config: Config, world: World | None = None) -> list[Config]:
             config.with_run(
                 out=str(folder),
                 init_from=start,
-                mirror=_beneath(config.run.mirror, name),
-                resume_from=_beneath(config.run.resume_from, name),
+                mirror=_subfolder(config.run.mirror, name),
+                resume_from=_subfolder(config.run.resume_from, name),
             ),
             recipe=dataclasses.replace(config.recipe, stage=name),
         )
@@ -64,8 +64,8 @@ def last_finished(path: str) -> str:
 
 def _has_ever_finished(run: Path) -> bool:
     """Return whether a run has finished, or had before it was resumed: its final evaluation stays in its metrics."""
-    return RunFolder(run).has_finished or any("test/of_images" in line for line in read_metrics(run))
+    return RunFolder(run).has_finished or any("test/checkpoint_images" in line for line in read_metrics(run))
 
 
-def _beneath(url: str, name: str) -> str:
+def _subfolder(url: str, name: str) -> str:
     return f"{url.rstrip('/')}/{name}" if url else ""

@@ -29,15 +29,15 @@ class Status:
     state: str
     since: float  # Unix time
     total_images: int = 0  # the length of training; 0 where it is not known
-    why: str = ""  # the run failed, in one line
+    reason: str = ""  # why the run failed, in one line
     host: str = ""
-    process: int = 0
+    pid: int = 0
 
     @classmethod
-    def now(cls, state: str, total_images: int, why: str = "") -> Status:
+    def now(cls, state: str, total_images: int, reason: str = "") -> Status:
         """Return a status of this process at this moment."""
         assert state in STATES, state
-        return cls(state, round(time.time(), 3), total_images, why, socket.gethostname(), os.getpid())
+        return cls(state, round(time.time(), 3), total_images, reason, socket.gethostname(), os.getpid())
 
     @classmethod
     def parse(cls, content: bytes) -> Status | None:
@@ -48,9 +48,9 @@ class Status:
                 state=str(read["state"]),
                 since=float(read["since"]),
                 total_images=int(read.get("total_images", 0)),
-                why=str(read.get("why", "")),
+                reason=str(read.get("reason", "")),
                 host=str(read.get("host", "")),
-                process=int(read.get("process", 0)),
+                pid=int(read.get("pid", 0)),
             )
         except _UNREADABLE:
             return None
@@ -73,14 +73,14 @@ class MirrorState:
     url: str
     images: int = 0  # seen at the newest checkpoint that is published there; 0 where none is
     since: float = 0.0  # Unix time of that
-    trouble: str = ""  # why nothing can be sent at the moment, in one line
+    error: str = ""  # why nothing can be sent at the moment, in one line
 
     @classmethod
     def parse(cls, content: bytes) -> MirrorState | None:
         """Return the state in a file's content, None where it cannot be read."""
         try:
             read: Any = json.loads(content)
-            return cls(str(read["url"]), int(read["images"]), float(read["since"]), str(read["trouble"]))
+            return cls(str(read["url"]), int(read["images"]), float(read["since"]), str(read["error"]))
         except _UNREADABLE:
             return None
 

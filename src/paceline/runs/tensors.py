@@ -1,7 +1,7 @@
 """Tensors to files and back: safetensors, never pickle.
 
 safetensors stores contiguous tensors that share no memory. So tensors are written contiguous, with their memory format
-beside them, and aliased tensors once, with a table of their other names.
+next to them, and aliased tensors once, with a table of their other names.
 """
 
 from __future__ import annotations

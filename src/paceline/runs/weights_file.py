@@ -46,8 +46,8 @@ def write_weights(path: Path, config: Config, spec: DataSpec, weights: dict[str,
         DATA_SPEC: to_json(spec),
     }
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-    with new_file(path) as beside:
-        beside.write_bytes(safetensors.torch.save(plain, metadata))
+    with new_file(path) as temporary:
+        temporary.write_bytes(safetensors.torch.save(plain, metadata))
 
 
 def read_weights(path: Path) -> WeightsFile:

@@ -66,7 +66,7 @@ def newest_snapshot(folder: RunFolder, world: World, report: Callable[[str], Non
         if holder and world.is_first:
             report(f"the checkpoint at {snapshot.images:,} images was sent by the host of rank {holder}")
     if folder.is_mine:
-        folder.checkpoints.drop_after(snapshot.images)
+        folder.checkpoints.set_aside_after(snapshot.images)
     return snapshot
 
 

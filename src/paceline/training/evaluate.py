@@ -40,10 +40,10 @@ class SplitEvaluator:
         prepared = self._new_evaluator()
         self.notes, self.label, self.protocol = prepared.notes, prepared.label, prepared.protocol()
 
-    def keep_protocol(self, folder: RunFolder, *, afresh: bool) -> None:
+    def record_protocol(self, folder: RunFolder, *, overwrite: bool) -> None:
         """Store how this split's metrics are measured; raise UserError if the run has stored another protocol."""
         if self.protocol:
-            folder.keep_protocol(self.split, self.label, self.protocol, afresh=afresh)
+            folder.record_protocol(self.split, self.label, self.protocol, overwrite=overwrite)
 
     def _new_evaluator(self) -> Evaluator:
         case = Case(self.loader.source, self.split, self.count, open_run, self.recipe.output_scale)

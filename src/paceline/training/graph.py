@@ -19,7 +19,7 @@ from paceline.contracts.recipe import Batch, Phase
 from paceline.core.errors import UserError
 from paceline.data.feed import StepData
 from paceline.parallel.torch_internals import copy_all, end_broken_capture
-from paceline.runs.machine_record import doubt_about_graphs
+from paceline.runs.machine_record import graph_obstacle
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
 
@@ -52,7 +52,7 @@ def _obstacle(step: Step) -> str:
         return step.strategy.cannot_capture
     if step.world.backend == "gloo":
         return "gloo runs on the host"
-    return doubt_about_graphs(step.world.size, step.world.place.num_nodes) if step.world.size > 1 else ""
+    return graph_obstacle(step.world.size, step.world.place.num_nodes) if step.world.size > 1 else ""
 
 
 class _Captured:

@@ -71,7 +71,7 @@ class Loop:
         self._images_before_log = self.images
         self._saving_seconds = 0.0
         if outputs.writer and evaluator:
-            evaluator.keep_protocol(outputs.folder, afresh=self.images == 0)
+            evaluator.record_protocol(outputs.folder, overwrite=self.images == 0)
 
     def _make_previews(self) -> Previews:
         parts = self.parts
@@ -161,7 +161,7 @@ class Loop:
         number = at // self.parts.feed.images_per_step
         self.saver.wait()  # so that the message lists the last checkpoint too
         raise UserError(
-            f"{what} at step {number} ({at:,} images seen); {self.outputs.folder.checkpoints.what_is_left()}. "
+            f"{what} at step {number} ({at:,} images seen); {self.outputs.folder.checkpoints.describe_newest()}. "
             "A lower --lr, --precision fp32 or --set clip=1 may help"
         )
 

@@ -12,7 +12,7 @@ from paceline.core.errors import NO_ROOM, UserError
 from paceline.data.crop import cropped
 from paceline.data.fingerprint import describe_samples
 from paceline.parallel.strategy import strategy_name
-from paceline.runs.console import keep_output
+from paceline.runs.console import log_output
 from paceline.runs.data_spec_file import write_data_spec
 from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
@@ -109,8 +109,10 @@ class Session:
         metrics = {f"test/{name}": value for name, value in self.final_evaluator.measure().items()}
         if writer:
             lines = read_metrics(self.folder.path)
-            if not any(line["images"] == loop.images and line.get("test/of_images") == images for line in lines):
-                writer.write(loop.images, metrics | {"test/of_images": float(images)})
+            if not any(
+                line["images"] == loop.images and line.get("test/checkpoint_images") == images for line in lines
+            ):
+                writer.write(loop.images, metrics | {"test/checkpoint_images": float(images)})
         if world.is_first:
             print(f"test, of the checkpoint at {images:,} images: {describe(metrics)}")
 
@@ -145,17 +147,17 @@ class Record:
         parts, folder = self.session.parts, self.session.folder
         images = self.snapshot.images if self.snapshot else 0
         if images >= parts.total_images and folder.config_file.exists():
-            folder.keep_length(parts.config)
+            folder.record_length(parts.config)
         else:
             provenance = Provenance(self.session.describe_data(), _choices(parts), versions_and_hardware())
-            folder.keep_settings(parts.config, provenance, images)
+            folder.record_settings(parts.config, provenance, images)
         write_data_spec(folder.path, cropped(parts.loaders["train"].source.spec, parts.config.run.crop))
         self.is_kept = True
 
     def on_saved(self) -> None:
         """Write the record with a new checkpoint, and notify the mirror."""
         self.keep()
-        self.session.mirroring.notice()
+        self.session.mirroring.notify()
 
 
 @contextmanager
@@ -168,7 +170,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         parts.notes.extend(evaluator.notes if evaluator else ())
         data = cache(lambda: describe_samples(parts.loaders["train"].source))
         claim_folder(folder, parts.world, lambda: mirroring.prepare(data()))
-        output = keep_output(folder.path, parts.world.rank)
+        output = log_output(folder.path, parts.world.rank)
         yield Session(parts, folder, mirroring, output, evaluator, final, data)
     except KeyboardInterrupt:
         interrupted = True
@@ -177,7 +179,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
     except OSError as error:
         folder.end("failed", str(error))
         if error.errno in NO_ROOM:
-            left = folder.checkpoints.what_is_left()
+            left = folder.checkpoints.describe_newest()
             raise UserError(f"--out {folder.path}: {error.strerror}; {left}") from error
         raise
     except BaseException as error:

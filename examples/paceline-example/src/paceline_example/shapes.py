@@ -18,7 +18,7 @@ class Shapes(ArraySource):
 
     @dataclass(frozen=True)
     class Settings(RunSettings):
-        """The source's own settings, beside those of every run."""
+        """The source's own settings, in addition to those of every run."""
 
         noise: float = setting(20.0, "standard deviation of the noise in grey levels of 255", at_least=0)
 

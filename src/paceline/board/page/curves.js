@@ -7,7 +7,7 @@ import { duration } from "./numbers.js";
 
 const GROUPS = [
   ["Losses", (name) => !/^(time|gpu|lr|train|validation|test|spread)\//.test(name) && name !== "epoch"],
-  ["Metrics", (name) => /^(train|validation|test)\//.test(name) && !/\/(count|of_images)$/.test(name)],
+  ["Metrics", (name) => /^(train|validation|test)\//.test(name) && !/\/(count|checkpoint_images)$/.test(name)],
   ["Speed", (name) => /^time\/(images_per_second|images_per_second_without_loading|data_wait)$/.test(name)],
   ["GPU", (name) => name.startsWith("gpu/")],
   ["Learning rate", (name) => name.startsWith("lr/")],

@@ -34,8 +34,8 @@ export class Logs {
     const run = this.all?.find((one) => one.id === this.run);
     if (!run) { this.text.textContent = "Select a run on the left."; return; }
     this.select.value = run.id;
-    this.banner.hidden = !run.why;
-    this.banner.textContent = `${run.state}: ${run.why}`;
+    this.banner.hidden = !run.reason;
+    this.banner.textContent = `${run.state}: ${run.reason}`;
     try {
       const { ranks, text } = await fetchLog(run.id, this.rank);
       if (ranks.join() !== this.known) {

@@ -44,13 +44,13 @@ function open(name) {
 }
 
 let polledAt = 0;
-let trouble = "";
+let error = "";
 function showStatus() {
   const seconds = Math.round((Date.now() - polledAt) / 1000);
   $("pulse").textContent = !polledAt ? "connecting" : seconds < 3 ? "live" : `${seconds} s ago`;
   $("pulse").classList.toggle("lost", Boolean(lost));
-  $("notice").hidden = !(lost || trouble);
-  $("notice").textContent = lost || (trouble && `the runs cannot be read: ${trouble}`);
+  $("notice").hidden = !(lost || error);
+  $("notice").textContent = lost || (error && `the runs cannot be read: ${error}`);
 }
 
 let waiting = null;
@@ -60,8 +60,8 @@ async function poll() {
   try {
     const response = await fetchRuns();
     lost = "";
-    trouble = response.trouble;
-    pause = Math.max(pause, response.every_seconds);
+    error = response.error;
+    pause = Math.max(pause, response.refresh_seconds);
     polledAt = Date.now();
     $("root").textContent = $("root").title = response.root;
     const running = response.runs.filter((run) => run.state === "running").length;

@@ -12,7 +12,7 @@ function byActivity(one, other) {
 }
 
 function lastActivity(run) {
-  return run.state === "running" ? run.since ?? 0 : Math.max(run.since ?? 0, run.last_line ?? 0);
+  return run.state === "running" ? run.since ?? 0 : Math.max(run.since ?? 0, run.last_line_time ?? 0);
 }
 
 export class Runs {
@@ -85,7 +85,7 @@ export class Runs {
   // An item is rebuilt only when it has changed, so that a checkbox keeps its focus.
   item(run) {
     const details = this.details(run);
-    const key = JSON.stringify([run.name, run.state, run.why, details, this.hidden.has(run.name), colorOf(run.index), run.broken_lines, run.mirror, Math.round(run.read_share * 20)]);
+    const key = JSON.stringify([run.name, run.state, run.reason, details, this.hidden.has(run.name), colorOf(run.index), run.broken_lines, run.mirror, Math.round(run.read_share * 20)]);
     const had = this.items.get(run.id);
     if (had?.key === key) return had.item;
     const on = !this.hidden.has(run.name);
@@ -93,31 +93,31 @@ export class Runs {
     const item = make("li", { class: on ? "run" : "run off", color: colorOf(run.index), "data-run": run.id, onpointerenter: () => on && this.focusOn(run.id), onpointerleave: () => this.focusOn(null) },
       make("input", { type: "checkbox", checked: on, "aria-label": `show ${run.name}`, onchange: (event) => this.toggle(run, event.target.checked) }),
       make("span", { class: "name", title: "show only this run", onclick: () => this.only(run) }, run.name),
-      make("span", { class: "state", "data-state": run.state, title: run.why || run.state }, run.state),
+      make("span", { class: "state", "data-state": run.state, title: run.reason || run.state }, run.state),
       make("span", { class: "details" }, ...details.map((detail) => make("span", {}, detail)),
         run.broken_lines ? make("span", { class: "warn", title: "invalid lines in metrics.jsonl" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
-        run.mirror ? make("span", { class: run.mirror.trouble ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.trouble || "works"}` }, this.mirror(run.mirror)) : null,
+        run.mirror ? make("span", { class: run.mirror.error ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.error || "works"}` }, this.mirror(run.mirror)) : null,
         run.read_share < 1 ? make("span", { title: "the curves show a sample of the lines until all are read" }, `read ${Math.round(100 * run.read_share)} %`) : null),
       share === null ? null : make("span", { class: "bar" }, make("i", { width: `${100 * share}%` })),
-      run.state === "failed" ? make("span", { class: "reason", role: "button", tabindex: 0, title: "open its log", onclick: () => this.open("logs", run) }, run.why || run.log_tail.at(-1) || "no output") : null);
+      run.state === "failed" ? make("span", { class: "reason", role: "button", tabindex: 0, title: "open its log", onclick: () => this.open("logs", run) }, run.reason || run.log_tail.at(-1) || "no output") : null);
     this.items.set(run.id, { key, item });
     return item;
   }
 
-  mirror({ images, trouble }) {
+  mirror({ images, error }) {
     const there = images ? `mirrored to ${short(images)}` : "not mirrored yet";
-    return trouble ? `mirror failing, ${there}` : there;
+    return error ? `mirror failing, ${there}` : there;
   }
 
   details(run) {
     const details = [];
     if (run.images) details.push(run.total_images > run.images ? `${short(run.images)} of ${short(run.total_images)}` : `${short(run.images)} images`);
-    const speed = run.last["time/images_per_second"];
+    const speed = run.last_values["time/images_per_second"];
     if (run.state === "running" && speed) {
       details.push(`${short(speed)}/s`);
       if (run.total_images > run.images) details.push(`${duration((run.total_images - run.images) / speed)} left`);
-      const quiet = this.now - run.last_line;
-      if (run.last_line && quiet > 60) details.push(`quiet ${duration(quiet)}`);
+      const quiet = this.now - run.last_line_time;
+      if (run.last_line_time && quiet > 60) details.push(`quiet ${duration(quiet)}`);
     } else if (run.seconds) details.push(duration(run.seconds));
     return details;
   }

@@ -32,7 +32,7 @@ export class Settings {
     const filter = this.find.value.trim().toLowerCase();
     const only = this.different.checked && this.runs.length > 1;
     const rows = [];
-    for (const [table, title] of [["settings", "Settings"], ["made_with", "Provenance"]]) {
+    for (const [table, title] of [["settings", "Settings"], ["provenance", "Provenance"]]) {
       const names = [...new Set(this.runs.flatMap((run) => Object.keys(this.kept.get(run.id)?.[table] ?? {})))];
       const found = names.map((name) => {
         const values = this.runs.map((run) => this.kept.get(run.id)?.[table]?.[name]);

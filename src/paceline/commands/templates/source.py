@@ -21,7 +21,7 @@ class MySource(ArraySource):
 
     @dataclass(frozen=True)
     class Settings(RunSettings):
-        """The source's own settings, beside those of every run; set them with `--set name=value`."""
+        """The source's own settings, in addition to those of every run; set them with `--set name=value`."""
 
         noise: float = setting(20.0, "standard deviation of the noise, in grey levels from 0 to 255", at_least=0)
 

@@ -113,7 +113,7 @@ def _finish_split(folder: Path, source: Source) -> dict[str, FileRecord]:
     """Write the index and the names of a filled split; return its files."""
     layout, index, names = Layout.of(source), folder / "index.npy", folder / "names.json"
     if (folder / PARTIAL).is_file():
-        with replacing(index) as beside, beside.open("wb") as file:
+        with replacing(index) as temporary, temporary.open("wb") as file:
             np.save(file, _whole_rows(folder / PARTIAL, layout))
     write_json(names, [source.name_of(number) for number in range(len(source))])
     pixels = [pixels_file(folder, name) for name in layout.images]

@@ -126,7 +126,7 @@ def _list_images(root: Path, split: str) -> _Listed:
 
 
 def _has_splits(root: Path) -> bool:
-    """Return whether `train` is a split; beside other folders and without `test`, it is a class of that name."""
+    """Return whether `train` is a split; next to other folders and without `test`, it is a class of that name."""
     folders = {folder.name for folder in root.iterdir() if folder.is_dir() and not is_hidden(folder)}
     return {"train", "test"} <= folders or folders == {"train"}
 

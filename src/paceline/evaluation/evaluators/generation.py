@@ -129,7 +129,7 @@ def _check_counts(case: Case, num_features: int, warn_below: int, settings: RunS
     if fewest < 2:
         raise UserError(f"{which} are too few to evaluate; use at least 2")
     if fewest < num_features:
-        if settings.few_images == "refuse":
+        if settings.few_images == "fail":
             raise UserError(
                 f"{which} are too few for the covariance of {num_features:,} features; use more images, or "
                 "accept a meaningless number with --set few_images=allow"

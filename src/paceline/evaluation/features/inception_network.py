@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 PREFIX = "net.layers."
-EPSILON = 0.001  # beside the variances
+EPSILON = 0.001  # added to the variances
 
 
 class ConvReLU(nn.Module):
@@ -82,7 +82,7 @@ def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
         return Branches(conv(f"{name}_mixed_conv"), conv(f"{name}_mixed_conv_1"))
 
     def mixed(name: str, *lengths: int) -> Branches:
-        """Return towers of these lengths beside a convolution and an average."""
+        """Return towers of these lengths next to a convolution and an average."""
         towers = [tower(f"{name}.tower{_suffix(number)}", length) for number, length in enumerate(lengths)]
         average = conv(f"{name}.tower_{len(lengths)}.conv", kind=AveragedConvReLU)
         return Branches(conv(f"{name}.conv"), *towers, average)

@@ -15,7 +15,7 @@ from paceline.evaluation.protocol import Protocol
 
 IMAGES_AT_ONCE = 100
 MANY_AT_ONCE = 500  # keep a large GPU busier, where it has the memory free
-MEMORY_FOR_MANY = 16 * 2**30  # bytes, more than 500 images of 299 pixels take in float32; beside the images
+MEMORY_FOR_MANY = 16 * 2**30  # bytes, more than 500 images of 299 pixels take in float32, without the images
 
 # In fp16, layers are float16: 10 bits of mantissa as in TF32, where bfloat16 has 7. Weights have about twice as many.
 Arithmetic = Literal["fp32", "tf32", "fp16"]

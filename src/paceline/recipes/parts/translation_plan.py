@@ -104,4 +104,4 @@ def _weights(name: str, text: str, of: tuple[str, ...]) -> tuple[float, ...]:
 
 
 def _no_panels() -> UserError:
-    return UserError("translation needs data with panels beside the input: use --data panels")
+    return UserError("translation needs data with panels besides the input: use --data panels")

@@ -15,7 +15,7 @@ from paceline.core.secrets import has_credentials, redact
 
 GROUP = "paceline.mirrors"
 EXTRAS = {"s3": "s3", "s3a": "s3"}  # of this package, by scheme
-# File systems where readers can see a file that is being written: files are written beside and moved.
+# File systems where readers can see a file that is being written: files are written under a temporary name and moved.
 OF_FOLDERS = {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
 WRITING = ".writing"
 
@@ -30,7 +30,7 @@ class Destination(Protocol):
         """Download a file into a new local file; raise FileNotFoundError where nothing has the name."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size of every file beneath a folder, by name; empty where there is no such folder."""
+        """Return the size of every file under a folder, by name; empty where there is no such folder."""
 
     def remove(self, name: str) -> None:
         """Remove a file; one that does not exist is no error."""
@@ -96,8 +96,8 @@ class FsspecDestination:
             found = self._files.find(self._place(folder), detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        beneath = len(self._root) + 1
-        return {place[beneath:]: int(details["size"] or 0) for place, details in found.items()}
+        start = len(self._root) + 1
+        return {place[start:]: int(details["size"] or 0) for place, details in found.items()}
 
     def remove(self, name: str) -> None:
         try:

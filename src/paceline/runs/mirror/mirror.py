@@ -2,7 +2,7 @@
 
 The mirror holds two things. Files to look at (metrics, samples, settings, status, logs) have their own names and are
 replaced as they change. Snapshots to resume from are published: see `published`. A step never waits for either.
-Failures are retried with growing pauses; the log reports them once and then seldom, mirror.json always.
+Failures are retried with growing pauses; the log reports them once and then rarely, mirror.json always.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from paceline.runs.mirror.published import (
 from paceline.runs.mirror.staging import Staging
 from paceline.runs.status import MirrorState
 
-KEPT_MANIFESTS = 2  # each of another number of images
-SECONDS_TO_ANSWER = 10.0  # that the start of a run waits for its mirror
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # before a retry
-LONGEST_PAUSE_AT_THE_END_SECONDS = 2.0
+NUM_KEPT_MANIFESTS = 2  # each of another number of images
+RESPONSE_SECONDS = 10.0  # that the start of a run waits for its mirror
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0  # before a retry
+MAX_FINAL_PAUSE_SECONDS = 2.0
 FIRST_REMINDER_SECONDS = 600.0  # before the log reports a failure again; doubled each time
-SHARE_OF_TIME = 0.2  # that updates may take
+MAX_TIME_SHARE = 0.2  # that updates may take
 
 
 class Mirror:
@@ -56,14 +56,14 @@ class Mirror:
         self._connected = False
         self._rejected = ""
         self._answered, self._started, self._wake = threading.Event(), threading.Event(), threading.Event()
-        self._ending = self._left = False
+        self._ending = self._cancelled = False
         self._silent_until, self._reminder = 0.0, FIRST_REMINDER_SECONDS
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
         """Raise UserError for a mirror of another run, or one that is ahead of the folder, if it answers in time."""
-        self._answered.wait(SECONDS_TO_ANSWER)
+        self._answered.wait(RESPONSE_SECONDS)
         if self._rejected:
             raise UserError(self._rejected)
 
@@ -71,17 +71,17 @@ class Mirror:
         """Start copying."""
         self._started.set()
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """End the thread of a run that has not started."""
-        self._left = True
+        self._cancelled = True
         self._started.set()
 
-    def notice(self) -> None:
+    def notify(self) -> None:
         """Notify the thread of a new checkpoint."""
         self._wake.set()
 
     def finish(self, seconds: float, beat: Callable[[], None] = lambda: None) -> str:
-        """Wait until all files are sent, for so many seconds at most; return a line that says how far it is."""
+        """Wait until all files are sent, for so many seconds at most; return a line about the outcome."""
         self._ending = True
         self._started.set()
         self._wake.set()
@@ -94,8 +94,8 @@ class Mirror:
         if not self._thread.is_alive():
             return f"mirror: {self.url} is complete"
         missing = ", ".join(self._missing())
-        why = f" ({self._state.trouble})" if self._state.trouble else ""
-        return f"mirror: {self.url} is not complete: {missing} missing{why}; run the same command to complete it"
+        reason = f" ({self._state.error})" if self._state.error else ""
+        return f"mirror: {self.url} is not complete: {missing} missing{reason}; run the same command to complete it"
 
     def _missing(self) -> list[str]:
         newest = max(self._staging.checkpoints(), default=0)
@@ -105,52 +105,52 @@ class Mirror:
     def _follow(self) -> None:
         """Update the mirror again and again, and retry after failures; runs in the thread."""
         pause = FIRST_PAUSE_SECONDS
-        while not (self._rejected or self._left):
+        while not (self._rejected or self._cancelled):
             ending, began = self._ending, time.monotonic()
             self._wake.clear()
             try:
                 self._connect()
                 self._answered.set()
                 self._started.wait()
-                if self._left:
+                if self._cancelled:
                     return
                 self._update(ending)
-                self._note_trouble("")
+                self._report_error("")
                 pause = FIRST_PAUSE_SECONDS
                 if ending:
                     return
                 if not self._ending:
-                    self._wake.wait(max(self.every, (time.monotonic() - began) / SHARE_OF_TIME))
+                    self._wake.wait(max(self.every, (time.monotonic() - began) / MAX_TIME_SHARE))
             except UserError as rejection:
                 self._rejected = str(rejection)
                 self._answered.set()
                 self._started.wait()
-                self._note_trouble(self._rejected)
-            except Exception as error:  # whatever a storage raises
+                self._report_error(self._rejected)
+            except Exception as error:  # a storage may raise anything
                 self._answered.set()
                 self._started.wait()  # until then there is no log
-                self._note_trouble(one_line(error))
-                longest = LONGEST_PAUSE_AT_THE_END_SECONDS if self._ending else LONGEST_PAUSE_SECONDS
-                self._rest(min(pause, longest))
+                self._report_error(one_line(error))
+                longest = MAX_FINAL_PAUSE_SECONDS if self._ending else MAX_PAUSE_SECONDS
+                self._wait_to_retry(min(pause, longest))
                 pause *= 2
 
-    def _rest(self, seconds: float) -> None:
+    def _wait_to_retry(self, seconds: float) -> None:
         """Wait before a retry; the end of the run cuts it short."""
         ending, until = self._ending, time.monotonic() + seconds
         while time.monotonic() < until and self._ending == ending:
             time.sleep(0.05)
 
-    def _note_trouble(self, trouble: str) -> None:
-        if self._left:
+    def _report_error(self, error: str) -> None:
+        if self._cancelled:
             return
         now = time.monotonic()
-        if trouble and now >= self._silent_until:
+        if error and now >= self._silent_until:
             again = "; training continues, and so do retries" if not self._rejected else ""
-            print(f"mirror: {self.url} failed ({trouble}){again}", flush=True)
+            print(f"mirror: {self.url} failed ({error}){again}", flush=True)
             self._silent_until, self._reminder = now + self._reminder, 2 * self._reminder
-        elif not trouble and self._state.trouble:
+        elif not error and self._state.error:
             print(f"mirror: {self.url} works again", flush=True)
-        self._set_state(replace(self._state, trouble=trouble))
+        self._set_state(replace(self._state, error=error))
 
     def _set_state(self, state: MirrorState) -> None:
         self._state = state
@@ -206,7 +206,7 @@ class Mirror:
         manifest = Manifest(self.run, images, pieces)
         if manifest == newest:
             return
-        self._unpublish_what_differs(pieces)
+        self._unpublish_differing(pieces)
         for name, piece in pieces.items():
             self._send(files[name], piece)
         self._check_complete(manifest)
@@ -224,11 +224,11 @@ class Mirror:
             self.destination.send(file, piece.object)
             self._sent[piece.object] = piece.sha256
 
-    def _unpublish_what_differs(self, pieces: Mapping[str, Piece]) -> None:
+    def _unpublish_differing(self, pieces: Mapping[str, Piece]) -> None:
         """Remove manifests with an object that is about to be replaced by another of its name."""
-        wanted = {piece.object: piece.sha256 for piece in pieces.values() if piece.object.startswith(CHECKPOINTS)}
+        new = {piece.object: piece.sha256 for piece in pieces.values() if piece.object.startswith(CHECKPOINTS)}
         for name, manifest in list(self._manifests.items()):
-            if any(wanted.get(one.object, one.sha256) != one.sha256 for one in manifest.files.values()):
+            if any(new.get(one.object, one.sha256) != one.sha256 for one in manifest.files.values()):
                 self.destination.remove(name)
                 del self._manifests[name]
 
@@ -245,7 +245,7 @@ class Mirror:
         """Remove old manifests, then the objects that no manifest lists any more."""
         kept: list[int] = []
         for name, manifest in list(self._manifests.items()):
-            if manifest.images not in kept and len(kept) < KEPT_MANIFESTS:
+            if manifest.images not in kept and len(kept) < NUM_KEPT_MANIFESTS:
                 kept.append(manifest.images)
                 continue
             self.destination.remove(name)

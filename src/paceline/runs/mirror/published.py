@@ -128,17 +128,17 @@ def restore(
         images = order_of(name)[0]
         if images <= later_than:
             return images
-        beside = folder / RESTORING
-        shutil.rmtree(beside, ignore_errors=True)
+        restored = folder / RESTORING
+        shutil.rmtree(restored, ignore_errors=True)
         try:
             manifest = read_manifest(destination, name)
-            _fetch_all(destination, manifest, beside, report, beat)
+            _fetch_all(destination, manifest, restored, report, beat)
         except UserError:
             raise  # of another format
         except (ValueError, FileNotFoundError) as error:
             report(f"the snapshot {name} is damaged ({one_line(error)}); using the one before it")
             continue
-        _move_into_place(beside, folder)
+        _move_into_place(restored, folder)
         return manifest.images
     if names:
         raise UserError("all of its snapshots are damaged")
@@ -148,13 +148,13 @@ def restore(
 def _fetch_all(
     destination: Destination,
     manifest: Manifest,
-    beside: Path,
+    restored: Path,
     report: Callable[[str], None],
     beat: Callable[[], None],
 ) -> None:
     for name, piece in manifest.files.items():
         beat()
-        file = beside / name
+        file = restored / name
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             destination.fetch(piece.object, file)
@@ -167,17 +167,17 @@ def _fetch_all(
             report(f"{name} does not match its SHA-256 and is left out")
 
 
-def _move_into_place(beside: Path, folder: Path) -> None:
+def _move_into_place(restored: Path, folder: Path) -> None:
     for name in CHANGING:
-        if (beside / name).exists():
-            (beside / name).replace(folder / name)
-    for file in sorted((beside / SAMPLES).glob("*")):
+        if (restored / name).exists():
+            (restored / name).replace(folder / name)
+    for file in sorted((restored / SAMPLES).glob("*")):
         (folder / SAMPLES).mkdir(exist_ok=True)
         file.replace(folder / SAMPLES / file.name)
-    for checkpoint in sorted((beside / CHECKPOINTS).glob("*")):  # the newest last
+    for checkpoint in sorted((restored / CHECKPOINTS).glob("*")):  # the newest last
         place = folder / CHECKPOINTS / checkpoint.name
         place.parent.mkdir(exist_ok=True)
         if place.exists():
             shutil.rmtree(place)
         checkpoint.rename(place)
-    shutil.rmtree(beside)
+    shutil.rmtree(restored)

@@ -50,7 +50,7 @@ class Mirroring:
             found = restore(source, self.folder.path, here, print, beat)
         except UserError as error:
             raise UserError(f"--resume-from {url}: {error}") from None
-        except Exception as error:  # whatever a storage raises
+        except Exception as error:  # a storage may raise anything
             if not here:
                 raise UserError(f"--resume-from {url}: cannot be read ({one_line(error)})") from None
             print(f"--resume-from {url}: cannot be read ({one_line(error)}); resuming from --out")
@@ -68,16 +68,16 @@ class Mirroring:
             self._started = True
             self._mirror.begin()
 
-    def notice(self) -> None:
+    def notify(self) -> None:
         """Notify the mirror of a new checkpoint."""
         if self._mirror:
-            self._mirror.notice()
+            self._mirror.notify()
 
     def finish(self, at_most: float = math.inf) -> None:
-        """Wait for the mirror within the limit and print how far it is; a second call does nothing."""
+        """Wait for the mirror within the limit and print the outcome; a second call does nothing."""
         mirror, self._mirror = self._mirror, None
         if mirror and self._started:
             seconds = min(self.settings.mirror_wait, self.settings.timeout / 2, at_most)
             print(mirror.finish(seconds, beat), flush=True)
         elif mirror:
-            mirror.leave()
+            mirror.cancel()

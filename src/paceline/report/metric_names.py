@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from paceline.report.advice import is_share
 from paceline.report.model import Group, Summary
-from paceline.report.phrases import NOTHING, at
+from paceline.report.phrases import NO_VALUE, at
 
-METRIC_WORDS = {"top1": "top-1", "top5": "top-5", "loss": "loss"}
+DISPLAY_NAMES = {"top1": "top-1", "top5": "top-5", "loss": "loss"}
 
 
 def metric_heading(name: str) -> str:
@@ -15,7 +15,7 @@ def metric_heading(name: str) -> str:
     plain, bracket, label = metric.partition("[")
     unit = ", %" if plain.startswith("top") else ""
     where = f" ({label.removesuffix(']')})" if bracket else ""
-    return f"{split} {METRIC_WORDS.get(plain, plain)}{unit}{where}"
+    return f"{split} {DISPLAY_NAMES.get(plain, plain)}{unit}{where}"
 
 
 def metric_in_text(name: str) -> str:
@@ -34,7 +34,7 @@ def format_for(name: str, summary: Summary | None) -> str:
 def with_spread(spec: str, summary: Summary | None, *path: str | int) -> str:
     """Return mean ± standard deviation, where there are several values."""
     if summary is None:
-        return NOTHING
+        return NO_VALUE
     mean = at(spec, *path, "mean")
     return mean if summary.std is None else f"{mean} ± {at(spec, *path, 'std')}"
 
