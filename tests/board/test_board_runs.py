@@ -84,6 +84,16 @@ def test_curves_come_with_the_spread_over_ranks_and_the_time_split(board: Served
     assert spread["mean"] == pytest.approx([0.1] * 5)
 
 
+def test_an_evaluation_is_counted_once_in_the_time_split(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", lines=1)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line(10, validation__top1=50.0, time__evaluation_seconds=3.0))
+        file.write(line(20, net__loss=0.5, time__step_seconds=2.0, time__evaluate_seconds=3.0))
+    with serve(tmp_path) as board:
+        run = board.wait_for("run", lambda run: run["lines"] == 3)
+    assert run["time_split"] == {"step": 4.0, "evaluation": 3.0}
+
+
 def test_the_binary_response_holds_the_same_numbers(board: Served) -> None:
     run = board.runs()["finished"]
     body = board.ask(f"/api/series?run={run['id']}&name=net/loss&format=binary").body

@@ -230,11 +230,14 @@ class Run:
 
 
 def _time_split(table: Table) -> dict[str, float]:
-    """Return the seconds of each section of the loop, over the whole run."""
+    """Return the seconds of each section of the loop, over the whole run.
+
+    Log lines have the seconds of the evaluations in their interval, and the line of an evaluation has its own again.
+    """
     return {
         name.removeprefix("time/").removesuffix("_seconds"): round(series.total, 3)
         for name, series in table.series.items()
-        if name.startswith("time/") and name.endswith("_seconds")
+        if name.startswith("time/") and name.endswith("_seconds") and name != "time/evaluate_seconds"
     }
 
 

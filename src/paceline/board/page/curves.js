@@ -13,7 +13,7 @@ const GROUPS = [
   ["Learning rate", (name) => name.startsWith("lr/")],
   ["Seconds per log interval", (name) => /^time\/.*_seconds$/.test(name)],
 ];
-const PARTS = ["step", "data", "log", "evaluate", "sample", "save"];
+const PARTS = ["step", "data", "log", "evaluation", "sample", "save"];
 const PART_COLORS = ["#3f7fae", "#d98b3a", "#8a8f95", "#7a68b8", "#4e9a6b", "#b8577f"];
 
 export class Curves {
