@@ -13,7 +13,7 @@ from paceline.data.source import Sample, Source, lies_in_memory
 
 FINGERPRINT_SAMPLES = 256  # samples to hash if the source is not in memory
 FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels; fewer large images are read
-SAMPLES_TO_RECOGNISE = 16  # enough to tell one data set from another
+SAMPLES_TO_RECOGNISE = 16  # enough to tell one dataset from another
 _known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached: needed at every evaluation
 
 

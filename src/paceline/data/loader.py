@@ -29,7 +29,7 @@ class Fit(NamedTuple):
 
 
 class Loader:
-    """Base class. Put each subclass in its own file in `loaders/`; the file name is the loader's name."""
+    """Base class. Put each subclass in its own file in `loaders/`, named after the loader."""
 
     # Properties for other code, which never checks a loader's name.
     description: ClassVar[str] = ""  # how it loads, in a few words

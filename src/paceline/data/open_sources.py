@@ -33,6 +33,5 @@ def _no_validation(share: float, total: int) -> UserError:
     """Return the error for a fraction that leaves a split empty; it suggests one that does not."""
     one = f"--set validation={math.ceil(1000 / total) / 1000:g} to hold out at least one, or " if total > 1 else ""
     return UserError(
-        f"validation={share:g}: leaves a split empty with {total} samples; "
-        f"use {one}--set validation=0 to hold out none"
+        f"validation={share:g}: leaves a split empty with {total} samples; use {one}--set validation=0 to hold out none"
     )

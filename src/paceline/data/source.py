@@ -28,7 +28,7 @@ class Encoded(NamedTuple):
 
 
 class Source(HasSettings):
-    """Base class. Put each subclass in its own file; the file name is the source's name. `Settings` declares its settings."""
+    """Base class. Put each subclass in its own file, named after the source. `Settings` declares its settings."""
 
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     decodes: ClassVar[bool] = True  # whether reading a sample costs more than copying it
