@@ -163,7 +163,7 @@ class Surprise:
         (None, [], "theirs.pth: no such file"),
         (b"\x80nonsense", [], "theirs.pth: "),
         (b"hi", [], "theirs.pth: was not written by torch.save"),
-        (b"", [], "theirs.pth: is empty"),
+        (b"", [], "theirs.pth: the file is empty"),
         (nn.ReLU(), [], "theirs.pth: contains more than tensors, so it is not loaded"),
         (broken_at("last.weight", float("nan")), [], "theirs.pth: last.weight contains NaN or infinite values"),
         (

@@ -1,6 +1,6 @@
 """A recipe's random inputs, computed from the seed and the number of images seen.
 
-They are generated for the whole global batch, and each rank takes its own rows. So they do not depend on the number
+They are generated for the entire global batch, and each rank takes its own rows. So they do not depend on the number
 of ranks.
 """
 
@@ -35,7 +35,7 @@ class Drawer:
         return {name: self._fill(name, draw, images, rows) for name, draw in self.draws.items()}
 
     def rows(self, purpose: str, start: int, stop: int) -> dict[str, Tensor]:
-        """Return rows [start, stop) of the endless table for a purpose; the table is the same on every device."""
+        """Return rows [start, stop) of the endless table of draws for `purpose`, the same on every device."""
         return {name: self._slice(name, draw, purpose, start, stop) for name, draw in self.draws.items()}
 
     def _slice(self, name: str, draw: Draw, purpose: str, start: int, stop: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Batches for training, starting at any position, and for evaluation, one pass over a split."""
+"""Training batches from any position in the stream, and evaluation batches for one pass over a split."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StepData(NamedTuple):
 class Cut(NamedTuple):
     """How a global batch is split: first into micro-batches, then each micro-batch across the ranks.
 
-    In this order, a micro-batch contains the same samples at every world size.
+    This order gives each micro-batch the same samples at every world size.
     """
 
     batch_size: int

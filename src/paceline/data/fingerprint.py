@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paceline.data.source import Sample, Source, lies_in_memory
 
 FINGERPRINT_SAMPLES = 256  # samples to hash if the source is not in memory
-FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels; fewer large images are read
+FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels, for large images
 SAMPLES_TO_RECOGNISE = 16  # enough to tell one dataset from another
 _known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached: needed at every evaluation
 

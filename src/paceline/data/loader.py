@@ -31,16 +31,16 @@ class Fit(NamedTuple):
 class Loader:
     """Base class. Put each subclass in its own file in `loaders/`, named after the loader."""
 
-    # Properties for other code, which never checks a loader's name.
+    # Other code reads these attributes; it never checks a loader's name.
     description: ClassVar[str] = ""  # how it loads, in a few words
     package: ClassVar[str] = ""  # module that must be installed in addition to torch
     uses_workers: ClassVar[bool] = False  # whether `--workers` sets the number of its processes or threads
-    extra: ClassVar[str] = ""  # extra of the paceline package that installs this module
-    auto_order: ClassVar[int | None] = None  # position in the order that `--loader auto` tries; None: not tried
+    extra: ClassVar[str] = ""  # pip extra that installs this module
+    auto_order: ClassVar[int | None] = None  # `--loader auto` tries loaders in this order; None: never tried
 
     @classmethod
     def fits(cls, source: Source, device: torch.device, budget: Budget) -> Fit:
-        """Return whether the loader can serve the source; memory for resident samples is reserved in the budget."""
+        """Return whether the loader can serve the source; reserve memory in the budget if it keeps all samples."""
         return Fit(True)
 
     def __init__(
@@ -51,7 +51,7 @@ class Loader:
         crop: int = 0,
         home: torch.device | None = None,
     ) -> None:
-        """With a crop, the ticket decides the window of each image. Without one, images in a batch must have one size.
+        """With a crop, the ticket decides the window of each image. Without one, a batch needs images of one size.
 
         `home` is the device on which `fits` found room for the samples; by default it is `device`.
         """
@@ -66,7 +66,7 @@ class Loader:
         return 0
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Yield the data of each request on the device, in order; `finish` turns it into a raw batch."""
+        """Yield the data for each request on the device, in order; `finish` turns it into a raw batch."""
         raise NotImplementedError
 
     def finish(self, fetched: Batch) -> Batch:

@@ -47,7 +47,7 @@ def choose_loader(settings: RunSettings, source: Source, device: torch.device, b
 def choose_loaders(
     settings: RunSettings, sources: Mapping[str, Source], device: torch.device
 ) -> tuple[dict[str, Choice], list[str]]:
-    """Choose a loader for each split, training first, from one memory budget; also return the lines to print."""
+    """Choose a loader for each split, training first, within one memory budget; also return lines to print."""
     budget = Budget(settings.devices)
     order = sorted(sources, key=lambda split: split != "train")
     choices = {split: choose_loader(settings, sources[split], device, budget) for split in order}

@@ -75,7 +75,7 @@ def _lines(file: Path) -> list[str]:
 
 
 class Budget:
-    """Memory for samples: a fraction of what is free at the first request, from which each source takes its part."""
+    """The memory available for samples: a fraction of what is free at the first request, shared by all sources."""
 
     def __init__(self, processes: int = 1) -> None:
         self.processes = processes  # number of processes that share host memory; each has its own GPU

@@ -11,7 +11,7 @@ from paceline.data.source import Source, split_off
 
 
 def open_sources(config: Config, split: str = "") -> dict[str, Source]:
-    """Return the run's sources by split: train, test if the source has one, and validation if some is held out.
+    """Return the run's sources by split: train, test if the source has one, and validation if samples are held out.
 
     If `split` is given and is not taken from the training samples, only that split is opened.
     """

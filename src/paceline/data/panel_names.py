@@ -1,4 +1,4 @@
-"""Names of panels: several aligned images of the same scene, an input and its targets."""
+"""Panel names. Panels are aligned images of the same scene: an input and its targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The path of a batch from tickets to a recipe, in two stages. Training and evaluation share it.
+"""Turns tickets into batches for a recipe, in two stages; training and evaluation share this code.
 
 `fetch` moves data to the device and may wait for files. `finish` turns this data into the batch for the recipe. It runs
 entirely on the device, with fixed shapes and without waiting, so it can be captured in a CUDA graph.
@@ -23,7 +23,7 @@ class BatchPipeline:
         self.loader, self.augment, self.dtype = loader, augment, dtype
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Yield the data of each request on the device, in order."""
+        """Yield the data for each request on the device, in order."""
         return self.loader.fetch(requests)
 
     def finish(self, fetched: Batch) -> Batch:

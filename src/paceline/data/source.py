@@ -64,9 +64,9 @@ class Source(HasSettings):
         return cut(self.read(index), window, self.spec.scale)
 
     def encoded(self, index: int) -> Encoded | None:
-        """Return the sample's files if `read` returns their images in RGB and does not change them, else None.
+        """Return the sample's files if `read` returns their RGB images unchanged, else None.
 
-        The only change allowed is a crop at the right and bottom edges. Loaders with their own decoder need this.
+        A crop at the right and bottom edges is allowed. Loaders with their own decoder use this.
         """
         return None
 

@@ -19,7 +19,7 @@ from paceline.core.lock import Lock
 from paceline.data.source import ArraySource
 from paceline.images.decode import arrange_images, check_image_settings
 
-SILENCE_LIMIT_SECONDS = 30.0  # network timeout of a download
+SILENCE_LIMIT_SECONDS = 30.0  # network timeout for downloads
 
 
 class TorchvisionSource(ArraySource):

@@ -33,13 +33,15 @@ class Augment:
 
     @classmethod
     def from_settings(cls, settings: RunSettings, spec: DataSpec) -> Augment:
-        """Return the augmentation for the settings; flip "auto" flips if the source's data spec allows it."""
+        """Return the augmentation for the settings; flip="auto" flips only if the data spec allows it."""
         flip = spec.flip_allowed if settings.flip == "auto" else settings.flip == "on"
         rot90 = settings.rot90 == "on"
         if rot90 and spec.height != spec.width:
             raise UserError(f"rot90=on: needs square images, not {spec.width}×{spec.height}; use --crop to get squares")
         if settings.pad_crop and (settings.crop or spec.scale):
-            raise UserError(f"pad_crop={settings.pad_crop}: works only without --crop and low-resolution files")
+            raise UserError(
+                f"pad_crop={settings.pad_crop}: not supported with --crop or low-resolution files; use --set pad_crop=0"
+            )
         return cls(settings.pad_crop, flip, settings.cutout, rot90)
 
 
@@ -128,7 +130,7 @@ def _scale(images: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def to_eight_bits(images: Tensor) -> Tensor:
-    """Convert images in -1…1 to uint8, as they are when saved."""
+    """Convert images in -1…1 to uint8, the format in which they are saved."""
     return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 

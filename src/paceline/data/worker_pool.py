@@ -38,7 +38,7 @@ class WorkerPool:
             pin_memory=pin_memory,
             multiprocessing_context="fork" if num_workers else None,
             worker_init_fn=partial(_begin_worker, os.getpid()),
-            generator=torch.Generator(),  # the global generator must not advance: it would change the run
+            generator=torch.Generator(),  # separate, so that reading does not advance the global one
         )
 
     def read(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
@@ -92,6 +92,6 @@ def _begin_worker(parent: int, worker: int) -> None:
 
 
 def _print_unless_parent_left(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the exception, unless the parent process is gone: then it has reported the reason itself."""
+    """Print an exception unless it means that the parent process is gone, which reports the reason itself."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 
-PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; from about this size on, Pillow only warns
+PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; up to about twice this size, Pillow only warns
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # such files raise BadImage here
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 ANIMATED_FORMATS = ("GIF", "PNG", "WEBP")  # in other formats, several images in a file are pages or previews
@@ -106,7 +106,7 @@ def turn_upright(image: Image.Image) -> Image.Image:
     in_planes = tags.get(PLANES) == SEPARATE and len(image.getbands()) > 1
     if bits > 8 and in_planes and image.info.get("compression") == "raw":
         # Pillow would garble them.
-        raise BadImage(f"{bits}-bit colours in separate planes are not supported; save it with interleaved channels")
+        raise BadImage(f"{bits}-bit colours in separate planes are not supported; save them as interleaved channels")
     upright = ImageOps.exif_transpose(image)
     negative = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
     if upright.mode not in SIXTEEN_BIT_MODES or not (negative or 8 < bits < 16):
@@ -150,7 +150,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         values = np.asarray(image).astype(np.uint32)
         return Image.fromarray(((values * 255 + WHITE // 2) // WHITE).astype(np.uint8))
     if image.mode in UNBOUNDED_MODES:
-        raise BadImage(f"32-bit pixels (mode {image.mode}) have no defined white; save it as 8-bit or 16-bit")
+        raise BadImage(f"32-bit pixels (mode {image.mode}) have no defined white; save the image with 8 or 16 bits")
     if image.has_transparency_data:
         colours = image.convert("RGBA")
         white = Image.new("RGBA", colours.size, "white")
@@ -163,7 +163,7 @@ def _reason(error: Exception) -> str:
         pixels = int("".join(filter(str.isdigit, str(error).partition("exceeds")[0])) or 2 * PIXEL_LIMIT)
         return f"{pixels // 10**6} megapixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
     if isinstance(error, UnidentifiedImageError):
-        return "not an image of a known format"
+        return "not an image in a supported format"
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -175,7 +175,7 @@ def _unknown_kind(path: Path) -> str:
         with tifffile.TiffFile(path) as file:
             numbers = file.pages[0].dtype
     except Exception:  # not a TIFF, or a damaged one
-        return "not an image of a known format"
+        return "not an image in a supported format"
     if numbers is None or numbers.itemsize < 4:
         return "this kind of TIFF is not supported; save it as 8-bit or 16-bit with interleaved channels"
-    return f"{numbers.itemsize * 8}-bit pixels have no defined white; save it as 8-bit or 16-bit"
+    return f"{numbers.itemsize * 8}-bit pixels have no defined white; save the image with 8 or 16 bits"

@@ -20,7 +20,7 @@ MOVING = (".gif", ".webp")
 
 
 def grid(images: NDArray[np.uint8], columns: int = 0) -> NDArray[np.uint8]:
-    """Arrange uint8 images [n, h, w, c] in a grid with gaps; with 0 `columns`, the grid is about square."""
+    """Arrange uint8 images [n, h, w, c] in a grid with gaps; if `columns` is 0, the grid is about square."""
     num, height, width, channels = images.shape
     columns = columns or math.ceil(math.sqrt(num))
     factor = max(1, SMALLEST_SIDE_PX // min(height, width))

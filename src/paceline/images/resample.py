@@ -1,7 +1,7 @@
 """Bicubic resampling on the device, antialiased when downscaling, with Pillow's and MATLAB's kernel (a = -0.5).
 
 `bicubic` is the plain filter. `bicubic_as_saved` rounds to 8 bits after each of its two passes, as Pillow does. So the
-result on the device matches a file that Pillow would save to within 1/255, even at hard edges.
+result on the device differs by at most 1/255 from a file that Pillow would write, even at hard edges.
 """
 
 from __future__ import annotations

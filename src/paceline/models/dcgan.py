@@ -73,7 +73,7 @@ class Discriminator(nn.Module):
         if spectral:
             for layer in layers:
                 if isinstance(layer, nn.Conv2d):
-                    # In training, each forward pass updates the norm estimate from the weights alone: replicas agree.
+                    # In training, each forward pass updates the norm estimate from the weights only, so replicas agree.
                     spectral_norm(layer)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 KINDS = ("color", "translation", "cutout")
 NUM_UNIFORMS = 7
-# The use of each uniform number.
+# The column of each uniform number.
 BRIGHTNESS, SATURATION, CONTRAST, SHIFT_ROW, SHIFT_COLUMN, CUTOUT_ROW, CUTOUT_COLUMN = range(NUM_UNIFORMS)
 
 LARGEST_SHIFT = 1 / 8  # fraction of the image side

@@ -39,7 +39,7 @@ _lock = Lock()  # DataParallel calls from several threads
 
 
 class Features:
-    """Computes one layer of VGG19 for images in -1…1; not an nn.Module, so that no module tree includes it."""
+    """Computes the output of a VGG19 layer for images in -1…1; not an nn.Module, so no module tree includes it."""
 
     def __init__(self, weights: str = "", layer: str = "conv5_4") -> None:
         """`weights` is a file, "random" for an untrained, narrow network, or "" for torchvision's weights."""

@@ -23,7 +23,7 @@ def normalisation(channels: int, norm: Norm) -> nn.Module:
 
 
 class ReflectionPad(nn.ReflectionPad2d):
-    """Reflection padding with a deterministic gradient on GPUs, too, if deterministic algorithms are enabled."""
+    """Reflection padding with a deterministic gradient, also on GPUs, if deterministic algorithms are enabled."""
 
     def forward(self, input: Tensor) -> Tensor:
         deterministic = input.is_cuda and torch.are_deterministic_algorithms_enabled()

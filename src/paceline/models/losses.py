@@ -44,7 +44,10 @@ OBJECTIVES = {"bce": BCE, "hinge": HINGE, "lsgan": LEAST_SQUARES}
 
 
 def d2gan(alpha: float, beta: float) -> tuple[Objective, Objective]:
-    """Return the objectives of D2GAN's two discriminators (Nguyen et al. 2017): one favours real images, one fakes."""
+    """Return the objectives of D2GAN's two discriminators (Nguyen et al. 2017).
+
+    The first discriminator rewards real images, the second rewards fake images.
+    """
     first = Objective(
         generator=lambda logits: -F.softplus(logits),
         real=lambda logits: -alpha * log_softplus(logits),

@@ -34,7 +34,7 @@ class BasicBlock(nn.Module):
         return out
 
     def last_layers(self) -> tuple[nn.Conv2d, nn.Module]:
-        """Return the convolution and the normalisation at the end of the branch."""
+        """Return the last convolution and normalisation of the residual branch."""
         return self.conv2, self.bn2
 
 
@@ -64,7 +64,7 @@ class Bottleneck(nn.Module):
         return out
 
     def last_layers(self) -> tuple[nn.Conv2d, nn.Module]:
-        """Return the convolution and the normalisation at the end of the branch."""
+        """Return the last convolution and normalisation of the residual branch."""
         return self.conv3, self.bn3
 
 
@@ -119,8 +119,8 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        # Every residual branch starts at zero, so that a new network acts like a shallow one. It then trains faster;
-        # without normalisation, it would not train at all otherwise.
+        # Every residual branch starts at zero, so that a new network acts like a shallow one. This speeds up training;
+        # without normalisation, training would fail otherwise.
         for module in self.modules():
             if isinstance(module, BasicBlock | Bottleneck):
                 convolution, normalisation = module.last_layers()

@@ -23,7 +23,7 @@ def read_torch_file(path: Path, named: str) -> object:
         with path.open("rb") as file:
             beginning = file.read(4)
         if not beginning:
-            raise UserError(f"{named}: is empty")
+            raise UserError(f"{named}: the file is empty")
         if not beginning.startswith(BEGINNINGS):
             raise UserError(f"{named}: was not written by torch.save")
         with warnings.catch_warnings():

@@ -70,8 +70,8 @@ class Dali(ReusingLoader[SizedPipeline]):
         found = self.source.encoded(index)
         if found is None:
             raise UserError(
-                f"--loader dali: {self.source.name_of(index)} is not an RGB image file that is used without resizing; "
-                "use --loader workers"
+                "--loader dali: supports only colour image files that are not resized, "
+                f"and {self.source.name_of(index)} is not one; use --loader workers"
             )
         return found
 

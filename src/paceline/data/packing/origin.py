@@ -1,4 +1,4 @@
-"""Tells whether a packed folder was made from a given source, and whether that source has changed since.
+"""Detects whether a packed folder was made from a given source, and whether that source has changed since.
 
 If the samples are in memory, all of them are hashed. If they are in files, the hash covers their names and numbers, the
 sizes and modification times of the files, and the pixels of a few images. In any other source, changes can only be

@@ -44,7 +44,7 @@ def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[st
         kept = load_manifest(file, folder)
         differs = difference(kept.splits, splits)
         if not differs and kept.made_from != made_from:
-            differs = f"it was started with {' '.join(f'{name}={value}' for name, value in kept.made_from.items())}"
+            differs = f"it was packed with {' '.join(f'{name}={value}' for name, value in kept.made_from.items())}"
         if differs:
             raise _another(folder, differs)
         return True

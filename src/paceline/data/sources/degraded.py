@@ -27,8 +27,12 @@ class Degraded(Photos):
     class Settings(PhotoSettings):
         """The kinds and strengths of degradation."""
 
-        degrade_blur: float = setting(0.0, "v: Gaussian blur, sigma drawn from [v/2, v] px; 0: no blur", at_least=0)
-        degrade_noise: float = setting(25.0, "standard deviation of the noise, for pixels from 0 to 255", at_least=0)
+        degrade_blur: float = setting(
+            0.0, "maximum sigma of the Gaussian blur in px (the minimum is half of it); 0: no blur", at_least=0
+        )
+        degrade_noise: float = setting(
+            25.0, "standard deviation of the noise, on the 0 to 255 scale; 0: no noise", at_least=0
+        )
         degrade_jpeg: int = setting(0, "JPEG quality; 0: no JPEG compression", at_least=0, at_most=95)
         degrade_seed: int = setting(0, "seed for blur and noise, independent of --seed", at_least=0, below=SEEDS)
 

@@ -107,7 +107,7 @@ def _list_images(root: Path, split: str) -> _Listed:
     if not base.is_dir():
         raise UserError(
             f"--data-root {root}: has no folder {split!r}; add it, "
-            f"or use --data-root {root / 'train'} to hold out a fixed fifth"
+            f"or use --data-root {root / 'train'} to hold out a fixed fifth for testing"
         )
     labels: list[int] | None
     if classes:

@@ -18,7 +18,7 @@ from paceline.images.decode import check_image_settings
 
 
 class Packed(Source):
-    """The samples and data spec of the packed source; reading a window reads only the pixels in it."""
+    """The samples and data spec of the packed source; `read_window` reads only the pixels in the window."""
 
     decodes = False
 

@@ -21,7 +21,7 @@ SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "valid", "val")
 
 
 class Pairs(ImageFiles):
-    """Samples with an "image", the input, and a "target" of the same size, the desired output."""
+    """Samples whose "image" is the input and whose "target", of the same size, is the desired output."""
 
     Settings = SeparateTestFolder
     split_layouts = (SPLIT_NAMES,)

@@ -1,8 +1,8 @@
 """Panels: several aligned images of the same scene, an input and its targets.
 
-Each file is a row of equally wide panels, as in pix2pix and DeepLIIF (`root/train/*.png`, `root/test/*.png`). Or two
-panels are in separate files (`root/trainA/NAME`, `root/trainB/NAME`, and `testA`, `testB`). For rows without split
-folders, a fixed fifth is held out for testing, unless `test_root` is set. `panels` lists the panels in a row from
+Each file is a row of equally wide panels, as in pix2pix and DeepLIIF (`root/train/*.png`, `root/test/*.png`). If
+there are two panels, they can be in separate files (`root/trainA/NAME`, `root/trainB/NAME`, and `testA`, `testB`). For
+rows without split folders, a fixed fifth is held out for testing, unless `test_root` is set. List `panels` from
 left to right: image is the input, - leaves a panel out. Without a folder: tiles of scikit-image's image of stained
 tissue, with its separated stains and a mask.
 """
@@ -35,7 +35,7 @@ TILE_PX = 64  # side of a tile; the bundled image is 512×512
 
 
 class Panels(ImageFiles):
-    """Samples with an "image", the input, and a field for each other panel, the targets."""
+    """Samples whose "image" is the input and whose other fields, named after the panels, are the targets."""
 
     Settings = PanelSettings
     split_layouts = (PAIR_NAMES, SPLIT_NAMES)

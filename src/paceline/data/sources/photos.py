@@ -68,7 +68,7 @@ class Photos(ImageFiles):
         return sample
 
     def image_size(self, sizes: Sizes) -> tuple[int, int]:
-        """Return a multiple of the low-resolution size; the larger image is cropped at the right and bottom."""
+        """Return the size of "image", which is cropped at the right and bottom to a multiple of the size of "low"."""
         if not self.scale:
             return sizes["image"]
         height, width = sizes["low"]
@@ -174,7 +174,7 @@ def _find_scale(samples: list[Files]) -> int:
 
 
 def _ratio(sizes: Sizes) -> int:
-    """Return the integer ratio of the two sizes, with a remainder smaller than the ratio; 0 if there is none."""
+    """Return the integer ratio of the two sizes, allowing a remainder smaller than the ratio; 0 if there is none."""
     (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
     ratio = height // low_height
     return ratio if ratio == width // low_width and max(height % low_height, width % low_width) < ratio else 0
