@@ -55,8 +55,8 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train classification --set optimizer=sdg": "unknown value 'sdg'; did you mean 'sgd'?",
     "train classification --set warmup=soon": "warmup='soon': expected a span like '5 epochs'",
     "train classification --set validation=1": "validation=1: must be at least 0 and below 1",
-    "train classification --set validation=0.00001": "validation=1e-05: of 1438 samples this leaves none for a split; "
-    "--set validation=0.001 holds out one or more, --set validation=0 holds out none",
+    "train classification --set validation=0.00001": "validation=1e-05: leaves a split empty with 1438 samples; "
+    "use --set validation=0.001 to hold out at least one, or --set validation=0 to hold out none",
     "train classification --set momentum=1": "momentum=1: must be at least 0 and below 1",
     "train classification --set classifier.clip=-0.5": "classifier.clip=-0.5: must be at least 0",
     "train classification --set label_smoothing=1.5": "label_smoothing=1.5: must be at least 0 and below 1",
@@ -86,7 +86,7 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train super_resolution --data degraded": "--data degraded: its samples have a 'target', which super_resolution "
     "would not learn from; such data is for: paceline train restoration",
     "train super_resolution --data pairs --data-root pairs": "--data pairs: its samples have a 'target'",
-    "train restoration --data pairs": "--data pairs: needs --data-root, which says where its files are",
+    "train restoration --data pairs": "--data pairs: needs --data-root; pass the path of your data",
     "train classification --data folder": "--data folder: needs --data-root",
     "train classification --data npz": "--data npz: needs --data-root",
     "train classification --data packed": "--data packed: needs --data-root",
@@ -176,7 +176,7 @@ def test_the_suggested_validation_fraction_works(count: int, tmp_path: Path) -> 
     np.savez(tmp_path / "few.npz", **arrays, x_test=arrays["x_train"], y_test=arrays["y_train"])
     flags = {"data": "npz", "data_root": str(tmp_path / "few.npz")}
     for share in ("0.0001", "0.9999"):
-        with pytest.raises(UserError, match="none for a split") as rejected:
+        with pytest.raises(UserError, match="leaves a split empty") as rejected:
             open_sources(configure("classification", flags, assignments=[f"validation={share}"]))
         named = str(rejected.value).partition("--set ")[2].split()[0]
         sources = open_sources(configure("classification", flags, assignments=[named]))
@@ -233,7 +233,7 @@ def test_an_unreadable_image_is_reported_or_skipped(tmp_path: Path, photos: Path
         assert_one_line(rejected, str(photos / "train" / "cat" / "3.png"), "unreadable image", "--bad-images skip")
     skipping = run_fork(tmp_path, *command, "--bad-images", "skip", "--out", "skipping")
     assert skipping.wait() == 0, skipping.stderr
-    assert "left out 1 unreadable of 16 images" in skipping.stdout and "cat/3.png" in skipping.stdout
+    assert "left out 1 of 16 images" in skipping.stdout and "cat/3.png" in skipping.stdout
 
 
 def test_a_non_finite_loss_reports_its_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_colour_keeps_16_bits_in_tiff_and_prints_a_note_for_png(tmp_path, capsys
     assert "16-bit" not in capsys.readouterr().out
     (tmp_path / "deep.png").write_bytes(deep_png(deep))
     assert apply("super_resolution.safetensors", tmp_path / "deep.png", "--out", tmp_path / "out") == 0
-    assert "its 16-bit colours were read with 8 bits; TIFF keeps them" in capsys.readouterr().out
+    assert "its 16-bit colours were read as 8-bit; use TIFF to keep them" in capsys.readouterr().out
 
 
 def deep_png(image: np.ndarray) -> bytes:
@@ -233,7 +233,7 @@ def test_unusable_files_are_listed_and_the_others_processed(tmp_path, capsys):
     listed = dict(line.removeprefix("not used: ").split(": ", 1) for line in printed.err.splitlines()[:-1])
     assert {Path(path).name for path in listed} == {"cut.png", "empty.png", "text.jpg", "moving.gif", "huge.png"}
     assert "above the limit of 89 megapixels" in listed[str(tmp_path / "huge.png")]
-    assert listed[str(tmp_path / "moving.gif")] == "it is animated"
+    assert listed[str(tmp_path / "moving.gif")] == "animated images are not supported"
     assert printed.err.splitlines()[-1] == "1 of 6 images were processed, 5 could not be used"
 
 

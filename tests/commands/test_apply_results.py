@@ -186,9 +186,9 @@ def test_float_images_are_distinguished_from_other_unsupported_files(weights, ca
     Path("text.tif").write_text("no picture")
     assert apply(weights / "twice.safetensors", "*.tif", "--out", "out") == 1
     colours, text, grey, _ = capsys.readouterr().err.splitlines()
-    assert "colours.tif: 32-bit pixels have no fixed white; store it with 8 or 16 bits" in colours
-    assert "grey.tif: 32-bit pixels (mode F) have no fixed white; store it with 8 or 16 bits" in grey
-    assert "text.tif: not an image of a known format" in text
+    assert "colours.tif: 32-bit pixels have no defined white; save the image with 8 or 16 bits" in colours
+    assert "grey.tif: 32-bit pixels (mode F) have no defined white; save the image with 8 or 16 bits" in grey
+    assert "text.tif: not an image in a supported format" in text
 
 
 def test_progress_of_few_images_counts_pixels_and_ends_at_the_total(weights, capsys, monkeypatch):

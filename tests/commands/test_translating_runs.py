@@ -81,5 +81,5 @@ def test_a_row_that_does_not_fit_ends_in_one_line(capsys):
     finally:
         Path("rows/train/odd.png").unlink()
     printed = capsys.readouterr().err.strip()
-    assert "odd.png: 122×40 pixels are not 3 panels of one width" in printed and len(printed.splitlines()) == 1
+    assert "odd.png: 122×40 pixels is not a row of 3 equal panels" in printed and len(printed.splitlines()) == 1
     assert not Path("other").exists()

@@ -151,7 +151,7 @@ def test_an_unusable_file_is_reported_and_the_others_are_predicted(tmp_path, cap
     table = tmp_path / "made" / "table.csv"
     assert predict("classifier", str(tmp_path), "nowhere.png", "--top", "9", "--out", str(table)) == 1
     printed = capsys.readouterr()
-    assert f"not used: {tmp_path}/broken.png: not an image of a known format" in printed.err
+    assert f"not used: {tmp_path}/broken.png: not an image in a supported format" in printed.err
     assert "not used: nowhere.png: no such image or folder" in printed.err
     assert "1 of 3 images were processed, 2 could not be used" in printed.err
     prediction = next(line for line in printed.out.splitlines() if line.startswith(f"{tmp_path}/good.png: "))

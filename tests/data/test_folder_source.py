@@ -78,7 +78,7 @@ def test_images_beside_class_folders_are_skipped_with_a_note(tmp_path: Path) -> 
     save(tmp_path / "train" / "a" / ".hidden.png", random_images(4, 4, 3))
     source = Folder("train", settings(tmp_path))
     assert len(source) == 1
-    assert source.notes == (f"1 images in {tmp_path} are outside its class folders and are not used",)
+    assert source.notes == (f"1 images in {tmp_path} are outside the class folders and are not used",)
 
 
 @pytest.mark.parametrize("suffix", ["png", "bmp", "tif", "gif", "webp", "jpg"])
@@ -175,7 +175,7 @@ def test_unreadable_images_are_skipped_and_counted_when_asked(tmp_path: Path) ->
     source = Folder("train", settings(tmp_path, bad_images="skip"))
     assert [path.name for path in source.paths] == ["good.png", "good.png"]
     assert [int(source.read(index)["label"]) for index in range(2)] == [0, 1]
-    assert source.notes == (f"left out 2 unreadable of 4 images in {tmp_path}: train/a/0.jpg, train/a/torn.png",)
+    assert source.notes == (f"left out 2 of 4 images in {tmp_path} as unreadable: train/a/0.jpg, train/a/torn.png",)
 
 
 def test_only_unreadable_images_is_an_error_even_when_skipping(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_missing_or_empty_folder_is_reported(folders: list[str] | None, messag
 def test_a_class_without_training_images_is_reported(tmp_path: Path) -> None:
     save_train_and_test(tmp_path, "a/0.png", random_images(4, 4, 3))
     save(tmp_path / "test" / "b" / "0.png", random_images(4, 4, 3))
-    with pytest.raises(UserError, match="class 'b' has no folder of training images"):
+    with pytest.raises(UserError, match="class 'b' has no folder in the training split"):
         Folder("test", settings(tmp_path))
 
 

@@ -68,7 +68,7 @@ def test_data_stays_on_the_device_when_it_fits(asked: str) -> None:
 
 
 def test_a_loader_that_was_asked_for_is_used() -> None:
-    assert choose_loader(RunSettings(loader="workers"), samples(1), CPU) == ("workers", "asked for", None)
+    assert choose_loader(RunSettings(loader="workers"), samples(1), CPU) == ("workers", "requested", None)
 
 
 @pytest.mark.parametrize("asked", ["auto", "resident"])
@@ -88,7 +88,7 @@ def test_data_too_large_for_a_gpu_stays_in_host_memory_or_in_its_files(asked: st
     settings, source = RunSettings(loader=asked), samples(10, Photographs)
     room(cuda=0, cpu=10)
     name, why, home = choose_loader(settings, source, GPU)
-    assert (name, home) == ("resident", CPU) and "do not fit" in why and "host's memory" in why
+    assert (name, home) == ("resident", CPU) and "do not fit" in why and "host memory" in why
     room(cuda=0, cpu=0)
     name, why, _ = choose_loader(settings, source, GPU)
     assert name == "workers" and "paceline pack" in why
@@ -164,7 +164,7 @@ def test_auto_tries_loaders_in_their_declared_order(monkeypatch: pytest.MonkeyPa
     room(cpu=10)
     assert choose_loader(RunSettings(), samples(2), CPU).name == "resident"
     monkeypatch.setattr(Workers, "auto_order", Resident.auto_order - 1)  # type: ignore[operator]
-    assert choose_loader(RunSettings(), samples(2), CPU) == ("workers", "it fits", None)
+    assert choose_loader(RunSettings(), samples(2), CPU) == ("workers", "automatic", None)
 
 
 def test_a_source_that_no_loader_fits_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

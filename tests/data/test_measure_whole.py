@@ -55,7 +55,7 @@ def test_a_folder_without_a_test_split_is_evaluated_as_a_whole(name: str, tmp_pa
 def test_one_sample_is_enough_to_evaluate(name: str, tmp_path: Path) -> None:
     write(tmp_path, name, 1)
     settings = settings_of(name, tmp_path)
-    with pytest.raises(UserError, match="too few for a train and a test split; see --test-root"):
+    with pytest.raises(UserError, match="too few to train and test on; add more, or set --test-root"):
         source_class(name)("test", settings)
     assert len(source_class(name)("test", source_class(name).measure_whole(settings))) == 1
 

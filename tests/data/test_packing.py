@@ -77,7 +77,7 @@ def test_packing_resumes_after_being_killed(photos: Path, tmp_path: Path, capsys
         rows.write(b"half a row")
     with pytest.raises(
         UserError,
-        match=r"another source, .* \(train has 1,438 samples instead of 6\)",
+        match=r"a different source, .* \(train has 1,438 samples instead of 6\)",
     ):
         pack("digits", str(tmp_path / "packed"), NO_FLAGS, {})
     assert pack(str(slow), str(tmp_path / "packed"), {"data_root": str(photos), "workers": 0}, {}) == 0
@@ -99,7 +99,7 @@ def test_packing_again_checks_every_pixel(packed: Path, photos: Path, capsys: py
     flip_a_bit(packed / "test" / "image.pixels", -1)
     with pytest.raises(UserError, match=r"test/image\.pixels: 5\.png is damaged"):
         pack(str(photos), str(packed), NO_FLAGS, {})
-    with pytest.raises(UserError, match=r"instead of 6\); remove .*packed, then pack again, or name another"):
+    with pytest.raises(UserError, match=r"instead of 6\); delete .*packed and pack again, or choose"):
         pack("digits", str(packed), NO_FLAGS, {})
 
 
@@ -123,7 +123,7 @@ def test_truncated_missing_and_changed_files_are_rejected(packed: Path) -> None:
     pixels, index, names = (packed / "train" / name for name in ("image.pixels", "index.npy", "names.json"))
     whole = pixels.read_bytes()
     pixels.write_bytes(whole[:-1])
-    with pytest.raises(UserError, match=r"image\.pixels: 12,149 bytes instead of 12,150; remove .*packed, then pack"):
+    with pytest.raises(UserError, match=r"image\.pixels: 12,149 bytes instead of 12,150; delete .*packed and pack"):
         open_packed(packed)
     pixels.write_bytes(whole)
     for file in (index, names):
@@ -141,7 +141,7 @@ def test_another_version_and_other_folders_are_rejected(packed: Path, photos: Pa
     manifest = json.loads((packed / "pack.json").read_text())
     (packed / "pack.json").write_text(json.dumps(manifest | {"version": 1}))
     for read in (lambda: open_packed(packed), lambda: pack(str(photos), str(packed), NO_FLAGS, {})):
-        with pytest.raises(UserError, match=r"version 1 of the format, expected 3; remove .*packed, then pack"):
+        with pytest.raises(UserError, match=r"format version 1, expected 3; delete .*packed and pack again"):
             read()
     (packed / "pack.json").write_text('{"format": ')
     with pytest.raises(UserError, match=r"pack\.json: damaged"):
@@ -151,7 +151,7 @@ def test_another_version_and_other_folders_are_rejected(packed: Path, photos: Pa
         open_packed(packed)
     with pytest.raises(UserError, match=r"not a packed folder \(it has no pack\.json\)"):
         open_packed(photos)
-    with pytest.raises(UserError, match="name a folder that is new or empty"):
+    with pytest.raises(UserError, match="choose a folder that is new or empty"):
         pack(str(photos), str(photos), NO_FLAGS, {})
 
 
@@ -169,16 +169,16 @@ def test_the_metadata_of_a_pack_is_checked_against_its_checksum(change: str, pac
         del manifest["sha256"]
     (packed / "pack.json").write_text(json.dumps(manifest))
     for read in (lambda: open_packed(packed, "test"), lambda: pack(str(photos), str(packed), NO_FLAGS, {})):
-        with pytest.raises(UserError, match=r"pack\.json: damaged .*; remove .*packed, then pack again$"):
+        with pytest.raises(UserError, match=r"pack\.json: damaged .*; delete .*packed and pack again$"):
             read()
 
 
 def test_settings_fixed_when_packing_cannot_be_changed_later(packed: Path) -> None:
-    with pytest.raises(UserError, match=r"channels=1: .* was packed with 3; pack its source into another folder"):
+    with pytest.raises(UserError, match=r"channels=1: .* was packed with channels=3; to change this, pack its source"):
         open_packed(packed, channels=1)
     with pytest.raises(UserError, match=r"size=7: .* was packed with 30×20 pixels"):
         open_packed(packed, size=7)
-    with pytest.raises(UserError, match="has no split 'validation'; it holds train, test"):
+    with pytest.raises(UserError, match="has no split 'validation'; available: train, test"):
         open_packed(packed, "validation")
 
 

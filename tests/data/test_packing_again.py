@@ -72,7 +72,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def rejected(match: str) -> pytest.RaisesExc[UserError]:
-    return pytest.raises(UserError, match=rf"before it was changed \({match}\); remove .*packed, then pack again")
+    return pytest.raises(UserError, match=rf"before it was changed \({match}\); delete .*packed and pack again")
 
 
 def replace(file: Path) -> None:
@@ -89,15 +89,15 @@ def test_changed_labels_are_detected(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", **arrays, y_train=labels, y_test=labels[:2])
     assert pack(*again) == pack(*again) == 0
     np.savez(tmp_path / "own.npz", **arrays, y_train=(labels + 1) % 3, y_test=labels[:2])
-    with rejected(r"train: its numbers \(labels\) differ"):
+    with rejected("train: its labels differ"):
         pack(*again)
 
 
 @pytest.mark.parametrize(
     ("change", "noticed"),
     [
-        ("replaced", "train: its files have other names, sizes or times of change"),
-        ("renamed", "train: its samples have other names"),
+        ("replaced", "train: its files have different names, sizes or modification times"),
+        ("renamed", "train: its samples have different names"),
         ("added", "train has 41 samples instead of 40"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_label_changed_by_renaming_a_folder_is_detected(photos: Path, tmp_path
     again = (str(photos), str(tmp_path / "packed"), NO_FLAGS | {"data": "folder"}, {})
     assert pack(*again) == pack(*again) == 0
     (photos / "cat" / "39.png").rename(photos / "dog" / "00a.png")
-    with rejected(r"train: its numbers \(labels\) differ|train: its files .*"):
+    with rejected(r"train: its labels differ|train: its files .*"):
         pack(*again)
 
 
@@ -205,7 +205,7 @@ def begun(photos: Path, folder: Path, count: int) -> dict[str, Photos]:
 def test_a_packed_image_that_was_replaced_before_a_resume_is_detected(photos: Path, tmp_path: Path) -> None:
     begun(photos, tmp_path / "packed", 20)
     replace(photos / "train" / "04.png")
-    with rejected("train: its files have other names, sizes or times of change"):
+    with rejected("train: its files have different names, sizes or modification times"):
         pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
 
 
@@ -221,7 +221,7 @@ def test_files_that_change_while_they_are_packed_are_detected(photos: Path, tmp_
     for split, source in sources.items():
         packing.fill(source, tmp_path / "packed" / split, 0, lambda done: None)
     replace(photos / "train" / "04.png")
-    with rejected("train: files were changed while they were packed"):
+    with rejected("train: files changed during packing"):
         packing.finish(tmp_path / "packed", sources)
 
 
@@ -239,7 +239,7 @@ def test_a_full_disk_is_reported_in_one_line_and_the_same_command_resumes(photos
 
 def test_a_folder_that_cannot_be_created_is_reported_in_one_line(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/packed: Not a directory; name a folder that can be created and written"):
+    with pytest.raises(UserError, match=r"file/packed: Not a directory; choose a folder that can be created"):
         pack(str(photos), str(tmp_path / "file" / "packed"), NO_FLAGS, {})
 
 

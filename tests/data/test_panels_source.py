@@ -85,19 +85,19 @@ def test_folders_a_and_b_are_matched_by_name(tmp_path):
     swapped = open_rows(tmp_path, panels="photo,image")
     assert {name: int(image.flat[0]) for name, image in swapped.read(0).items()} == {"photo": 1, "image": 2}
     (tmp_path / "trainB" / "y.bmp").unlink()
-    with pytest.raises(UserError, match=r"trainA/y.png has no partner"):
+    with pytest.raises(UserError, match=r"trainA/y.png has no counterpart"):
         open_rows(tmp_path)
     assert len(open_rows(tmp_path, bad_images="skip")) == 1
     Image.new("RGB", (12, 12)).save(tmp_path / "trainB" / "x.bmp")
     (tmp_path / "trainA" / "y.png").unlink()
-    with pytest.raises(UserError, match=r"trainA/x.png has 20×12 pixels and trainB/x.bmp 12×12"):
+    with pytest.raises(UserError, match=r"trainA/x.png is 20×12 pixels but trainB/x.bmp is 12×12"):
         open_rows(tmp_path)
 
 
 def test_a_row_that_does_not_hold_the_named_panels_is_rejected_by_name(tmp_path):
     write_rows(tmp_path, 3)
     Image.new("RGB", (3 * SIDE + 1, SIDE)).save(tmp_path / "train" / "odd.png")
-    with pytest.raises(UserError, match=r"odd.png: 49×16 pixels are not 3 panels of one width"):
+    with pytest.raises(UserError, match=r"odd.png: 49×16 pixels is not a row of 3 equal panels"):
         open_rows(tmp_path, panels="image,stain,segmentation")
     assert len(open_rows(tmp_path, panels="image,stain,segmentation", bad_images="skip")) == 2
 
@@ -105,13 +105,13 @@ def test_a_row_that_does_not_hold_the_named_panels_is_rejected_by_name(tmp_path)
 @pytest.mark.parametrize(
     ("panels", "message"),
     [
-        ("image,a,b,segmentation", r"0.png: 96×16 pixels are not 4 panels of one width .they look like 6."),
-        ("image,a,b,c,segmentation", r"are not 5 panels of one width"),
-        ("", r"a row of 96×16 pixels; say what its panels are.*--set panels="),
-        ("a,b,c,d,e,f", r"panels=a,b,c,d,e,f: give every panel a name.*call the input 'image'"),
-        ("image,a,a,b,c,d", r"a name of its own"),
+        ("image,a,b,segmentation", r"0.png: 96×16 pixels is not a row of 4 equal panels.*it looks like 6"),
+        ("image,a,b,c,segmentation", r"is not a row of 5 equal panels"),
+        ("", r"a row of 96×16 pixels is not two square panels; .*--set panels="),
+        ("a,b,c,d,e,f", r"panels=a,b,c,d,e,f: give each panel a unique name.*call the input 'image'"),
+        ("image,a,a,b,c,d", r"give each panel a unique name"),
         ("image,a b,c,d,e,f", r"'a b' is not a valid name"),
-        ("image,-,-,-,-,-", r"give every panel a name"),
+        ("image,-,-,-,-,-", r"give each panel a unique name"),
     ],
 )
 def test_panel_names_that_do_not_fit_are_rejected(tmp_path, panels, message):
@@ -155,9 +155,9 @@ def test_tiles_have_the_requested_size_and_panels(tmp_path, monkeypatch):
         "hematoxylin",
         "segmentation",
     )
-    with pytest.raises(UserError, match=r"panels=image,lap2: without --data-root the panels are .*'lap2'"):
+    with pytest.raises(UserError, match=r"panels=image,lap2: unknown panel 'lap2'; without --data-root, use image,"):
         Panels("train", Panels.Settings(panels="image,lap2"))
-    with pytest.raises(UserError, match="size=300: the embedded tissue has 512 pixels"):
+    with pytest.raises(UserError, match="size=300: the bundled image has only 512×512 pixels; use at most 256"):
         Panels("train", Panels.Settings(size=300))
 
 

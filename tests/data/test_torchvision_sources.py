@@ -65,7 +65,7 @@ def test_a_missing_set_is_downloaded_once_while_others_wait(tmp_path: Path, serv
 def test_a_download_with_a_wrong_checksum_is_rejected(tmp_path: Path, server: list[str]) -> None:
     changed = next((tmp_path / "served").glob("train-images*"))
     changed.write_bytes(changed.read_bytes()[:-1] + b"x")
-    with pytest.raises(UserError, match=r"--data-root .*mnist is not complete there.*corrupted"):
+    with pytest.raises(UserError, match=r"--data-root .*mnist is missing or incomplete.*corrupted"):
         Mnist("train", RunSettings(data_root=str(tmp_path / "data")))
 
 
@@ -78,7 +78,7 @@ def test_missing_data_offline_reports_which_files_to_put_where(
 
     monkeypatch.setattr("urllib.request.urlopen", fail)
     source = registry.load_class("source", name, Source)
-    with pytest.raises(UserError, match=f"--data-root {tmp_path}: {name} is not complete there") as raised:
+    with pytest.raises(UserError, match=f"--data-root {tmp_path}: {name} is missing or incomplete") as raised:
         source("train", RunSettings(data_root=str(tmp_path)))
     assert source.expected in str(raised.value) and "\n" not in str(raised.value)  # type: ignore[attr-defined]
 
@@ -87,7 +87,7 @@ def test_a_damaged_file_is_rejected(make_data) -> None:
     settings = make_data("mnist")
     file = Path(settings.data_root, "MNIST/raw/train-images-idx3-ubyte")
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(UserError, match="mnist is not complete there"):
+    with pytest.raises(UserError, match="mnist is missing or incomplete"):
         Mnist("train", settings)
 
 

@@ -150,7 +150,7 @@ def test_packed_samples_smaller_than_the_crop_can_be_skipped_too(data: Path) -> 
         assert "left out 5 of 8" in source.notes[0]
         names.append([source.name_of(index) for index in range(len(source))])
     assert names[0] == names[1]
-    with pytest.raises(UserError, match="none of its images has the 60×60 pixels"):
+    with pytest.raises(UserError, match="--crop 60: larger than every image"):
         registry.load_class("source", "packed", Source)("train", dataclasses.replace(settings, crop=60))
 
 
@@ -196,7 +196,7 @@ def test_a_window_does_not_depend_on_the_batch_around_it() -> None:
 
 def test_an_image_smaller_than_the_crop_is_reported_with_both_sizes(data: Path) -> None:
     source = open_source(data, "photos")
-    with pytest.raises(UserError, match=r"--crop 13: smaller than 13×13 pixels: 2\.png 12×12; .* at most 12"):
+    with pytest.raises(UserError, match=r"--crop 13: larger than some images: 2\.png 12×12; .* at most 12"):
         registry.load_class("loader", "workers", Loader)(source, CPU, RunSettings(), 13)
 
 

@@ -55,7 +55,7 @@ def test_sixteen_bit_colour_is_rgb_and_a_fourth_channel_is_what_the_file_declare
     tifffile.imwrite(file, DEEP, photometric="rgb", extrasamples=["unspecified"])
     found = read_image(file)
     assert np.array_equal(found.pixels, DEEP[..., :3]) and found.alpha is None
-    assert "not transparency was left out" in found.note
+    assert "not transparency was ignored" in found.note
 
     half = np.full_like(DEEP, 32768)
     half[..., :3] //= 2  # premultiplied colours stay as they are
@@ -67,7 +67,7 @@ def test_sixteen_bit_colour_is_rgb_and_a_fourth_channel_is_what_the_file_declare
     tifffile.imwrite(file, cyan, photometric="separated")
     found = read_image(file)
     assert found.alpha is None and found.pixels.dtype == np.uint8 and (found.pixels == (0, 255, 255)).all()
-    assert "16-bit colours were read with 8 bits" in found.note
+    assert "16-bit colours were read as 8-bit" in found.note
 
 
 def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
         decode(file)
     tifffile.imwrite(file, np.stack([DEEP[..., :3], DEEP[::-1, :, :3]]), photometric="rgb")
     found = read_image(file)
-    assert np.array_equal(found.pixels, DEEP[..., :3]) and found.note == "only the first of its pages was read"
+    assert np.array_equal(found.pixels, DEEP[..., :3]) and found.note == "only the first page was read"
 
 
 def test_sixteen_bit_grey_runs_from_black_to_white_for_any_photometric_and_bit_depth(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_16_bit_grey_png_with_transparency_stays_grey_and_prints_a_note(tmp_pa
     parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
     found = read_image(file)
-    assert found.note == "its 16-bit greys and transparency were read with 8 bits"
+    assert found.note == "its 16-bit greys and transparency were read as 8-bit"
     assert np.array_equal(found.pixels[..., 0], DEEP[..., 0] >> 8)
     assert found.alpha is not None and np.array_equal(np.asarray(found.alpha), DEEP[..., 1] >> 8)
 

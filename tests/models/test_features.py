@@ -45,7 +45,7 @@ def normalised(images: torch.Tensor) -> torch.Tensor:
 
 def test_images_too_small_for_the_poolings_are_rejected():
     assert Features("random", "conv5_4")(torch.zeros(1, 3, 16, 17)).shape[-2:] == (1, 1)
-    with pytest.raises(UserError, match="vgg_layer=conv5_4: needs images of 16 pixels, and these have 20×15"):
+    with pytest.raises(UserError, match="vgg_layer=conv5_4: needs images of at least 16×16 pixels, not 20×15"):
         Features("random", "conv5_4")(torch.zeros(1, 3, 15, 20))
 
 
@@ -118,8 +118,8 @@ def test_unusable_files_are_reported(tmp_path):
         Features("random", "conv5_5")
     cases = {
         str(tmp_path / "gone.pth"): "no such file",
-        saved(tmp_path, {"a.weight": torch.zeros(4, 4, 3, 3)}, "other.pth"): "not the weights of VGG19",
-        saved(tmp_path, {"features.0.weight": torch.zeros(4, 3, 3, 3)}, "short.safetensors"): "has 1 convolutions",
+        saved(tmp_path, {"a.weight": torch.zeros(4, 4, 3, 3)}, "other.pth"): "does not contain the weights of VGG19",
+        saved(tmp_path, {"features.0.weight": torch.zeros(4, 3, 3, 3)}, "short.safetensors"): "has only 1 convolutions",
     }
     (tmp_path / "broken.pth").write_bytes(b"nothing")
     cases[str(tmp_path / "broken.pth")] = "was not written by torch.save$"
@@ -129,7 +129,7 @@ def test_unusable_files_are_reported(tmp_path):
     Path(whole).write_bytes(Path(whole).read_bytes()[:-100])
     cases[whole] = "cannot be read; the file may be truncated"
     torch.save(torch.nn.ReLU(), tmp_path / "program.pth")
-    cases[str(tmp_path / "program.pth")] = "holds more than tensors, and is not read: save its state_dict alone$"
+    cases[str(tmp_path / "program.pth")] = "contains more than tensors, so it is not loaded; save only its state_dict$"
     for path, message in cases.items():
         with pytest.raises(UserError, match=message):
             Features(path)(IMAGES)

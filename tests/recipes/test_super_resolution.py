@@ -186,7 +186,7 @@ def test_images_too_small_to_train_on_can_still_be_evaluated(tmp_path):
     roots = {"data_root": str(tmp_path), "test_root": str(tmp_path)}
     config = configure("super_resolution", roots | {"bad_images": "skip"}, small=True)
     assert config.run.crop == 32
-    with pytest.raises(UserError, match=r"small\.png: 24×20 pixels, less than the crop"):
+    with pytest.raises(UserError, match=r"small\.png: 24×20 pixels, smaller than the crop"):
         open_sources(config)
     sources = open_sources(config, "test")
     assert list(sources) == ["test"] and make_recipe(config, sources).output_scale == 2

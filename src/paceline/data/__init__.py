@@ -1,1 +1,1 @@
-"""Where samples come from and how they reach the device."""
+"""Sources, loaders and transforms: how samples are read and brought to the device."""

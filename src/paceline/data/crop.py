@@ -1,6 +1,7 @@
-"""Windows: the part of an image that training sees, computed from the ticket's numbers and the image's size alone.
+"""Crop windows: the region of an image that is used for training.
 
-The host and the device compute the same windows: one multiplication in float32, then integers.
+A window depends only on the ticket's random numbers and the image's size. The host and the device compute the same
+window: one float32 multiplication, then integer arithmetic.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW
 
-MAX_NAMED = 3  # of the images that are too small
+MAX_NAMED = 3  # maximum number of images listed in an error message
 
 
 class Window(NamedTuple):
-    """A part of a sample's "image", in pixels; the fields that belong to it are cut alike."""
+    """A region of a sample's "image", in pixels; the sample's other images are cropped to match."""
 
     top: int
     left: int
@@ -31,7 +32,7 @@ class Window(NamedTuple):
 
 
 def cut(sample: dict[str, NDArray[Any]], window: Window, scale: int) -> dict[str, NDArray[Any]]:
-    """Return the window of every image of a sample; for "low", position and sides are divided by the scale."""
+    """Crop every image of a sample to the window; for "low", position and size are divided by the scale."""
     parts = {}
     for name, field in sample.items():
         if field.ndim == 3:
@@ -42,10 +43,10 @@ def cut(sample: dict[str, NDArray[Any]], window: Window, scale: int) -> dict[str
 
 
 def corners(uniforms: Tensor, sizes: Tensor, crop: int, scale: int) -> Tensor:
-    """Return top and left of each sample's window, int64 [n, 2]; multiples of the scale where there is one."""
+    """Return the top left corner of each sample's window, int64 [n, 2]; a multiple of the scale if there is one."""
     step = max(1, scale)
     places = torch.div(sizes - crop, step, rounding_mode="floor") + 1
-    # A product below `places`, which float32 never rounds up to it.
+    # The product is below `places`; float32 never rounds it up to `places`.
     return (uniforms[:, CROP_ROW : CROP_COLUMN + 1] * places.to(torch.float32)).to(torch.int64) * step
 
 
@@ -56,12 +57,12 @@ def windows(uniforms: NDArray[np.float32], sizes: NDArray[np.int64], crop: int, 
 
 
 def cropped(spec: DataSpec, crop: int) -> DataSpec:
-    """Return the spec of what training sees."""
+    """Return the spec of the cropped samples; without a crop, the spec itself."""
     return dataclasses.replace(spec, height=crop, width=crop) if crop else spec
 
 
 def check_crop(sizes: NDArray[np.int64], crop: int, scale: int, name_of: Callable[[int], str]) -> None:
-    """Raise UserError for a crop that does not fit every image, and for no crop where sizes differ."""
+    """Raise UserError if the crop does not fit every image, or if there is no crop and sizes differ."""
     smallest = int(sizes.min())
     if not crop:
         other = np.flatnonzero((sizes != sizes[0]).any(axis=1))
@@ -69,18 +70,18 @@ def check_crop(sizes: NDArray[np.int64], crop: int, scale: int, name_of: Callabl
             first, second = (f"{name_of(i)} {_size(sizes[i])}" for i in (0, int(other[0])))
             raise UserError(
                 f"--crop 0: images of different sizes ({first}, {second}) cannot share a batch; "
-                f"give the side of a window that fits all, at most {smallest}"
+                f"set --crop to a size that fits every image, at most {smallest}"
             )
         return
     if scale and crop % scale:
-        raise UserError(f"--crop {crop}: must be a multiple of {scale}, by which the low-resolution files are smaller")
+        raise UserError(f"--crop {crop}: must be a multiple of {scale}, the scale of the low-resolution files")
     small = np.flatnonzero((sizes < crop).any(axis=1))
     if small.size:
         named = ", ".join(f"{name_of(int(i))} {_size(sizes[i])}" for i in small[:MAX_NAMED])
         more = f" and {small.size - MAX_NAMED} more" if small.size > MAX_NAMED else ""
         raise UserError(
-            f"--crop {crop}: smaller than {crop}×{crop} pixels: {named}{more}; leave these out (--bad-images skip), "
-            f"or crop at most {smallest - smallest % max(1, scale)}"
+            f"--crop {crop}: larger than some images: {named}{more}; leave these out with --bad-images skip, "
+            f"or use a crop of at most {smallest - smallest % max(1, scale)}"
         )
 
 

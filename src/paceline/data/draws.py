@@ -1,7 +1,7 @@
-"""A recipe's random numbers, as functions of the seed and the number of images seen.
+"""A recipe's random inputs, computed from the seed and the number of images seen.
 
-They are drawn for the global batch and then sliced: ranks hold different rows of one table, which does not depend on
-the number of ranks.
+They are generated for the entire global batch, and each rank takes its own rows. So they do not depend on the number
+of ranks.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from torch import Tensor
 
 from paceline.contracts.recipe import Draw
 
-BLOCK_ROWS = 500  # of the tables that are drawn outside of training
+BLOCK_ROWS = 500  # rows generated at a time outside of training
 _MAKERS = {"normal": torch.randn, "uniform": torch.rand}
 
 
 def number_from(*words: object) -> int:
-    """Return a seed that follows from words, the same in every process."""
+    """Return a seed derived from the words, the same in every process."""
     return int.from_bytes(blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
 
 
 class Drawer:
-    """Fills a recipe's draws."""
+    """Generates the random values that a recipe declares as draws."""
 
     def __init__(self, draws: Mapping[str, Draw], seed: int, device: torch.device, dtype: torch.dtype) -> None:
         self.draws, self.seed, self.dtype = draws, seed, dtype
         self.generator = torch.Generator(device)
 
     def table(self, images: int, rows: int) -> dict[str, Tensor]:
-        """Return every draw for the `rows` samples of the global batch that starts after so many images."""
+        """Return all draws for a global batch of `rows` samples that starts after `images` images."""
         return {name: self._fill(name, draw, images, rows) for name, draw in self.draws.items()}
 
     def rows(self, purpose: str, start: int, stop: int) -> dict[str, Tensor]:
-        """Return rows [start, stop) of a purpose's endless table; the same on every device."""
+        """Return rows [start, stop) of the endless table of draws for `purpose`, the same on every device."""
         return {name: self._slice(name, draw, purpose, start, stop) for name, draw in self.draws.items()}
 
     def _slice(self, name: str, draw: Draw, purpose: str, start: int, stop: int) -> Tensor:
@@ -55,6 +55,6 @@ class Drawer:
     def _fill(self, name: str, draw: Draw, images: int, rows: int) -> Tensor:
         self.generator.manual_seed(number_from(self.seed, images, name))
         make = _MAKERS[draw.kind]
-        # Always drawn in float32: the numbers do not depend on the precision of the run.
+        # Always drawn in float32, so that the values do not depend on the run's precision.
         drawn = make((1 if draw.common else rows, *draw.shape), generator=self.generator, device=self.generator.device)
         return drawn.to(self.dtype).expand(rows, *draw.shape).contiguous()

@@ -1,4 +1,4 @@
-"""The run's data as training and evaluation read it: steps from any position on, and whole splits once over."""
+"""Training batches from any position in the stream, and evaluation batches for one pass over a split."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from paceline.data.pipeline import BatchPipeline
 from paceline.data.source import has_one_size, sizes_of
 from paceline.data.tickets import Stream, Tickets, in_order, part
 
-EVALUATION_BATCH = 500  # samples per device and forward at most; the result does not depend on it
-EVALUATION_PIXELS = 2**21  # of a batch's "image", about
+EVALUATION_BATCH = 500  # maximum samples per device and forward pass; results do not depend on it
+EVALUATION_PIXELS = 2**21  # maximum pixels of "image" per batch; a single larger image is allowed
 
 
 class StepData(NamedTuple):
-    """What one step learns from, on this rank."""
+    """The data of one training step on this rank."""
 
-    images: int  # seen before this step
-    fetched: list[list[Batch]]  # for each repetition of a phase, its micro-batches, not finished yet
+    images: int  # number of images seen before this step
+    fetched: list[list[Batch]]  # micro-batches for each repetition of a phase, as returned by `fetch`
 
 
 class Cut(NamedTuple):
-    """How a global batch is cut: first into micro-batches, then each of these over the ranks.
+    """How a global batch is split: first into micro-batches, then each micro-batch across the ranks.
 
-    Micro-batches come first so that a micro-batch holds the same samples at every world size.
+    This order gives each micro-batch the same samples at every world size.
     """
 
     batch_size: int
@@ -37,14 +37,14 @@ class Cut(NamedTuple):
     size: int
 
     def parts(self, start: int) -> list[tuple[int, int]]:
-        """Return this rank's range of positions in each micro-batch of the global batch that starts at a position."""
+        """Return this rank's positions [low, high) in each micro-batch of the global batch that begins at `start`."""
         whole = (start, start + self.batch_size)
         micro = [part(*whole, number, self.accumulate) for number in range(self.accumulate)]
         return [part(*range_, self.rank, self.size) for range_ in micro]
 
 
 class TrainingFeed:
-    """Steps of the endless stream; a pure function of the position."""
+    """Yields training steps from the endless stream; a step depends only on its position."""
 
     def __init__(self, pipeline: BatchPipeline, stream: Stream, cut: Cut, repeats: int, drawer: Drawer) -> None:
         self.pipeline, self.stream, self.cut = pipeline, stream, cut
@@ -52,11 +52,11 @@ class TrainingFeed:
 
     @property
     def images_per_step(self) -> int:
-        """By how many images a step advances the run's clock."""
+        """Number of images that a step uses, over all ranks and repetitions."""
         return self.cut.batch_size * self.repeats
 
     def steps(self, images: int, until: int) -> Iterator[StepData]:
-        """Yield the steps from a position on, as long as fewer than `until` images were seen."""
+        """Yield steps, starting after `images` images, until at least `until` images have been seen."""
         arriving = self.pipeline.fetch(self._requests(images, until))
         while images < until:
             fetched = []
@@ -82,9 +82,9 @@ class TrainingFeed:
 
 
 def evaluation_batches(pipeline: BatchPipeline, rank: int, size: int, drawer: Drawer | None = None) -> Iterator[Batch]:
-    """Yield this rank's contiguous part of a source, every sample once, with draws by position.
+    """Yield this rank's contiguous part of a source, each sample once, with draws that depend on its position.
 
-    The last batch may be short. Images of different sizes come one by one.
+    The last batch may be smaller. If image sizes differ, each batch contains one image.
     """
     loader = pipeline.loader
     ranges = list(_ranges(len(loader.source), rank, size, _evaluation_batch(loader)))
@@ -93,7 +93,7 @@ def evaluation_batches(pipeline: BatchPipeline, rank: int, size: int, drawer: Dr
 
 
 def drawn_batches(drawer: Drawer, count: int, rank: int, size: int) -> Iterator[Batch]:
-    """Yield this rank's contiguous part of `count` rows of draws; a row depends on its position alone."""
+    """Yield this rank's contiguous part of `count` rows of draws; a row depends only on its position."""
     device = drawer.generator.device
     for start, stop in _ranges(count, rank, size):
         yield drawer.rows("evaluation", start, stop) | {"index": torch.arange(start, stop, device=device)}

@@ -1,4 +1,4 @@
-"""Fingerprints: short hashes of a source's images and labels, by which a run recognises its data."""
+"""Fingerprints: short hashes of a source's images and labels, which let a run recognise its data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from paceline.data.source import Sample, Source, lies_in_memory
 
-FINGERPRINT_SAMPLES = 256  # read for a fingerprint where reading costs
-FINGERPRINT_PIXELS = 16_000_000  # of large images fewer are read
-SAMPLES_TO_RECOGNISE = 16  # enough to tell one data set from another
-_known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # a run asks again at every evaluation
+FINGERPRINT_SAMPLES = 256  # samples to hash if the source is not in memory
+FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels, for large images
+SAMPLES_TO_RECOGNISE = 16  # enough to tell one dataset from another
+_known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached: needed at every evaluation
 
 
 class _Digest(Protocol):
@@ -22,14 +22,14 @@ class _Digest(Protocol):
 
 
 def describe_samples(source: Source) -> str:
-    """Return the number of samples, the fingerprint of their images and, where there are some, of their labels."""
+    """Return the number of samples, the fingerprint of their images and, if there are labels, that of the labels."""
     labels = _fingerprint_of_numbers(source, SAMPLES_TO_RECOGNISE)
     described = f"{len(source):,} samples, {fingerprint(source, SAMPLES_TO_RECOGNISE)}"
     return f"{described} with labels {labels}" if labels else described
 
 
 def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
-    """Return a hash of the images: of all in memory, else of some spread over the source, and of their number."""
+    """Return a hash of the number of images and their pixels: all if in memory, else some spread over the source."""
     known = _known.setdefault(source, {})
     if samples not in known:
         known[samples] = _fingerprint_of_images(source, samples)
@@ -51,7 +51,7 @@ def _fingerprint_of_images(source: Source, samples: int) -> str:
 
 
 def _fingerprint_of_numbers(source: Source, samples: int) -> str:
-    """Return a hash of all labels, or of some where only reading tells them; "" where there are none."""
+    """Return a hash of all labels, or of some if only `read` knows them; "" if there are none."""
     first = source.read(0)
     names = sorted(name for name, field in first.items() if field.ndim == 0)
     if not names:

@@ -1,4 +1,4 @@
-"""The base of sources whose samples are one or more image files of mixed sizes, decoded when read."""
+"""Base class for sources whose samples are one or more image files, of any size, decoded when read."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from paceline.data.file_lists import SUFFIXES, first_few, unreadable
 from paceline.data.source import Encoded, Sample, Source
 from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
 
-Files = dict[str, Path]  # of one sample: the file of each field
+Files = dict[str, Path]  # the file of each field in a sample
 Sizes = dict[str, tuple[int, int]]  # height and width of each field
-SplitNames = Mapping[str, Sequence[str]]  # the names that a split's folder may have
+SplitNames = Mapping[str, Sequence[str]]  # accepted folder names of each split
 
 
 class _Header(NamedTuple):
@@ -31,13 +31,13 @@ class _Header(NamedTuple):
 
 
 class ImageFiles(Source):
-    """A subclass lists the files. Sizes are read from the headers; files that do not match are listed in an error."""
+    """Base class; a subclass lists the files. Image sizes are read from headers; an error lists mismatched files."""
 
-    split_layouts: ClassVar[tuple[SplitNames, ...]] = ()  # folders of splits that a root may have
+    split_layouts: ClassVar[tuple[SplitNames, ...]] = ()  # supported sets of split folders
 
     @classmethod
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
-        """Return settings that make a folder without a test split the test split itself."""
+        """Return settings that use all of a folder as the test split if it has no test split of its own."""
         assert isinstance(settings, SeparateTestFolder)
         root = Path(settings.data_root).expanduser()
         has_test_split = any(split_folder(root, "test", names) is not None for names in cls.split_layouts)
@@ -48,25 +48,25 @@ class ImageFiles(Source):
     def __init__(
         self, root: Path, samples: Sequence[Files], split: str, settings: RunSettings, problems: Sequence[str] = ()
     ) -> None:
-        """`problems` are messages about files that belong to no sample, which are treated like unreadable ones."""
+        """`problems` are messages about files without a match; such files are treated like unreadable ones."""
         check_image_settings(settings)
         if not samples and not problems:
             raise UserError(f"{root}: has no images ({', '.join(sorted(SUFFIXES))})")
         self.root, self.channels, self.size = root, settings.channels or 3, settings.size
         may_skip = settings.bad_images == "skip"
-        with ThreadPoolExecutor(max(1, settings.workers)) as threads:  # Pillow releases the interpreter lock
+        with ThreadPoolExecutor(max(1, settings.workers)) as threads:  # Pillow releases the GIL
             headers = list(threads.map(lambda files: self._read_header(files, decoded=may_skip), samples))
         if may_skip and settings.crop and split == "train" and not self.size:
             headers = [self._large_enough(*pair, settings.crop) for pair in zip(samples, headers, strict=True)]
         problems = [*problems, *(one.problem for one in headers if one.problem)]
         if problems and not may_skip:
-            raise UserError(f"{first_few(problems)}; --bad-images skip leaves such files out")
+            raise UserError(f"{first_few(problems)}; use --bad-images skip to leave such files out")
         usable = [(files, one.sizes) for files, one in zip(samples, headers, strict=True) if not one.problem]
         if not usable:
             raise UserError(f"{root}: none of its images can be used: {first_few(problems)}")
         if problems:
             count = len(problems) + len(usable)
-            self.notes = (f"left out {len(problems)} of {count} in {root}: {first_few(problems)}",)
+            self.notes = (f"left out {len(problems)} of {count} samples in {root}: {first_few(problems)}",)
         self.files = [files for files, _ in usable]
         self._headers = [sizes for _, sizes in usable]
         image_sizes = np.array([self.image_size(sizes) for sizes in self._headers], dtype=np.int64)
@@ -97,7 +97,7 @@ class ImageFiles(Source):
         return ""
 
     def image_size(self, sizes: Sizes) -> tuple[int, int]:
-        """Return height and width of the sample's "image", from those of its files."""
+        """Return the height and width of the sample's "image", given the sizes of its files."""
         return sizes["image"]
 
     def _name(self, path: Path) -> str:
@@ -108,7 +108,7 @@ class ImageFiles(Source):
         for name, path in files.items():
             try:
                 sizes[name] = upright_size(path)
-                if decoded:  # a header may be incomplete
+                if decoded:  # a header can be wrong, and pixels can be damaged
                     image = decode(path)
                     sizes[name] = (image.height, image.width)
             except BadImage as error:
@@ -120,27 +120,27 @@ class ImageFiles(Source):
         if header.problem or min(self.image_size(header.sizes)) >= crop:
             return header
         height, width = self.image_size(header.sizes)
-        return header._replace(problem=f"{self._name(files['image'])}: {width}×{height} pixels, less than the crop")
+        return header._replace(problem=f"{self._name(files['image'])}: {width}×{height} pixels, smaller than the crop")
 
     def _decode(self, path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
         return arrange_image(self.open(path, size), self.size, self.channels)
 
     def open(self, path: Path, size: tuple[int, int]) -> Image.Image:
-        """Return the image in a file, which must have the size of its header."""
+        """Decode the image in a file; raise UserError if it does not have the size in its header."""
         try:
             image = decode(path)
         except BadImage as error:
             raise unreadable(path, error) from error
         if (image.height, image.width) != size:
             raise UserError(
-                f"{path}: {image.width}×{image.height} pixels, and {size[1]}×{size[0]} in its header; "
-                "--bad-images skip takes the size of the pixels"
+                f"{path}: the image has {image.width}×{image.height} pixels, but its header says {size[1]}×{size[0]}; "
+                "use --bad-images skip to ignore the header"
             )
         return image
 
 
 def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:
-    """Return the folder of a split under one of its names; None where the root has no folders of splits."""
+    """Return the folder of a split, under any of its names; None if the root has no split folders."""
     if not root.is_dir():
         raise UserError(f"--data-root {root}: no such folder")
     if not any((root / name).is_dir() for listed in names.values() for name in listed):
@@ -152,7 +152,7 @@ def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:
 
 
 def separate_folder(split: str, settings: SeparateTestFolder, names: SplitNames) -> Path | None:
-    """Return the folder that is all of a split because `test_root` is set; None where it is not."""
+    """Return the folder with all samples of a split if `test_root` is set, else None."""
     if not settings.test_root:
         return None
     flag, text = ("--test-root", settings.test_root) if split == "test" else ("--data-root", settings.data_root)

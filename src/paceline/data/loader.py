@@ -1,7 +1,8 @@
 """The loader contract: tickets in, raw batches on the device out.
 
-A loader is a pure function of tickets. What it yields is what the source holds (uint8 images, integer labels) plus the
-tickets' own columns; transforms.py does the rest, on the device, in batches. So every loader gives the same batches.
+A loader is a pure function of tickets. It yields the source's data (uint8 images, integer labels) together with the
+tickets' own columns. transforms.py does the rest on the device, one batch at a time. So all loaders produce the same
+batches.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ class Fit(NamedTuple):
 
     ok: bool
     why: str = ""
-    home: torch.device | None = None  # where the loader keeps all samples; None where it keeps none
+    home: torch.device | None = None  # device on which the loader keeps all samples; None if it keeps none
 
 
 class Loader:
-    """Subclass it in a file of its own in `loaders/`: the file's name is the loader's name."""
+    """Base class. Put each subclass in its own file in `loaders/`, named after the loader."""
 
-    # What others need to know of a loader. Nobody compares with its name.
+    # Other code reads these attributes; it never checks a loader's name.
     description: ClassVar[str] = ""  # how it loads, in a few words
-    package: ClassVar[str] = ""  # the module that must be installed besides torch
-    uses_workers: ClassVar[bool] = False  # `--workers` counts its processes or threads
-    extra: ClassVar[str] = ""  # of paceline, which installs that module
-    auto_order: ClassVar[int | None] = None  # its position among those that `--loader auto` tries; None: not tried
+    package: ClassVar[str] = ""  # module that must be installed in addition to torch
+    uses_workers: ClassVar[bool] = False  # whether `--workers` sets the number of its processes or threads
+    extra: ClassVar[str] = ""  # pip extra that installs this module
+    auto_order: ClassVar[int | None] = None  # `--loader auto` tries loaders in this order; None: never tried
 
     @classmethod
     def fits(cls, source: Source, device: torch.device, budget: Budget) -> Fit:
-        """Return whether it can serve the source; a loader that keeps samples in memory takes them from the budget."""
+        """Return whether the loader can serve the source; reserve memory in the budget if it keeps all samples."""
         return Fit(True)
 
     def __init__(
@@ -50,9 +51,9 @@ class Loader:
         crop: int = 0,
         home: torch.device | None = None,
     ) -> None:
-        """With a crop every image gives the window that its ticket names; without, a batch must be of one size.
+        """With a crop, the ticket decides the window of each image. Without one, a batch needs images of one size.
 
-        `home` is where `fits` found room for the samples; the device itself by default.
+        `home` is the device on which `fits` found room for the samples; by default it is `device`.
         """
         self.source, self.device, self.settings, self.crop = source, device, settings, crop
         self.home = home or device
@@ -61,19 +62,19 @@ class Loader:
 
     @property
     def batches_ahead(self) -> int:
-        """How many batches it may have read before they are asked for."""
+        """Maximum number of batches that are prefetched."""
         return 0
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Yield what has to come to the device for each request, in order; `finish` makes the raw batch of it."""
+        """Yield the data for each request on the device, in order; `finish` turns it into a raw batch."""
         raise NotImplementedError
 
     def finish(self, fetched: Batch) -> Batch:
-        """Return the raw batch: images uint8 [n, c, h, w], numbers [n], "index" int64 [n], "uniforms" [n, k].
+        """Return the raw batch: uint8 images [n, c, h, w], numbers [n], int64 "index" [n] and "uniforms" [n, k].
 
-        This runs on the device alone, and so can be part of a captured step.
+        This runs entirely on the device, so it can be captured in a CUDA graph.
         """
         return fetched
 
     def close(self) -> None:
-        """End what the loader started."""
+        """Stop the loader's processes and release its memory."""

@@ -1,4 +1,4 @@
-"""Which loader suits a source and a device."""
+"""Chooses the loader for a source and a device."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ AUTO = "auto"
 
 
 class Choice(NamedTuple):
-    """A loader by its name, and why; where it keeps all samples in memory, it has a home for them."""
+    """The name of a loader, why it was chosen, and the device that will hold all samples, if any."""
 
     name: str
     why: str
     home: torch.device | None = None
 
     def build(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> Loader:
-        """Return the loader itself."""
+        """Construct the loader."""
         return load_class("loader", self.name, Loader)(source, device, settings, crop, self.home)
 
 
 def choose_loader(settings: RunSettings, source: Source, device: torch.device, budget: Budget | None = None) -> Choice:
-    """Return the loader that was named or, where it is "auto" or does not fit, the first one that does."""
+    """Return the loader in the settings or, if that is "auto" or does not fit, the first one that fits."""
     budget = budget or Budget(settings.devices)
     obstacles: list[str] = []
     for name in _candidates(settings.loader):
@@ -38,16 +38,16 @@ def choose_loader(settings: RunSettings, source: Source, device: torch.device, b
         if not fit.ok:
             obstacles.append(fit.why)
             continue
-        advice = ["`paceline pack` would save the decoding"] if obstacles and not fit.home and decodes(source) else []
+        advice = ["`paceline pack` would avoid decoding"] if obstacles and not fit.home and decodes(source) else []
         reasons = [*obstacles, *([fit.why] if fit.why else []), *advice]
-        return Choice(name, "; ".join(reasons) or ("asked for" if name == settings.loader else "it fits"), fit.home)
+        return Choice(name, "; ".join(reasons) or ("requested" if name == settings.loader else "automatic"), fit.home)
     raise UserError(f"--loader {settings.loader}: no loader can serve this data: {'; '.join(obstacles)}")
 
 
 def choose_loaders(
     settings: RunSettings, sources: Mapping[str, Source], device: torch.device
 ) -> tuple[dict[str, Choice], list[str]]:
-    """Return the choice for each split, from one budget, training first; and a line for each that differs."""
+    """Choose a loader for each split, training first, within one memory budget; also return lines to print."""
     budget = Budget(settings.devices)
     order = sorted(sources, key=lambda split: split != "train")
     choices = {split: choose_loader(settings, sources[split], device, budget) for split in order}
@@ -60,7 +60,7 @@ def choose_loaders(
 
 
 def _candidates(wanted: str) -> Iterator[str]:
-    """Yield the names to try, in order: the one that was named, then those that "auto" tries."""
+    """Yield the names to try, in order: the loader in the settings, then those that "auto" tries."""
     if wanted != AUTO:
         yield wanted
     orders = {name: loader.auto_order for name, loader in load_classes("loader", Loader).items() if name != wanted}

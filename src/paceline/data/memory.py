@@ -1,4 +1,4 @@
-"""Memory: how much is free for this process, and the share of it that samples may fill."""
+"""Memory: how much is free for this process, and the fraction of it that samples may use."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import torch
 from paceline.data.source import Source
 from paceline.data.whole_source import bytes_needed
 
-# Names of files of control groups; the last of each is of version 1.
+# Names of the files in a cgroup; the last one in each tuple belongs to cgroup v1.
 LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 USED = ("memory.current", "memory.usage_in_bytes")
-RECLAIMABLE = ("inactive_file", "total_inactive_file")  # cached files, in memory.stat; the second counts inner groups
-UNKNOWN_FREE = 4 * 2**30  # assumed where the system does not tell
-SHARES = {"cuda": 0.6, "cpu": 0.25}  # of what is free, by the kind of device; the rest is for the model
+RECLAIMABLE = ("inactive_file", "total_inactive_file")  # page cache, in memory.stat; the second includes child groups
+UNKNOWN_FREE = 4 * 2**30  # assumed if the system does not report free memory
+SHARES = {"cuda": 0.6, "cpu": 0.25}  # fraction of free memory for samples, by device type; the model uses the rest
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of a device, or of this machine."""
+    """Return the free memory of a CUDA device, or of the host for any other device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:
-    """Return the machine's available memory, or less where this process's container or job has less left."""
+    """Return the machine's available memory, or what this process's container or job has left, if that is less."""
     available = _table(root / "proc/meminfo").get("MemAvailable:", UNKNOWN_FREE // 1024) * 1024
     return max(0, min([available, *(left for group in _groups(root) for left in _left_in(group))]))
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of the control groups that count this process's memory, and of their parents."""
+    """Yield the folders of the cgroups that account for this process's memory, and of their parents."""
     own: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
-        own |= dict.fromkeys(controllers.split(","), path)  # version 2 names no controllers
+        own |= dict.fromkeys(controllers.split(","), path)  # cgroup v2 lists no controllers
     for line in _lines(root / "proc/self/mountinfo"):
         place, _, system = line.partition(" - ")
-        shown, mounted = place.split()[3:5]  # which group the mount shows, and where
+        shown, mounted = place.split()[3:5]  # the group at the root of the mount, and the mount point
         kind, *_, options = system.split()
         controller = {"cgroup": "memory", "cgroup2": ""}.get(kind)
         if controller in own and (not controller or controller in options.split(",")):
@@ -46,12 +46,12 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _inside(path: PurePosixPath, shown: PurePosixPath) -> PurePosixPath:
-    """Return a group's path under a mount; the mount itself where the group lies outside of what it shows."""
+    """Return a group's path relative to a mount; the mount's own root if the group is not visible in it."""
     return path.relative_to(shown) if path.is_relative_to(shown) and ".." not in path.parts else PurePosixPath()
 
 
 def _left_in(group: Path) -> Iterator[int]:
-    """Yield what a control group has left, under each limit that it has."""
+    """Yield the bytes that a cgroup has left under each of its limits."""
     cached = max(_table(group / "memory.stat").get(name, 0) for name in RECLAIMABLE)
     used = sum(_numbers(group, USED)) - cached
     yield from (limit - used for limit in _numbers(group, LIMITS))
@@ -62,7 +62,7 @@ def _numbers(group: Path, names: tuple[str, ...]) -> Iterator[int]:
 
 
 def _table(file: Path) -> dict[str, int]:
-    """Return the first number after each name, in a file with one name per line."""
+    """Parse a file whose lines contain a name and a number."""
     rows = (line.split() for line in _lines(file))
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
@@ -75,15 +75,15 @@ def _lines(file: Path) -> list[str]:
 
 
 class Budget:
-    """A share of what is free on each kind of device at the first request; every source that fits takes its part."""
+    """The memory available for samples: a fraction of what is free at the first request, shared by all sources."""
 
     def __init__(self, processes: int = 1) -> None:
-        self.processes = processes  # that share the host's memory; each has a GPU of its own
+        self.processes = processes  # number of processes that share host memory; each has its own GPU
         self._left: dict[str, int] = {}
         self._taken: set[str] = set()
 
     def take(self, source: Source, device: torch.device) -> tuple[bool, str]:
-        """Return whether the source fits in what is left on the device, and why; one that fits takes its part."""
+        """Return whether the source fits in what is left of the budget, and why; if it fits, reserve the memory."""
         kind = device.type
         sharers = self.processes if kind == "cpu" else 1
         if kind not in self._left:
@@ -92,8 +92,8 @@ class Budget:
         fits = needed <= left
         reason = (
             f"{_size(needed)} of samples {'fit' if fits else 'do not fit'} in {_size(left)} "
-            f"({'left of ' if kind in self._taken else ''}{SHARES[kind]:.0%} of the free "
-            f"{'GPU' if kind == 'cuda' else 'host'} memory{f', for {sharers}' if sharers > 1 else ''})"
+            f"({'what is left of ' if kind in self._taken else ''}{SHARES[kind]:.0%} of the free "
+            f"{'GPU' if kind == 'cuda' else 'host'} memory{f', shared by {sharers} processes' if sharers > 1 else ''})"
         )
         if fits:
             self._left[kind] -= needed

@@ -1,4 +1,4 @@
-"""The sources of a run, by split."""
+"""Opens the sources of a run, one for each split."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from paceline.data.source import Source, split_off
 
 
 def open_sources(config: Config, split: str = "") -> dict[str, Source]:
-    """Return the run's sources: train, validation where some is held out, test where the source has one.
+    """Return the run's sources by split: train, test if the source has one, and validation if samples are held out.
 
-    Where `split` does not come from the training samples, only that one is opened.
+    If `split` is given and is not taken from the training samples, only that split is opened.
     """
     source_class = load_class("source", config.run.data, Source)
     splits = source_class.splits_of(config.run)
@@ -30,8 +30,8 @@ def open_sources(config: Config, split: str = "") -> dict[str, Source]:
 
 
 def _no_validation(share: float, total: int) -> UserError:
-    """Return the error for a share that leaves a split empty, with a share that does not."""
-    one = f"--set validation={math.ceil(1000 / total) / 1000:g} holds out one or more, " if total > 1 else ""
+    """Return the error for a fraction that leaves a split empty; it suggests one that does not."""
+    one = f"--set validation={math.ceil(1000 / total) / 1000:g} to hold out at least one, or " if total > 1 else ""
     return UserError(
-        f"validation={share:g}: of {total} samples this leaves none for a split; {one}--set validation=0 holds out none"
+        f"validation={share:g}: leaves a split empty with {total} samples; use {one}--set validation=0 to hold out none"
     )

@@ -1,4 +1,4 @@
-"""Panels: several images of one thing, an input and what should be made of it; how they are named and ordered."""
+"""Panel names. Panels are aligned images of the same scene: an input and its targets."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.data_spec import INPUT, LEFT_OUT
 from paceline.core.errors import UserError
 
-TARGET = "target"  # the other panel where there are two
+TARGET = "target"  # default name of the second of two panels
 
 
 @dataclass(frozen=True)
 class PanelSettings(SeparateTestFolder):
-    """The panels of a row."""
+    """Settings for rows of panels."""
 
     panels: str = setting(
         "",
-        "names of the panels in a row, with commas: image is the input, - leaves one out, segmentation comes last",
+        "comma-separated panel names, left to right: image is the input, - skips a panel, segmentation is put last",
     )
 
 
 def parse_panels(text: str) -> tuple[str, ...]:
-    """Return the panels from left to right; raise UserError for names that cannot be used."""
+    """Return the panel names from left to right; raise UserError if they are not valid."""
     if not text:
         return ()
     names = tuple(word.strip() for word in text.split(","))
     named = [name for name in names if name != LEFT_OUT]
     if named.count(INPUT) != 1 or len(named) < 2 or len(set(named)) < len(named):
-        raise UserError(f"panels={text}: give every panel a name of its own, and call the input {INPUT!r}")
+        raise UserError(f"panels={text}: give each panel a unique name, and call the input {INPUT!r}")
     odd = [name for name in named if not name.isidentifier()]
     if odd:
         raise UserError(f"panels={text}: {odd[0]!r} is not a valid name; use letters, digits and _")

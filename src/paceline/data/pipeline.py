@@ -1,8 +1,7 @@
-"""A batch's way from tickets to a recipe, in two stages that every user of data shares.
+"""Turns tickets into batches for a recipe, in two stages; training and evaluation share this code.
 
-`fetch` brings to the device what the device cannot compute by itself; it iterates, and may wait for files. `finish`
-makes the recipe's batch of it: it runs on the device alone, in fixed shapes and without a wait, so that it can be part
-of a captured step.
+`fetch` moves data to the device and may wait for files. `finish` turns this data into the batch for the recipe. It runs
+entirely on the device, with fixed shapes and without waiting, so it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from paceline.data.transforms import Augment, transform
 
 
 class BatchPipeline:
-    """A loader and what happens to its batches on the device; without `augment` nothing is changed at random."""
+    """A loader and the transforms of its batches on the device; without `augment`, nothing is random."""
 
     def __init__(self, loader: Loader, augment: Augment | None, dtype: torch.dtype) -> None:
         self.loader, self.augment, self.dtype = loader, augment, dtype
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Yield what has to come to the device for each request, in order."""
+        """Yield the data for each request on the device, in order."""
         return self.loader.fetch(requests)
 
     def finish(self, fetched: Batch) -> Batch:
-        """Return the batch that a recipe sees, computed on the device alone."""
+        """Return the batch for the recipe, computed entirely on the device."""
         return transform(self.loader.finish(fetched), self.augment, self.dtype)
 
     def batches(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Yield the finished batch of each request, in order."""
+        """Yield the finished batch for each request, in order."""
         return map(self.finish, self.fetch(requests))

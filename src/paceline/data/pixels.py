@@ -1,6 +1,6 @@
-"""All samples of a source in memory: a tensor per field, from which windows or whole images are picked.
+"""All samples of a source in memory: one tensor per field, from which windows or whole images are gathered.
 
-Images of one size are kept as [n, h, w, c]; those of different sizes one after another as [pixels, c].
+Images of the same size are stored as [n, h, w, c]; images of different sizes are concatenated as [pixels, c].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.data.tickets import Tickets
 from paceline.data.transfer import channels_first
 from paceline.data.whole_source import read_in_order
 
-BYTES_PER_READ = 64 * 2**20  # the host never holds all samples twice
+BYTES_PER_READ = 64 * 2**20  # read in pieces, so that the host never holds all samples twice
 
 
 class Pixels:
@@ -36,7 +36,7 @@ class Pixels:
         self.samples = _read_all(source, device, num_workers, self._host_offsets)
 
     def rows(self, index: Tensor) -> Batch:
-        """Return whole samples of one size; runs on the device alone."""
+        """Return whole samples, all of one size; runs entirely on the device."""
         return channels_first({name: every.index_select(0, index) for name, every in self.samples.items()})
 
     def whole(self, number: int) -> Batch:
@@ -53,10 +53,10 @@ class Pixels:
         return channels_first(found)
 
     def windows(self, index: Tensor, uniforms: Tensor, crop: int) -> Batch:
-        """Return the window of each sample that its numbers name; runs on the device alone, in fixed shapes."""
+        """Return each sample's window, chosen by its random numbers; runs entirely on the device, in fixed shapes."""
         sizes = self.sizes.index_select(0, index)
         corner = corners(uniforms, sizes, crop, self.scale)
-        places: dict[int, Tensor] = {}  # of each pixel of the result among all pixels, by ratio
+        places: dict[int, Tensor] = {}  # by ratio: index of each output pixel among all pixels
         found = {}
         for name, every in self.samples.items():
             if every.ndim < 2:
@@ -89,7 +89,7 @@ def _are_pixels(field: Tensor) -> bool:
 
 
 def _offsets(sizes: NDArray[np.int64], ratio: int) -> NDArray[np.int64]:
-    """Return where each image begins among all pixels, and where the last one ends."""
+    """Return the offset of each image among all pixels, and the end of the last one."""
     return np.concatenate([[0], np.cumsum((sizes // ratio).prod(axis=1))]).astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""The base of loaders that read through processes or pipelines, and use these again."""
+"""Base class for loaders that reuse their worker processes or pipelines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Batches = Generator[Batch, None, None]
 
 
 class ReusingLoader(Loader, Generic[Reader]):
-    """Knows its open iterators, and its idle readers, which the next evaluation uses again."""
+    """Keeps track of open iterators, and of idle readers, which the next evaluation reuses."""
 
     def __init__(
         self,
@@ -46,4 +46,4 @@ class ReusingLoader(Loader, Generic[Reader]):
 
     @abstractmethod
     def _batches(self, requests: Iterator[Tickets]) -> Batches:
-        """Yield the batch of each request."""
+        """Yield the batch for each request."""

@@ -1,7 +1,7 @@
-"""The source contract: an indexable set of samples, read as they are.
+"""The source contract: an indexable set of samples, read without augmentation.
 
-A source knows nothing of batches, devices or augmentation. It is one file in `sources/` whose class takes the split and
-the run's settings, to which it may add its own. A user's file works the same way.
+A source knows nothing about batches or devices. It is one file in `sources/`. Its class takes the split and the run's
+settings, and can add settings of its own. A source in a user's file works the same way.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from paceline.config.settings import HasSettings, RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.data.crop import Window, cut
 
-Sample = dict[str, NDArray[Any]]  # images are uint8 [height, width, channels], numbers are int64 []
+Sample = dict[str, NDArray[Any]]  # images are uint8 [height, width, channels], numbers are int64 scalars
 
 
 class Encoded(NamedTuple):
-    """A sample as it is stored."""
+    """A sample before decoding."""
 
-    files: dict[str, Path]  # of each image
+    files: dict[str, Path]  # the file of each image
     numbers: Sample
 
 
 class Source(HasSettings):
-    """Subclass it in a file of its own: the file's name is the source's name. `Settings` holds its settings."""
+    """Base class. Put each subclass in its own file, named after the source. `Settings` declares its settings."""
 
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
-    decodes: ClassVar[bool] = True  # reading a sample costs more than copying it
+    decodes: ClassVar[bool] = True  # whether reading a sample costs more than copying it
     spec: DataSpec
-    sizes: NDArray[np.int64] | None = None  # [n, 2]: height and width of each "image"; None: all have those of `spec`
-    notes: tuple[str, ...] = ()  # what the user should know, e.g. how many files were left out; commands print them
+    sizes: NDArray[np.int64] | None = None  # [n, 2]: height and width of each "image"; None: all as in `spec`
+    notes: tuple[str, ...] = ()  # messages that commands print, e.g. how many files were left out
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         raise NotImplementedError
 
     @classmethod
     def splits_of(cls, settings: RunSettings) -> tuple[str, ...]:
-        """Return the splits that the settings give: the class's own, unless the data decides."""
+        """Return the available splits: those of the class, unless they depend on the data."""
         return cls.splits
 
     @classmethod
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
-        """Return the settings under which a folder that was named for evaluation is measured as a whole.
+        """Return settings that evaluate all of the folder that the user chose for evaluation.
 
-        By default nothing changes: the test split is measured.
+        By default the settings do not change, and the test split is evaluated.
         """
         return settings
 
@@ -60,22 +60,22 @@ class Source(HasSettings):
         raise NotImplementedError
 
     def read_window(self, index: int, window: Window) -> Sample:
-        """Return a window of one sample; a source that can read less than all of it overrides this."""
+        """Return a window of one sample; override it if the source can read less than the whole sample."""
         return cut(self.read(index), window, self.spec.scale)
 
     def encoded(self, index: int) -> Encoded | None:
-        """Return the sample's files, where `read` gives their images in colour, unchanged but for a cut.
+        """Return the sample's files if `read` returns their RGB images unchanged, else None.
 
-        The cut is at the right and lower edge. None where `read` changes them otherwise, or there are no such files.
+        A crop at the right and bottom edges is allowed. Loaders with their own decoder use this.
         """
         return None
 
     def made_of(self, index: int) -> Encoded | None:
-        """Return all files from which `read` makes the sample, and its numbers; None where only `read` knows them."""
+        """Return all files that `read` uses for a sample, and its numbers; None if only `read` knows them."""
         return None
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
-        """Return the numbers of several samples (labels), stacked; None where only `read` knows them."""
+        """Return the numbers (labels) of several samples, stacked; None if only `read` knows them."""
         found = []
         for index in indices:
             made_of = self.made_of(int(index))
@@ -85,17 +85,17 @@ class Source(HasSettings):
         return {name: np.stack([numbers[name] for numbers in found]) for name in found[0]}
 
     def name_of(self, index: int) -> str:
-        """Return the name of a sample, for errors."""
+        """Return the name of a sample, for error messages."""
         return f"sample {index}"
 
     def read_many(self, indices: NDArray[np.int64]) -> Sample:
-        """Return several samples of one size, stacked; sources that hold arrays do this in one step."""
+        """Return several samples of the same size, stacked; array sources do this in one step."""
         samples = [self.read(int(index)) for index in indices]
         return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 class ArraySource(Source):
-    """A source in memory, as arrays with a row per sample."""
+    """A source in memory: arrays with one row per sample."""
 
     decodes = False
 
@@ -148,14 +148,14 @@ class Subset(Source):
 
 
 def split_off(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
-    """Split a source at random: return the part for training, and the `fraction` of samples for validation."""
+    """Split a source at random; return the training samples and the `fraction` held out for validation."""
     order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(source))
     held_out = round(len(source) * fraction)
     return Subset(source, np.sort(order[held_out:])), Subset(source, np.sort(order[:held_out]))
 
 
 def sizes_of(source: Source) -> NDArray[np.int64]:
-    """Return height and width of each sample's "image", [n, 2]."""
+    """Return the height and width of each sample's "image", as an [n, 2] array."""
     if source.sizes is not None:
         return source.sizes
     return np.full((len(source), 2), (source.spec.height, source.spec.width), dtype=np.int64)
@@ -167,12 +167,12 @@ def has_one_size(source: Source) -> bool:
 
 
 def lies_in_memory(source: Source) -> bool:
-    """Return whether reading a sample costs next to nothing."""
+    """Return whether the samples are arrays in memory, which cost almost nothing to read."""
     return isinstance(_underlying(source), ArraySource)
 
 
 def decodes(source: Source) -> bool:
-    """Return whether processes that read ahead are worth having."""
+    """Return whether prefetching in worker processes is worthwhile."""
     return _underlying(source).decodes
 
 

@@ -1,4 +1,4 @@
-"""The settings that registered sources add to those of every run."""
+"""The settings that sources add to those of every run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from paceline.data.source import Source
 
 
 class RegisteredSources:
-    """Settings of the sources that the registry knows, for `config.resolve`."""
+    """Settings of all registered sources, for `config.resolve`."""
 
     def of(self, source: str) -> type[RunSettings]:
-        """Return the settings class of a source; raise UserError where it is not one."""
+        """Return the settings class of a source; raise UserError if it is not valid."""
         found = load_class("source", source, Source).Settings
         extends = isinstance(found, type) and issubclass(found, RunSettings)
         if not extends or "__dataclass_fields__" not in vars(found):
@@ -21,12 +21,12 @@ class RegisteredSources:
         return found
 
     def owners(self) -> dict[str, list[str]]:
-        """Return, for every setting that only some sources have, the names of these sources in quotes."""
+        """Return, for each setting that only some sources have, the quoted names of these sources."""
         found: dict[str, list[str]] = {}
         for source in names("source"):
             try:
                 own = own_fields(self.of(source))
-            except UserError:  # of an installed plugin that is broken: `paceline settings` reports it
+            except UserError:  # a broken plugin, which `paceline settings` reports
                 continue
             for f in own:
                 found.setdefault(f.name, []).append(repr(source))

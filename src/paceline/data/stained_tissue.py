@@ -13,16 +13,16 @@ SMOOTHING_PX = 3.0
 
 
 class StainedTissue(NamedTuple):
-    """Images of one place, uint8 [512, 512, 3]."""
+    """Aligned images of the same tissue, each uint8 [512, 512, 3]."""
 
     image: NDArray[np.uint8]
     hematoxylin: NDArray[np.uint8]
     dab: NDArray[np.uint8]
-    mask: NDArray[np.uint8]  # where the tissue is dense
+    mask: NDArray[np.uint8]  # white where the tissue is dense
 
 
 def stained_tissue() -> StainedTissue:
-    """Return the image with what is computed from it."""
+    """Return the image, and the stains and mask computed from it."""
     from skimage.color import hed2rgb, rgb2hed  # takes a moment to import
     from skimage.filters import gaussian, threshold_otsu
 

@@ -1,6 +1,6 @@
-"""Tickets: a sample's index and every random number that will be used on it.
+"""Tickets: a sample's index and every random number that is used for it.
 
-They are functions of the seed and the position in the stream alone, never of rank, worker or strategy. So a run is the
+A ticket depends only on the seed and the position in the stream, never on rank, worker or strategy. So a run is the
 same however it is distributed and wherever it resumes.
 """
 
@@ -12,15 +12,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_UNIFORMS = 8  # random numbers in [0, 1) that travel with each sample
-# Which of them decides what.
+NUM_UNIFORMS = 8  # random numbers in [0, 1) per sample
+# The column of each random number.
 CROP_ROW, CROP_COLUMN, FLIP, CUTOUT_ROW, CUTOUT_COLUMN, ROT90 = range(6)
 
 
 class Tickets(NamedTuple):
-    """A row per sample."""
+    """The tickets of several samples, one row per sample."""
 
-    index: NDArray[np.int64]  # type: ignore[assignment]  # [n]: the sample's number in its source
+    index: NDArray[np.int64]  # type: ignore[assignment]  # [n]: sample indices in the source
     uniforms: NDArray[np.float32]  # [n, NUM_UNIFORMS]
 
     def rows(self, start: int, stop: int) -> Tickets:
@@ -30,13 +30,13 @@ class Tickets(NamedTuple):
 
 @lru_cache(maxsize=2)
 def tickets(seed: int, epoch: int, length: int) -> Tickets:
-    """Return an epoch's tickets: a permutation of the samples, and a row of uniform numbers for each position."""
+    """Return the tickets of an epoch: a permutation of the samples, with a row of random numbers per position."""
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     return Tickets(generator.permutation(length), generator.random((length, NUM_UNIFORMS), dtype=np.float32))
 
 
 class Stream:
-    """The endless sequence of epochs that training reads; a position is the number of images seen before it."""
+    """The endless sequence of epochs for training; a position is the number of images seen before it."""
 
     def __init__(self, seed: int, length: int) -> None:
         self.seed, self.length = seed, length
@@ -53,11 +53,11 @@ class Stream:
 
 
 def part(start: int, stop: int, number: int, parts: int) -> tuple[int, int]:
-    """Return the contiguous part `number` of `parts` of a range; the sizes of parts differ by one at most."""
+    """Split a range into `parts` contiguous parts, whose sizes differ by at most one; return part `number`."""
     length = stop - start
     return start + length * number // parts, start + length * (number + 1) // parts
 
 
 def in_order(start: int, stop: int) -> Tickets:
-    """Return tickets for evaluation: the samples in their own order, without randomness."""
+    """Return tickets for evaluation: samples in source order, without randomness."""
     return Tickets(np.arange(start, stop), np.zeros((stop - start, NUM_UNIFORMS), dtype=np.float32))

@@ -1,4 +1,4 @@
-"""The base of data sets from torchvision, with its layout on disk, its downloads and its checksums."""
+"""Base class for torchvision's datasets; torchvision downloads the files and verifies their checksums."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from paceline.core.lock import Lock
 from paceline.data.source import ArraySource
 from paceline.images.decode import arrange_images, check_image_settings
 
-SILENCE_LIMIT_SECONDS = 30.0  # after which a server that does not answer is given up
+SILENCE_LIMIT_SECONDS = 30.0  # network timeout for downloads
 
 
 class TorchvisionSource(ArraySource):
-    """A torchvision data set in memory; a subclass names it and its files."""
+    """A torchvision dataset in memory; a subclass defines which one."""
 
-    dataset: ClassVar[str]  # the class in torchvision.datasets
-    expected: ClassVar[str]  # its files under --data-root, for the error
-    says_split: ClassVar[bool] = False  # its constructor takes split="train" rather than train=True
-    channels_first: ClassVar[bool] = False  # its images are [n, c, h, w]
-    class_names: ClassVar[tuple[str, ...]] = ()  # where torchvision has none, or unsuitable ones
+    dataset: ClassVar[str]  # name of the class in torchvision.datasets
+    expected: ClassVar[str]  # files expected under --data-root, for the error message
+    says_split: ClassVar[bool] = False  # whether the constructor takes split="train" instead of train=True
+    channels_first: ClassVar[bool] = False  # whether images are [n, c, h, w]
+    class_names: ClassVar[tuple[str, ...]] = ()  # replaces torchvision's names if they are missing or unsuitable
     flip_allowed: ClassVar[bool] = True
 
     def __init__(self, split: str, settings: RunSettings) -> None:
@@ -62,14 +62,14 @@ class TorchvisionSource(ArraySource):
             except (OSError, RuntimeError, EOFError, ValueError, AssertionError, tarfile.TarError) as error:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 raise UserError(
-                    f"--data-root {root}: {name} is not complete there and could not be downloaded ({reason}); "
-                    f"put there, whole: {self.expected}"
+                    f"--data-root {root}: {name} is missing or incomplete and could not be downloaded ({reason}); "
+                    f"put these files there: {self.expected}"
                 ) from error
 
 
 @contextmanager
 def _one_process_at_a_time(root: Path, name: str) -> Iterator[bool]:
-    """Yield whether the folder can be written; while it can, other processes wait until this one is done."""
+    """Yield whether the folder is writable; if it is, hold a lock so that other processes wait."""
     lock = _lock(root, name)
     try:
         yield lock is not None
@@ -82,7 +82,7 @@ def _lock(root: Path, name: str) -> Lock | None:
     try:
         root.mkdir(parents=True, exist_ok=True)
         return Lock(root, f".lock-{name}", wait_seconds=math.inf)
-    except OSError:  # a read-only folder of data needs no lock, and takes no download
+    except OSError:  # nothing can be downloaded into a read-only folder, so it needs no lock
         return None
 
 

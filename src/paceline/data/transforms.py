@@ -1,7 +1,7 @@
-"""Transforms of whole batches on the device: augmentation from the tickets' numbers, then scaling.
+"""Batch transforms on the device: augmentation with the tickets' random numbers, then scaling.
 
-Each sample is changed by its own row of numbers alone, with operations that round the same way everywhere. So a batch
-and its parts have the same bits, with every loader.
+Each sample depends only on its own row of random numbers, and all operations round the same way on every device. So a
+sample is bit-identical with every loader, however samples are batched.
 """
 
 from __future__ import annotations
@@ -18,33 +18,35 @@ from paceline.core.errors import UserError
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, NUM_UNIFORMS, ROT90
 from paceline.data.transfer import are_images
 
-CROP_THEN_FLIP = (2, 1, NUM_UNIFORMS - 3)  # how a row of random numbers is cut for these two
+CROP_THEN_FLIP = (2, 1, NUM_UNIFORMS - 3)  # sizes into which a row of random numbers is split: crop, flip, rest
 assert (CROP_ROW, CROP_COLUMN, FLIP) == (0, 1, 2)
 
 
 @dataclass(frozen=True)
 class Augment:
-    """The random changes of training images; the images of one sample are changed alike."""
+    """Random augmentation for training; all images of a sample are changed in the same way."""
 
-    pad_crop: int = 0  # black pixels added on each side before a crop of the original size
-    flip: bool = False  # every other image, left to right
-    cutout: int = 0  # side of the square that is blanked, in pixels
-    rot90: bool = False  # by 0, 1, 2 or 3 quarter turns
+    pad_crop: int = 0  # black pixels added on each side before cropping to the original size
+    flip: bool = False  # horizontal, with probability 1/2
+    cutout: int = 0  # side of the blanked square, in pixels
+    rot90: bool = False  # rotation by 0, 1, 2 or 3 quarter turns
 
     @classmethod
     def from_settings(cls, settings: RunSettings, spec: DataSpec) -> Augment:
-        """Return the settings' augmentation; with flip "auto", the source says whether a flipped sample is valid."""
+        """Return the augmentation for the settings; flip="auto" flips only if the data spec allows it."""
         flip = spec.flip_allowed if settings.flip == "auto" else settings.flip == "on"
         rot90 = settings.rot90 == "on"
         if rot90 and spec.height != spec.width:
-            raise UserError(f"rot90=on: needs square images, not {spec.width}×{spec.height}; --crop makes them so")
+            raise UserError(f"rot90=on: needs square images, not {spec.width}×{spec.height}; use --crop to get squares")
         if settings.pad_crop and (settings.crop or spec.scale):
-            raise UserError(f"pad_crop={settings.pad_crop}: is for whole images of one size, without --crop")
+            raise UserError(
+                f"pad_crop={settings.pad_crop}: not supported with --crop or low-resolution files; use --set pad_crop=0"
+            )
         return cls(settings.pad_crop, flip, settings.cutout, rot90)
 
 
 def transform(raw: Batch, augment: Augment | None, dtype: torch.dtype) -> Batch:
-    """Return a raw batch with its images augmented and scaled from 0…255 to -1…1, without its random numbers."""
+    """Augment the images of a raw batch, scale them from 0…255 to -1…1, and drop the random numbers."""
     batch = {name: tensor for name, tensor in raw.items() if name != "uniforms"}
     for name, tensor in batch.items():
         if are_images(tensor):
@@ -64,7 +66,7 @@ def _transform_images(images: Tensor, uniforms: Tensor, augment: Augment, dtype:
 
 
 def _crop_and_flip(images: Tensor, uniforms: Tensor, augment: Augment) -> Tensor:
-    """Crop and flip in one gather: for each pixel of the result, the row and column of the padded image."""
+    """Crop and flip with one gather, which reads each output pixel from its place in the padded image."""
     num, channels, height, width = images.shape
     pad = augment.pad_crop
     sample, row, column, flipped = _grid(num, height, width, images.device)
@@ -82,7 +84,7 @@ def _crop_and_flip(images: Tensor, uniforms: Tensor, augment: Augment) -> Tensor
 
 
 def _rot90(images: Tensor, uniforms: Tensor) -> Tensor:
-    """Turn each square image anticlockwise by its number of quarter turns, in one gather."""
+    """Rotate each square image anticlockwise by a random number of quarter turns, with one gather."""
     num, _, side, _ = images.shape
     sample, row, column, _ = _grid(num, side, side, images.device)
     quarters = _pick(uniforms[:, ROT90], 4)[:, None, None]
@@ -93,10 +95,10 @@ def _rot90(images: Tensor, uniforms: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1)[sample, from_row, from_column].permute(0, 3, 1, 2)
 
 
-# These are cached for the life of the process: launches cost time, and a captured step keeps using the tensors.
+# Cached for the life of the process: kernel launches take time, and a captured step keeps using these tensors.
 @cache
 def _grid(num: int, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the numbers of samples, rows, columns and columns from right to left, each along its own dimension."""
+    """Return the indices of samples, rows, columns and reversed columns, each along its own dimension."""
     columns = torch.arange(width, device=device)[None, None]
     return (
         torch.arange(num, device=device)[:, None, None],
@@ -108,7 +110,7 @@ def _grid(num: int, height: int, width: int, device: torch.device) -> tuple[Tens
 
 @cache
 def _frame(num: int, height: int, width: int, channels: int, pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return black images [n, h, w, c] with `pad` more pixels on each side, and the inner part, to be overwritten."""
+    """Return black images [n, h, w, c] padded by `pad` on each side, and a view of the area inside the padding."""
     shape = (num, height + 2 * pad, width + 2 * pad, channels)
     framed = torch.zeros(shape, dtype=torch.uint8, device=device)
     return framed, framed[:, pad : pad + height, pad : pad + width]
@@ -116,24 +118,24 @@ def _frame(num: int, height: int, width: int, channels: int, pad: int, device: t
 
 @cache
 def _middle(dtype: torch.dtype) -> Tensor:
-    """Return the grey between black and white; results computed with it have its dtype."""
+    """Return mid-grey as a tensor; results computed with it have its dtype."""
     return torch.tensor(127.5, dtype=dtype)
 
 
 def _scale(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x / 127.5 - 1, where only one operation rounds: the same bits on every device, fused or not."""
+    """Return x / 127.5 - 1; only one operation rounds, so all devices give the same bits, fused or not."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    # The conversion from uint8 needs no pass of its own.
+    # The subtraction also converts from uint8, which saves a separate pass.
     return ((images - _middle(wide)) * (1 / 127.5)).to(dtype)
 
 
 def to_eight_bits(images: Tensor) -> Tensor:
-    """Return images in -1…1 as they would be saved: uint8."""
+    """Convert images in -1…1 to uint8, the format in which they are saved."""
     return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
 def _cutout_mask(images: Tensor, uniforms: Tensor, side: int) -> Tensor:
-    """Return a square per image, its centre anywhere in the image; what reaches over a border is cut off."""
+    """Return a mask with one square per image, centred anywhere in the image and clipped at the borders."""
     _, _, height, width = images.shape
     top = _pick(uniforms[:, CUTOUT_ROW], height)[:, None] - side // 2
     left = _pick(uniforms[:, CUTOUT_COLUMN], width)[:, None] - side // 2
@@ -143,5 +145,5 @@ def _cutout_mask(images: Tensor, uniforms: Tensor, side: int) -> Tensor:
 
 
 def _pick(uniform: Tensor, count: int) -> Tensor:
-    """Return an integer below `count` from a number in [0, 1): floor(u · count), never rounded up to count."""
+    """Map a number u in [0, 1) to an integer below `count`: floor(u · count), which never rounds up to `count`."""
     return (uniform * count).to(torch.int64)

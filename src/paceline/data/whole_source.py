@@ -1,4 +1,4 @@
-"""A source as a whole: its size in memory, and all its samples in order."""
+"""A whole source: its size in memory, and all of its samples in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.data.worker_pool import WorkerPool
 
 
 def bytes_needed(source: Source) -> int:
-    """Return how many bytes all samples take, decoded."""
+    """Return the size of all decoded samples in bytes."""
     fields = source.read(0)
     if source.sizes is None:
         return len(source) * sum(field.nbytes for field in fields.values())
@@ -26,9 +26,10 @@ def bytes_needed(source: Source) -> int:
 def read_in_order(
     source: Source, num_workers: int, bytes_per_batch: int, start: int = 0
 ) -> Generator[Batch, None, None]:
-    """Yield all samples from `start` on in batches, images uint8 [n, h, w, c]; those of mixed sizes one by one.
+    """Yield all samples from `start` on, in batches with uint8 images [n, h, w, c].
 
-    Worker processes read ahead where samples have to be decoded. Close the generator to end them early.
+    If image sizes differ, each batch has one sample. Worker processes prefetch if samples have to be decoded; close the
+    generator to stop them early.
     """
     pool = WorkerPool(source, num_workers if decodes(source) else 0)
     rows = max(1, bytes_per_batch * len(source) // bytes_needed(source)) if has_one_size(source) else 1

@@ -1,4 +1,4 @@
-"""Worker processes that read batches of a source ahead of their use."""
+"""Worker processes that prefetch batches from a source."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from paceline.data.crop import windows
 from paceline.data.source import Sample, Source, sizes_of
 from paceline.data.tickets import Tickets
 
-BATCHES_PER_WORKER = 2  # that are read ahead
+BATCHES_PER_WORKER = 2  # number of batches that each worker prefetches
 
 
 class WorkerPool:
-    """Processes that read for one sequence of requests after another; with 0 of them, this process reads."""
+    """Worker processes, reused for every sequence of requests; with 0 workers, this process reads."""
 
     def __init__(self, source: Source, num_workers: int, crop: int = 0, *, pin_memory: bool = False) -> None:
         self._current = _Current()
@@ -38,11 +38,11 @@ class WorkerPool:
             pin_memory=pin_memory,
             multiprocessing_context="fork" if num_workers else None,
             worker_init_fn=partial(_begin_worker, os.getpid()),
-            generator=torch.Generator(),  # else the global one is advanced, and reading changes the run
+            generator=torch.Generator(),  # separate, so that reading does not advance the global one
         )
 
     def read(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Yield the batch of each request, in order, in host memory: images uint8 [n, h, w, c]."""
+        """Yield the batch for each request, in order, in host memory, with uint8 images [n, h, w, c]."""
         self._current.requests = requests
         for result in self._loader:
             if isinstance(result, UserError):
@@ -51,7 +51,7 @@ class WorkerPool:
 
 
 class _Current:
-    """The requests of a pool at present; apart from it, so that no reference cycle keeps the processes alive."""
+    """The current requests of a pool; a separate object, so that no reference cycle keeps the workers alive."""
 
     requests: Iterable[Tickets] = ()
 
@@ -60,7 +60,7 @@ class _Current:
 
 
 class _Reading(Dataset[Batch | UserError]):
-    """Returns a UserError rather than raising it: exceptions of worker processes arrive as long tracebacks."""
+    """Returns a UserError instead of raising it, because exceptions from workers arrive as long tracebacks."""
 
     def __init__(self, source: Source, crop: int) -> None:
         self.source, self.crop = source, crop
@@ -85,13 +85,13 @@ class _Reading(Dataset[Batch | UserError]):
 def _begin_worker(parent: int, worker: int) -> None:
     die_with_parent(parent)
     torch.set_num_threads(1)
-    # Signals to the whole job are for the trainer, which still needs its workers while it shuts down.
+    # Signals to the whole job are meant for the trainer, which still needs its workers while it shuts down.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.excepthook = _print_unless_parent_left
 
 
 def _print_unless_parent_left(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print nothing where the process that expected a batch has gone: that process reports why."""
+    """Print an exception unless it means that the parent process is gone, which reports the reason itself."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)

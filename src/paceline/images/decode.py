@@ -1,4 +1,4 @@
-"""Decoding of image files: upright, grey or RGB, 8 bits, within a size limit."""
+"""Decodes image files to upright 8-bit grey or RGB images, within a size limit."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 
-PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; Pillow itself only warns, from this size on
+PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; up to about twice this size, Pillow only warns
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # such files raise BadImage here
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
-ANIMATED_FORMATS = ("GIF", "PNG", "WEBP")  # several images in files of other formats are pages or previews
-ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF; these values swap height and width
-WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES = 256, 257, 258, 262, 284  # of TIFF
-WHITE_IS_ZERO, SEPARATE = 0, 2  # values of the last two
-WHITE = 65535  # of 16 bits
-UNBOUNDED_MODES = ("I", "F")  # 32-bit numbers: no value is defined as white
+ANIMATED_FORMATS = ("GIF", "PNG", "WEBP")  # in other formats, several images in a file are pages or previews
+ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that swap height and width
+WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES = 256, 257, 258, 262, 284  # TIFF tags
+WHITE_IS_ZERO, SEPARATE = 0, 2  # values of PHOTOMETRIC and PLANES
+WHITE = 65535  # in 16-bit images
+UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as white
 
 
 class BadImage(Exception):
-    """A file from which no image can be read; the text says why."""
+    """Raised for a file that cannot be read as an image; the message is the reason."""
 
 
 def check_image_settings(settings: RunSettings) -> None:
-    """Raise UserError for sizes and channels that no source can give."""
+    """Raise UserError for a size or number of channels that no source supports."""
     if settings.channels not in (0, 1, 3):
-        raise UserError(f"channels={settings.channels}: must be 1 (grey), 3 (colour) or 0 (the source's own)")
+        raise UserError(f"channels={settings.channels}: must be 1 (grey), 3 (colour) or 0 (the source's default)")
     if settings.size < 0:
-        raise UserError(f"size={settings.size}: must be a number of pixels, or 0 for the source's own")
+        raise UserError(f"size={settings.size}: must be a number of pixels, or 0 for the source's default")
 
 
 def arrange_images(
@@ -44,7 +44,7 @@ def arrange_images(
     resample: Image.Resampling = Image.Resampling.BICUBIC,
     default_size: int = 0,
 ) -> NDArray[np.uint8]:
-    """Return images uint8 [n, h, w, 1 or 3] in the size and channels of the settings."""
+    """Convert uint8 images [n, h, w, 1 or 3] to the size and number of channels in the settings."""
     check_image_settings(settings)
     _, height, width, own_channels = images.shape
     channels, side = settings.channels or own_channels, settings.size or default_size
@@ -57,7 +57,7 @@ def arrange_images(
 def arrange_image(
     image: Image.Image, side: int, channels: int, resample: Image.Resampling = Image.Resampling.BICUBIC
 ) -> NDArray[np.uint8]:
-    """Return an image as uint8 [h, w, channels]: its middle square, scaled to `side` unless that is 0."""
+    """Return an image as uint8 [h, w, channels]; unless `side` is 0, center-crop a square and resize it."""
     image = image.convert("L" if channels == 1 else "RGB")  # "L" is the luma of ITU-R 601
     if side:
         short = min(image.size)
@@ -78,34 +78,35 @@ def short_side(path: Path) -> int:
 
 
 def upright_size(path: Path) -> tuple[int, int]:
-    """Return height and width of the image that `decode` returns, read from the file's header."""
+    """Return the height and width that the decoded image will have, read from the file's header."""
     with opened(path) as image:
         _check_still(image)
-        tags = _tiff_tags(image)  # some versions of Pillow have rotated the size of a TIFF already
+        tags = _tiff_tags(image)  # some versions of Pillow have already swapped the sides of a rotated TIFF
         height, width = tags.get(HEIGHT, image.height), tags.get(WIDTH, image.width)
-        # Not the file's own getexif(), which decodes all of a PNG first; EXIF at the end of a PNG is ignored.
+        # The base class's getexif(), because PNG's own decodes the whole file; EXIF at the end of a PNG is ignored.
         turned = Image.Image.getexif(image).get(ORIENTATION) in SIDEWAYS
         return (width, height) if turned else (height, width)
 
 
 def decode(path: Path) -> Image.Image:
-    """Return the image in a file, as `plain_image` does."""
+    """Decode the image in a file and convert it with `plain_image`."""
     with opened(path) as image:
         return plain_image(image)
 
 
 def plain_image(image: Image.Image) -> Image.Image:
-    """Return an image upright, in 8-bit grey or RGB, with transparency over white."""
+    """Convert an image to upright 8-bit grey or RGB, with transparent pixels blended over white."""
     return _to_eight_bits(turn_upright(image))
 
 
 def turn_upright(image: Image.Image) -> Image.Image:
-    """Return the image in its EXIF orientation, 16-bit greys from black to white."""
+    """Apply the EXIF orientation; rescale 16-bit grey so that 0 is black and 65535 is white."""
     tags = _tiff_tags(image)
     bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
     in_planes = tags.get(PLANES) == SEPARATE and len(image.getbands()) > 1
     if bits > 8 and in_planes and image.info.get("compression") == "raw":
-        raise BadImage(f"{bits}-bit colours in separate planes; store them pixel by pixel")  # Pillow garbles them
+        # Pillow would garble them.
+        raise BadImage(f"{bits}-bit colours in separate planes are not supported; save them as interleaved channels")
     upright = ImageOps.exif_transpose(image)
     negative = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
     if upright.mode not in SIXTEEN_BIT_MODES or not (negative or 8 < bits < 16):
@@ -116,9 +117,9 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Image.Image]:
-    """Yield a file's image, not decoded yet and within the limit; every error raises BadImage."""
+    """Open an image without decoding it and check the size limit; any error is raised as BadImage."""
     try:
-        # By the file and not its path: Pillow memory-maps some TIFFs by path, and scrambles rotated ones.
+        # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
         with path.open("rb") as file, Image.open(file) as image:
             _check_limit(image)
             yield image
@@ -126,13 +127,13 @@ def opened(path: Path) -> Iterator[Image.Image]:
         raise
     except UnidentifiedImageError as error:
         raise BadImage(_unknown_kind(path)) from error
-    except Exception as error:  # decoders raise errors of many kinds on damaged files
+    except Exception as error:  # decoders raise many kinds of errors on damaged files
         raise BadImage(_reason(error)) from error
 
 
 def _check_still(image: Image.Image) -> None:
     if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
-        raise BadImage("it is animated")
+        raise BadImage("animated images are not supported")
 
 
 def _check_limit(image: Image.Image) -> None:
@@ -149,7 +150,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         values = np.asarray(image).astype(np.uint32)
         return Image.fromarray(((values * 255 + WHITE // 2) // WHITE).astype(np.uint8))
     if image.mode in UNBOUNDED_MODES:
-        raise BadImage(f"32-bit pixels (mode {image.mode}) have no fixed white; store it with 8 or 16 bits")
+        raise BadImage(f"32-bit pixels (mode {image.mode}) have no defined white; save the image with 8 or 16 bits")
     if image.has_transparency_data:
         colours = image.convert("RGBA")
         white = Image.new("RGBA", colours.size, "white")
@@ -158,23 +159,23 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, Image.DecompressionBombError):  # Pillow stops at twice our limit, before we see the size
+    if isinstance(error, Image.DecompressionBombError):  # Pillow raises above twice our limit
         pixels = int("".join(filter(str.isdigit, str(error).partition("exceeds")[0])) or 2 * PIXEL_LIMIT)
         return f"{pixels // 10**6} megapixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
     if isinstance(error, UnidentifiedImageError):
-        return "not an image of a known format"
+        return "not an image in a supported format"
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _unknown_kind(path: Path) -> str:
-    """Return why Pillow finds no image in a file; a TIFF may have pixels of an unsupported type."""
+    """Return why Pillow cannot identify a file; a TIFF may have an unsupported pixel type."""
     import tifffile
 
     try:
         with tifffile.TiffFile(path) as file:
             numbers = file.pages[0].dtype
     except Exception:  # not a TIFF, or a damaged one
-        return "not an image of a known format"
+        return "not an image in a supported format"
     if numbers is None or numbers.itemsize < 4:
-        return "an unsupported kind of TIFF; store it pixel by pixel with 8 or 16 bits"
-    return f"{numbers.itemsize * 8}-bit pixels have no fixed white; store it with 8 or 16 bits"
+        return "this kind of TIFF is not supported; save it as 8-bit or 16-bit with interleaved channels"
+    return f"{numbers.itemsize * 8}-bit pixels have no defined white; save the image with 8 or 16 bits"

@@ -1,4 +1,4 @@
-"""16-bit colours in TIFF files, which Pillow would reduce to 8: read and written with tifffile."""
+"""Reads and writes 16-bit colour TIFF files with tifffile; Pillow would reduce them to 8-bit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from PIL import Image
 
 from paceline.images.decode import BITS_PER_SAMPLE, ORIENTATION, WHITE
 
-SAMPLES_PER_PIXEL, COLOURS = 277, 3  # of TIFF
-PREMULTIPLIED, STRAIGHT = 1, 2  # a fourth channel: transparency, by which the colours were multiplied or not
-ROWS_AT_ONCE = 64  # of transparency that are enlarged at once while it is written
-REACH_PX = 4  # neighbouring rows that bicubic enlargement needs
+SAMPLES_PER_PIXEL, COLOURS = 277, 3  # TIFF tag, and the number of colour channels
+PREMULTIPLIED, STRAIGHT = 1, 2  # kinds of alpha channel: whether the colours have been multiplied by it
+ROWS_AT_ONCE = 64  # alpha rows that are upscaled at a time while writing
+REACH_PX = 4  # neighbouring rows that bicubic upscaling needs
 
 
 class DeepColours(NamedTuple):
-    """The content of a file, upright."""
+    """The upright image in a file."""
 
     pixels: NDArray[np.uint16]  # [h, w, 3]
     alpha: Image.Image | None
@@ -28,7 +28,7 @@ class DeepColours(NamedTuple):
 
 
 def has_deep_colours(image: Image.Image) -> bool:
-    """Return whether a file is a TIFF with 16-bit colours, of whatever kind."""
+    """Return whether a file is a TIFF with 16-bit colours, in any colour space."""
     if image.format != "TIFF":
         return False
     tags = image.tag_v2  # type: ignore[attr-defined]
@@ -36,16 +36,16 @@ def has_deep_colours(image: Image.Image) -> bool:
 
 
 def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
-    """Return the RGB image on a file's first page, which `image` has open too; None where it is of another kind."""
+    """Return the first page of a TIFF if it is 16-bit RGB, else None; `image` is the same file opened by Pillow."""
     try:
         with tifffile.TiffFile(path) as file:
             page = file.pages.first
             if page.photometric != tifffile.PHOTOMETRIC.RGB or page.dtype != np.uint16:
                 return None
             array, axes, extra = page.asarray(), page.axes, page.extrasamples
-    except Exception:  # a compression that tifffile lacks, or damage: Pillow decides
+    except Exception:  # damaged, or a compression that tifffile lacks: leave it to Pillow
         return None
-    if axes == "SYX":  # a plane for each colour
+    if axes == "SYX":  # one plane per colour
         array = np.moveaxis(array, 0, -1)
     elif axes != "YXS":
         return None
@@ -54,7 +54,7 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
     if array.shape[-1] == COLOURS:
         return DeepColours(pixels, None, "")
     if not extra or extra[0] not in (PREMULTIPLIED, STRAIGHT):
-        return DeepColours(pixels, None, "an extra channel that is not transparency was left out")
+        return DeepColours(pixels, None, "an extra channel that is not transparency was ignored")
     alpha = array[..., COLOURS]
     if extra[0] == PREMULTIPLIED:
         pixels = _divided(pixels, alpha)
@@ -62,7 +62,7 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
 
 
 def write_deep_colours(path: Path, pixels: NDArray[np.uint16], alpha: Image.Image | None, profile: bytes) -> None:
-    """Write uint16 [h, w, 3]; transparency is enlarged a few rows at a time, which takes hardly any memory."""
+    """Write a uint16 [h, w, 3] image; to save memory, alpha is upscaled a few rows at a time."""
     height, width, channels = pixels.shape
     place = tifffile.imwrite(
         path,
@@ -85,7 +85,7 @@ def write_deep_colours(path: Path, pixels: NDArray[np.uint16], alpha: Image.Imag
 
 
 def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int, Image.Image]]:
-    """Yield the rows of transparency in the image's size, some at a time, with the number of the first."""
+    """Yield alpha upscaled to the image's size, a few rows at a time, each with the index of its first row."""
     scale = height // alpha.height
     for first in range(0, alpha.height, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, alpha.height)
@@ -96,7 +96,7 @@ def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int
 
 
 def _turned(array: NDArray[np.uint16], orientation: int) -> NDArray[np.uint16]:
-    """Return pixels in their EXIF orientation."""
+    """Apply an EXIF orientation to pixels."""
     number = orientation - 1 if 1 <= orientation <= 8 else 0
     array = array.swapaxes(0, 1) if number >= 4 else array
     return array[:: -1 if number % 4 in (2, 3) else 1, :: -1 if number % 4 in (1, 2) else 1]

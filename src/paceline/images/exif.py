@@ -1,4 +1,4 @@
-"""EXIF: what a camera and its user wrote into an image file besides the pixels, for files made from the image."""
+"""EXIF metadata that is copied from an image to results computed from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXTS = (
     ExifTags.Base.Copyright,
 )
 TABLES = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
-# Of the camera's own table: sizes of the original image, and notes that point into the original file.
+# Tags that do not apply to a new file: the original size, and data with offsets into the original file.
 NO_LONGER_TRUE = {
     ExifTags.Base.ExifImageWidth,
     ExifTags.Base.ExifImageHeight,
@@ -24,24 +24,24 @@ NO_LONGER_TRUE = {
 
 
 def lasting_exif(image: Image.Image) -> bytes:
-    """Return when, where, with what and by whom an image was taken, without what holds for its own file alone."""
+    """Return the EXIF metadata that also applies to results: date, place, camera, author and description."""
     try:
         found, kept = image.getexif(), Image.Exif()
         for tag in TEXTS:
             text = found.get(tag)
-            if isinstance(text, str):  # Pillow reads it as Latin-1, whatever it is, and would write ASCII alone
+            if isinstance(text, str):  # Pillow decodes any text as Latin-1, but would encode it as ASCII
                 kept[tag] = text.encode("latin-1", "replace")
         for table in TABLES:
             inner = {tag: value for tag, value in found.get_ifd(table).items() if tag not in NO_LONGER_TRUE}
             if inner:
                 kept[table] = inner
         return kept.tobytes() if len(kept) else b""
-    except Exception:  # damaged EXIF is no reason not to use the image
+    except Exception:  # an image with damaged EXIF is still usable
         return b""
 
 
 def without_tables(exif: bytes) -> bytes:
-    """Return the texts without the tables of the camera and the place: all that libtiff can write."""
+    """Remove the Exif and GPS IFDs, which libtiff cannot write."""
     found = Image.Exif()
     found.load(exif)
     for table in TABLES:

@@ -1,4 +1,4 @@
-"""Images put together: grids, rows, columns, captions, animations."""
+"""Image layouts: grids, rows, columns, captions and animations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 GAP_PX = 2
-SMALLEST_SIDE_PX = 32  # smaller images are enlarged, so that something can be seen
+SMALLEST_SIDE_PX = 32  # smaller images are enlarged to make them visible
 CAPTION_PX = 18
 CAPTION_TEXT_PX = 12
 FRAME_MS = 250
@@ -20,7 +20,7 @@ MOVING = (".gif", ".webp")
 
 
 def grid(images: NDArray[np.uint8], columns: int = 0) -> NDArray[np.uint8]:
-    """Return images uint8 [n, h, w, c] in rows of `columns` (0 makes a square), with a gap between them."""
+    """Arrange uint8 images [n, h, w, c] in a grid with gaps; if `columns` is 0, the grid is about square."""
     num, height, width, channels = images.shape
     columns = columns or math.ceil(math.sqrt(num))
     factor = max(1, SMALLEST_SIDE_PX // min(height, width))
@@ -36,12 +36,12 @@ def grid(images: NDArray[np.uint8], columns: int = 0) -> NDArray[np.uint8]:
 
 
 def to_image(image: NDArray[np.uint8]) -> Image.Image:
-    """Return an image uint8 [h, w, c] as Pillow's RGB."""
+    """Convert a uint8 [h, w, c] array to an RGB Pillow image."""
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).convert("RGB")
 
 
 def captioned(image: Image.Image, text: str, *, room: bool = False) -> Image.Image:
-    """Return an image under a line of text, which is shortened to fit or, with `room`, makes the image wider."""
+    """Add a caption above an image; a long one is shortened or, with `room`, widens the result."""
     font = ImageFont.load_default(CAPTION_TEXT_PX)
     width = max(image.width, math.ceil(font.getlength(text)) + 2 * GAP_PX) if room else image.width
     while len(text) > 1 and font.getlength(text) > width - 2 * GAP_PX:
@@ -53,7 +53,7 @@ def captioned(image: Image.Image, text: str, *, room: bool = False) -> Image.Ima
 
 
 def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
-    """Return images in one row, on white."""
+    """Place images in a row, on white."""
     width = sum(image.width for image in images) + 4 * GAP_PX * (len(images) - 1)
     whole = Image.new("RGB", (width, max(image.height for image in images)), "white")
     left = 0
@@ -64,7 +64,7 @@ def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
 
 
 def one_above_the_other(images: Sequence[Image.Image]) -> Image.Image:
-    """Return images in one column, on white."""
+    """Place images in a column, on white."""
     height = sum(image.height for image in images) + 2 * GAP_PX * (len(images) - 1)
     whole = Image.new("RGB", (max(image.width for image in images), height), "white")
     top = 0
@@ -75,9 +75,9 @@ def one_above_the_other(images: Sequence[Image.Image]) -> Image.Image:
 
 
 def save_animation(frames: Sequence[Image.Image], path: Path, kind: str) -> None:
-    """Write RGB frames as an endless animation, the last one longer: .gif or, without loss, .webp."""
+    """Write RGB frames as a looping .gif or lossless .webp; the last frame is shown longer."""
     assert kind.lower() in MOVING, kind
-    if kind.lower() == ".gif":  # each frame has 256 colours of its own; a median cut would lose rare ones
+    if kind.lower() == ".gif":  # each frame gets its own 256 colours; median cut would lose rare ones
         frames = [frame.quantize(method=Image.Quantize.FASTOCTREE, kmeans=1) for frame in frames]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     frames[0].save(

@@ -1,8 +1,8 @@
-"""Reading images of any mode from files, and writing results with the same transparency, profile and EXIF.
+"""Reads images of any mode, and writes results with the same transparency, colour profile and EXIF metadata.
 
-Grey stays grey. Transparency, colour profiles and EXIF (not of 16-bit colours) are kept, and so are 16 bits where
-Pillow (grey) or tifffile (colour) can read and write them. Other images of more than 8 bits (PNG in colour or with
-transparency) are read with 8, with a note.
+Grey stays grey. Transparency and colour profiles are kept, and so is EXIF, except in 16-bit colour files. 16-bit images
+stay 16-bit if Pillow (grey) or tifffile (colour) supports them. Other images with more than 8 bits (PNG in colour or
+with transparency) are read as 8-bit, with a note.
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ from paceline.images.exif import lasting_exif, without_tables
 
 TIFF_SUFFIXES = (".tif", ".tiff")
 GREY_MODES = ("1", "L", "LA", "La")
-OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")  # their profiles do not hold for the RGB that is made of them
-PNG_DEPTH_AT, PNG_GREY, PNG_GREY_AND_ALPHA = 24, 0, 4  # in a PNG's header: bits, then the colour type
-PNG_COMPRESSION = 3  # of 9: more gains little on photographs, and takes long
+OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")  # their profiles are not valid after conversion to RGB
+PNG_DEPTH_AT, PNG_GREY, PNG_GREY_AND_ALPHA = 24, 0, 4  # position of the bit depth in a PNG header, and colour types
+PNG_COMPRESSION = 3  # of 9: higher levels take long and gain little on photographs
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """The content of a file, upright."""
+    """The upright image in a file, with its metadata."""
 
     pixels: NDArray[np.uint8 | np.uint16]  # [h, w, 1 or 3]
     alpha: Image.Image | None = None
-    profile: bytes = b""  # ICC, of grey and RGB alone
-    suffix: str = ".png"  # of files that are made from it
+    profile: bytes = b""  # ICC profile, only for grey and RGB
+    suffix: str = ".png"  # file suffix for results
     note: str = ""
-    exif: bytes = b""  # what holds for results, too
+    exif: bytes = b""  # metadata that also applies to results
 
     @property
     def deep(self) -> bool:
-        """Whether it has 16 bits."""
+        """Whether the pixels are 16-bit."""
         return self.pixels.dtype == np.uint16
 
 
 def read_image(path: Path) -> ImageData:
-    """Return the image in a file of any mode; raise BadImage where there is none."""
-    upright_size(path)  # raises for what is animated or too large by its header
+    """Read an image of any mode; raise BadImage if the file cannot be read."""
+    upright_size(path)  # raises if the image is animated or too large
     suffix = result_suffix(path)
     with opened(path) as image:
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
         more_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
         exif = lasting_exif(image)
-        notes = ["only the first of its pages was read"] if more_pages else []
+        notes = ["only the first page was read"] if more_pages else []
         grey = image.mode in GREY_MODES
         if has_deep_colours(image):
             deep = read_deep_colours(path, image)
             if deep is not None:
                 return ImageData(deep.pixels, deep.alpha, profile, suffix, "; ".join(filter(None, (*notes, deep.note))))
-            notes.append("its 16-bit colours were read with 8 bits: this kind of TIFF is not supported")
+            notes.append("its 16-bit colours were read as 8-bit: this kind of TIFF is not supported")
         elif image.format == "PNG":
             kind, lost = _png_pixels(path)
-            grey = grey or kind == PNG_GREY_AND_ALPHA  # Pillow reads it as colour where it has 16 bits
+            grey = grey or kind == PNG_GREY_AND_ALPHA  # Pillow reads 16-bit grey with alpha as colour
             notes += [lost] if lost else []
         image = turn_upright(image)
         if image.mode in SIXTEEN_BIT_MODES:
             pixels = np.asarray(image).astype(np.uint16)[..., np.newaxis]
             return ImageData(pixels, None, profile, suffix, "; ".join(notes), exif)
         if image.mode in UNBOUNDED_MODES:
-            raise BadImage(f"32-bit pixels (mode {image.mode}) have no fixed white; store it with 8 or 16 bits")
+            raise BadImage(f"32-bit pixels (mode {image.mode}) have no defined white; save the image with 8 or 16 bits")
         alpha = None
         if image.has_transparency_data:
             image = image.convert("LA" if grey else "RGBA")
@@ -84,31 +84,31 @@ def read_image(path: Path) -> ImageData:
 
 
 def result_suffix(path: Path) -> str:
-    """Return the suffix of files that are made from an image: TIFF for TIFF, lossless PNG for all others."""
+    """Return the file suffix for results: .tif for TIFF images, otherwise .png, which is lossless."""
     return ".tif" if path.suffix.lower() in TIFF_SUFFIXES else ".png"
 
 
 def _png_pixels(path: Path) -> tuple[int, str]:
-    """Return a PNG's colour type, and a note on what Pillow cannot read of its pixels."""
+    """Return a PNG's colour type, and a note if Pillow reduces its bit depth."""
     with path.open("rb") as file:
         depth, kind = file.read(PNG_DEPTH_AT + 2)[PNG_DEPTH_AT:]
     if depth < 16 or kind == PNG_GREY:
         return kind, ""
     if kind == PNG_GREY_AND_ALPHA:
-        return kind, "its 16-bit greys and transparency were read with 8 bits"
-    return kind, "its 16-bit colours were read with 8 bits; TIFF keeps them"
+        return kind, "its 16-bit greys and transparency were read as 8-bit"
+    return kind, "its 16-bit colours were read as 8-bit; use TIFF to keep them"
 
 
 class Canvas:
-    """A result that is assembled from parts, in no more memory than its pixels need."""
+    """Assembles a result from parts, using no more memory than its pixels need."""
 
     def __init__(self, height: int, width: int, *, deep: bool = False) -> None:
         self.height, self.width, self.deep = height, width, deep
-        self._image: Image.Image | None = None  # 8 bits
-        self._array: NDArray[np.uint16] | None = None  # 16 bits
+        self._image: Image.Image | None = None  # 8-bit result
+        self._array: NDArray[np.uint16] | None = None  # 16-bit result
 
     def paste(self, top: int, left: int, values: NDArray[np.floating]) -> None:
-        """Put a part, in -1…1 [h, w, 1 or 3], at its place."""
+        """Write a part at a position; its values [h, w, 1 or 3] are in -1…1."""
         height, width, channels = values.shape
         if self.deep:
             if self._array is None:
@@ -122,12 +122,12 @@ class Canvas:
 
     @property
     def image(self) -> Image.Image:
-        """The result, where it has 8 bits."""
+        """The result, if it is 8-bit."""
         assert self._image is not None
         return self._image
 
     def save(self, path: Path, alpha: Image.Image | None = None, profile: bytes = b"", exif: bytes = b"") -> None:
-        """Write the result; transparency is enlarged with it."""
+        """Write the result; alpha is resized to match."""
         if self._array is not None and self._array.shape[-1] == 3:
             with replacing(path, durable=False) as temporary:
                 write_deep_colours(temporary, self._array, alpha, profile)
@@ -139,7 +139,7 @@ class Canvas:
 
 
 def save_image(image: Image.Image, path: Path, profile: bytes = b"", exif: bytes = b"") -> None:
-    """Write an image without loss."""
+    """Write an image as lossless TIFF or PNG."""
     exif = without_tables(exif) if exif and path.suffix == ".tif" else exif
     options = {name: value for name, value in (("icc_profile", profile), ("exif", exif)) if value}
     with replacing(path, durable=False) as temporary:

@@ -1,7 +1,7 @@
-"""Bicubic resampling on the device: antialiased where it shrinks, with the kernel of Pillow and MATLAB (a = -0.5).
+"""Bicubic resampling on the device, antialiased when downscaling, with Pillow's and MATLAB's kernel (a = -0.5).
 
-`bicubic` is the plain filter. `bicubic_as_saved` rounds to 8 bits after each of its two passes, as Pillow does, so that
-an image made on the device is the one that a file would hold: within 1/255, also at hard edges.
+`bicubic` is the plain filter. `bicubic_as_saved` rounds to 8 bits after each of its two passes, as Pillow does. So the
+result on the device differs by at most 1/255 from a file that Pillow would write, even at hard edges.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HALF_MISSED_BY = 1e-4
 
 
 def bicubic(images: Tensor, height: int, width: int) -> Tensor:
-    """Return images [n, c, h, w] at another size, in float32 or wider; values may overshoot the range."""
+    """Resize images [n, c, h, w] in float32 or wider; values may overshoot the input range."""
     with torch.autocast(images.device.type, enabled=False):
         wide = images.to(torch.promote_types(images.dtype, torch.float32))
         if torch.compiler.is_exporting():
@@ -23,18 +23,18 @@ def bicubic(images: Tensor, height: int, width: int) -> Tensor:
 
 
 def bicubic_as_saved(images: Tensor, height: int, width: int) -> Tensor:
-    """Return images in -1…1 at another size, each value one that 8 bits can hold."""
+    """Resize images in -1…1 and round every value to an 8-bit level."""
     levels = ((images + 1) * 127.5).round()
     for size in ((images.shape[-2], width), (height, width)):
-        # Halves are rounded up, as in Pillow; a little more catches sums that miss a half by their own rounding.
+        # Round halves up, as Pillow does; the small offset catches halves that rounding errors made slightly too small.
         levels = (bicubic(levels, *size) + (0.5 + HALF_MISSED_BY)).floor().clamp(0, 255)
     return levels / 127.5 - 1
 
 
 def _enlarged_by_convolution(images: Tensor, factor: int) -> Tensor:
-    """Enlarge by an integer factor with operations that ONNX has: one filter for each position within a pixel.
+    """Upscale by an integer factor with operations that ONNX supports: one filter for each subpixel position.
 
-    Weights outside of the image are left out and the others sum to one, as in antialiased filters.
+    Weights outside the image are dropped and the others sum to one, as in antialiased filters.
     """
     distance = (torch.arange(factor)[:, None] + 0.5) / factor - 0.5 - torch.arange(-2, 3)
     near, far = 1.5 * distance.abs() ** 3 - 2.5 * distance**2 + 1, distance.abs()
@@ -48,6 +48,6 @@ def _enlarged_by_convolution(images: Tensor, factor: int) -> Tensor:
 
 
 def cut_to_multiple(images: Tensor, multiple: int) -> Tensor:
-    """Return images without the last rows and columns that exceed a multiple."""
+    """Crop images at the bottom and right so that their sides are multiples of `multiple`."""
     height, width = (side - side % multiple for side in images.shape[-2:])
     return images[..., :height, :width]

@@ -1,8 +1,8 @@
-"""The generator and the discriminator of DCGAN, for images of 32 or 64 pixels.
+"""DCGAN's generator and discriminator, for images of 32×32 or 64×64 pixels.
 
 Radford et al., Unsupervised Representation Learning with Deep Convolutional Generative Adversarial
-Networks (2015), with the module names of PyTorch's example. The smallest feature map is a square of
-`smallest_px`: 4 in the paper; some projects for 32 pixels go down to 2, which adds a layer.
+Networks (2015), with the module names of PyTorch's example. The smallest feature map has sides of
+`smallest_px` pixels: 4 in the paper. Some projects for 32×32 images use 2, which adds a layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Norm = Literal["batch", "none"]
 
 
 class Generator(nn.Module):
-    """Maps rows of `nz` random numbers to images in -1…1."""
+    """Maps latents [n, nz] to images in -1…1."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class Generator(nn.Module):
         initialise(self)
 
     def forward(self, noise: Tensor) -> Tensor:
-        # In full precision: tanh in half precision would round pixels more than eight bits do.
+        # In full precision: tanh in half precision would round pixels more coarsely than 8-bit images do.
         return torch.tanh(in_full_precision(self.main(noise[:, :, None, None])))
 
 
 class Discriminator(nn.Module):
-    """Maps images to one logit each, high for real images."""
+    """Maps each image to one logit, high for real images."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Discriminator(nn.Module):
         if spectral:
             for layer in layers:
                 if isinstance(layer, nn.Conv2d):
-                    # Each forward in training refines its estimate of the norm from the weights alone: replicas agree.
+                    # In training, each forward pass updates the norm estimate from the weights only, so replicas agree.
                     spectral_norm(layer)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -81,6 +81,6 @@ class Discriminator(nn.Module):
 
 
 def _widths(size_px: int, smallest_px: int, base: int) -> list[int]:
-    """Return the channels after each downsampling by 2."""
+    """Return the number of channels after each downsampling by 2."""
     assert size_px in SIZES_PX
     return [base * 2**number for number in range((size_px // smallest_px).bit_length() - 1)]

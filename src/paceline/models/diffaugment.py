@@ -1,7 +1,7 @@
-"""Differentiable augmentation, so that a discriminator does not memorise a small training set.
+"""Differentiable augmentation, which keeps a discriminator from memorising a small training set.
 
-Zhao et al., Differentiable Augmentation for Data-Efficient GAN Training (2020): the same kinds of augmentation for
-real and fake images. The random numbers are arguments: seven uniform ones per image.
+Zhao et al., Differentiable Augmentation for Data-Efficient GAN Training (2020). Real and fake images get the same kinds
+of augmentation. The caller passes the random numbers: seven uniform numbers per image.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from torch import Tensor
 
 KINDS = ("color", "translation", "cutout")
 NUM_UNIFORMS = 7
-# What each of an image's uniform numbers decides.
+# The column of each uniform number.
 BRIGHTNESS, SATURATION, CONTRAST, SHIFT_ROW, SHIFT_COLUMN, CUTOUT_ROW, CUTOUT_COLUMN = range(NUM_UNIFORMS)
 
-LARGEST_SHIFT = 1 / 8  # of the side
-CUTOUT_SIDE = 1 / 2  # of the side
+LARGEST_SHIFT = 1 / 8  # fraction of the image side
+CUTOUT_SIDE = 1 / 2  # fraction of the image side
 
 
 def augment(images: Tensor, uniforms: Tensor, kinds: tuple[str, ...]) -> Tensor:
-    """Return the images, each augmented by its own row of numbers in [0, 1)."""
+    """Augment each image with its own row of random numbers in [0, 1)."""
     if "color" in kinds:
         images = _change_color(images, uniforms)
     if "translation" in kinds:
@@ -41,7 +41,7 @@ def _change_color(images: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _translate(images: Tensor, uniforms: Tensor) -> Tensor:
-    """Shift each image by whole pixels; pixels from outside are 0, which is mid-grey."""
+    """Shift each image by whole pixels; uncovered pixels become 0, which is mid-grey."""
     height, width = images.shape[2:]
     row, row_inside = _shifted(height, uniforms[:, SHIFT_ROW])
     column, column_inside = _shifted(width, uniforms[:, SHIFT_COLUMN])
@@ -52,7 +52,7 @@ def _translate(images: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _shifted(side: int, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each position of the result the one it shows, and whether that lies inside the image."""
+    """Return the source position of each output position, and whether it is inside the image."""
     largest = int(side * LARGEST_SHIFT + 0.5)
     shift = _pick(uniform, 2 * largest + 1) - largest
     position = torch.arange(side, device=uniform.device) + shift[:, None]
@@ -67,7 +67,7 @@ def _cut_out(images: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _covered(side: int, uniform: Tensor) -> Tensor:
-    """Return which positions an interval with a random centre covers; it may extend beyond the border."""
+    """Return which positions are covered by an interval with a random centre; it may cross the border."""
     length = int(side * CUTOUT_SIDE + 0.5)
     start = _pick(uniform, side + 1 - length % 2)[:, None] - length // 2
     position = torch.arange(side, device=uniform.device)
@@ -75,5 +75,5 @@ def _covered(side: int, uniform: Tensor) -> Tensor:
 
 
 def _pick(uniform: Tensor, count: int) -> Tensor:
-    """Return an integer below `count` from a number in [0, 1)."""
+    """Map a number in [0, 1) to an integer below `count`."""
     return (uniform * count).to(torch.int64)

@@ -1,9 +1,9 @@
-"""Features of a frozen VGG19, which perceptual losses compare.
+"""Features of a frozen VGG19, for perceptual losses.
 
-The network is not part of any recipe's module tree: no wrapper, checkpoint or optimizer sees it. There is one copy per
-device and dtype, created on first use. Weights come from torchvision, or from a file: torchvision's own (.pth or
-.safetensors), or the rescaled network whose first layer converts RGB in 0…1 to what the others expect. Reading them
-executes no code.
+The network is not part of any recipe's module tree, so no wrapper, checkpoint or optimizer sees it. There is one copy
+per device and dtype, created on first use. Weights come from torchvision or from a file (.pth or .safetensors). The
+file can be torchvision's, or a rescaled network whose first layer converts RGB in 0…1 to the input of the other layers.
+Reading a file executes no code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.core.errors import UserError, unknown
 from paceline.models.torch_file import read_torch_file
 
-CONVOLUTIONS_PER_STAGE = (2, 2, 4, 4, 4)  # each stage but the first starts with a pooling
+CONVOLUTIONS_PER_STAGE = (2, 2, 4, 4, 4)  # every stage except the first starts with max pooling
 LAYERS = tuple(
     f"{kind}{stage}_{number}"
     for stage, count in enumerate(CONVOLUTIONS_PER_STAGE, start=1)
@@ -31,18 +31,18 @@ RANDOM = "random"
 _POOLED = {sum(CONVOLUTIONS_PER_STAGE[:stage]) for stage in range(1, len(CONVOLUTIONS_PER_STAGE))}
 _RANDOM_WIDTHS = (8, 8, 16, 16, *[32] * 4, *[64] * 8)
 
-Layers = list[tuple[Tensor, Tensor]]  # the weight and bias of each, in order
-CopyKey = tuple[str, int, torch.device, torch.dtype]  # weights, number of convolutions, place, precision
+Layers = list[tuple[Tensor, Tensor]]  # weight and bias of each layer, in order
+CopyKey = tuple[str, int, torch.device, torch.dtype]  # weights, number of convolutions, device, precision
 _loaded: dict[str, Layers] = {}
 _copies: dict[CopyKey, Layers] = {}
 _lock = Lock()  # DataParallel calls from several threads
 
 
 class Features:
-    """The output of one layer of VGG19 for images in -1…1; not an nn.Module, so that no module tree includes it."""
+    """Computes the output of a VGG19 layer for images in -1…1; not an nn.Module, so no module tree includes it."""
 
     def __init__(self, weights: str = "", layer: str = "conv5_4") -> None:
-        """`weights` is a file, "random" for an untrained, narrow network, or "" for torchvision's."""
+        """`weights` is a file, "random" for an untrained, narrow network, or "" for torchvision's weights."""
         if layer not in LAYERS:
             raise unknown("layer of VGG19", layer, LAYERS)
         self.weights, self.layer = weights, layer
@@ -53,13 +53,13 @@ class Features:
         device, dtype, (height, width) = images.device, images.dtype, images.shape[-2:]
         if min(height, width) < self.smallest_px:
             raise UserError(
-                f"vgg_layer={self.layer}: needs images of {self.smallest_px} pixels, and these have "
-                f"{width}×{height}; use a larger --crop or an earlier layer"
+                f"vgg_layer={self.layer}: needs images of at least {self.smallest_px}×{self.smallest_px} pixels, "
+                f"not {width}×{height}; use a larger --crop or an earlier layer"
             )
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         layers = self._copy_on(device, dtype)
-        # Without autocast, which would convert the frozen weights in every call.
+        # Disable autocast, which would convert the frozen weights in every call.
         with torch.autocast(device.type, enabled=False):
             return self._run(layers, images)
 
@@ -76,19 +76,19 @@ class Features:
         return F.relu(features) if self.layer.startswith("relu") else features
 
     def load(self) -> Layers:
-        """Return the colour layer and the convolutions that are needed, in float32; a file is read only once."""
+        """Return the colour layer and the required convolutions in float32; a file is read only once."""
         if self.weights not in _loaded:
             _loaded[self.weights] = _load(self.weights)
         colours, *convolutions = _loaded[self.weights]
         if len(convolutions) < self.num_convolutions:
             raise UserError(
-                f"--vgg {self.weights}: has {len(convolutions)} convolutions and {self.layer} is number "
-                f"{self.num_convolutions}; choose an earlier layer or another file"
+                f"--vgg {self.weights}: has only {len(convolutions)} convolutions, but {self.layer} is number "
+                f"{self.num_convolutions}; choose an earlier layer or a different file"
             )
         return [colours, *convolutions[: self.num_convolutions]]
 
     def _copy_on(self, device: torch.device, dtype: torch.dtype) -> Layers:
-        """Return the layers on a device in a dtype; the colour layer stays in float32 or wider."""
+        """Return a copy of the layers on a device in a dtype; the colour layer stays in float32 or wider."""
         key = (self.weights, self.num_convolutions, device, dtype)
         with _lock:
             if key not in _copies:
@@ -108,14 +108,14 @@ def _moved(layer: tuple[Tensor, Tensor], device: torch.device, dtype: torch.dtyp
 
 
 def _load(weights: str) -> Layers:
-    """Return all layers in float32 on the CPU: the conversion from colours in -1…1, then the convolutions."""
+    """Return all layers in float32 on the CPU: the conversion of colours in -1…1, then the convolutions."""
     if weights == RANDOM:
         return [_imagenet_colours(), *_random_layers()]
     tensors = _read(Path(weights)) if weights else _torchvision_tensors()
     named = sorted((_numbers(name), name.removesuffix(".weight")) for name, t in tensors.items() if t.dim() == 4)
     layers = [(tensors[f"{name}.weight"].float(), tensors.get(f"{name}.bias")) for _, name in named]
     found: Layers = [(weight, torch.zeros(len(weight)) if bias is None else bias.float()) for weight, bias in layers]
-    if found and found[0][0].shape == (3, 3, 1, 1):  # expects RGB in 0…1
+    if found and found[0][0].shape == (3, 3, 1, 1):  # the rescaled network, which expects RGB in 0…1
         weight, bias = found.pop(0)
         colours = (weight * 0.5, bias + 0.5 * weight.sum((1, 2, 3)))
     else:
@@ -125,7 +125,7 @@ def _load(weights: str) -> Layers:
         for (weight, _), channels in zip(found, [3, *(len(weight) for weight, _ in found)], strict=False)
     )
     if not fits:
-        raise UserError(f"--vgg {weights}: these are not the weights of VGG19's convolutions")
+        raise UserError(f"--vgg {weights}: does not contain the weights of VGG19's convolutions; use a different file")
     return [colours, *found]
 
 
@@ -135,7 +135,7 @@ def _imagenet_colours() -> tuple[Tensor, Tensor]:
 
 
 def _random_layers() -> Layers:
-    """Return narrow, untrained layers, equal in every process, that preserve the variance of activations."""
+    """Return narrow, untrained layers that preserve the variance of activations; the same in every process."""
     generator = torch.Generator().manual_seed(19)
     layers, channels = [], 3
     for width in _RANDOM_WIDTHS:
@@ -153,13 +153,13 @@ def _torchvision_tensors() -> dict[str, Tensor]:
         return tensors
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"VGG19's weights cannot be downloaded ({error}); give a file with --vgg FILE, or set perceptual=0"
+            f"VGG19's weights cannot be downloaded ({error}); pass a file with --vgg FILE, or set perceptual=0"
         ) from None
 
 
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise UserError(f"--vgg {path}: no such file; give a file with VGG19's weights, or set perceptual=0")
+        raise UserError(f"--vgg {path}: no such file; pass a file with VGG19's weights, or set perceptual=0")
     if path.suffix == ".safetensors":
         import safetensors.torch
 
@@ -169,7 +169,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             raise UserError(f"--vgg {path}: cannot be read ({str(error).splitlines()[0]})") from None
     content = read_torch_file(path, f"--vgg {path}")
     if not isinstance(content, dict):
-        raise UserError(f"--vgg {path}: holds no tensors by name")
+        raise UserError(f"--vgg {path}: contains no named tensors")
     return {str(name): tensor.detach() for name, tensor in content.items() if isinstance(tensor, Tensor)}
 
 

@@ -1,4 +1,4 @@
-"""Shared pieces of convolutional networks: normalisation, padding, initial weights, full-precision outputs."""
+"""Shared parts of convolutional networks: normalisation, padding, initial weights, full-precision outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Norm = Literal["batch", "instance", "none"]
 
 
 def normalisation(channels: int, norm: Norm) -> nn.Module:
-    """Return a normalisation layer; for "none" an Identity, which keeps the numbers of the layers after it."""
+    """Return a normalisation layer; "none" returns an Identity, so that the layers after it keep their indices."""
     match norm:
         case "batch":
             return nn.BatchNorm2d(channels)
@@ -23,14 +23,14 @@ def normalisation(channels: int, norm: Norm) -> nn.Module:
 
 
 class ReflectionPad(nn.ReflectionPad2d):
-    """Reflection padding whose gradient is bit-identical on GPUs, too, where deterministic algorithms are enabled."""
+    """Reflection padding with a deterministic gradient, also on GPUs, if deterministic algorithms are enabled."""
 
     def forward(self, input: Tensor) -> Tensor:
         deterministic = input.is_cuda and torch.are_deterministic_algorithms_enabled()
         return self.repeatable(input) if deterministic else super().forward(input)
 
     def repeatable(self, images: Tensor) -> Tensor:
-        """Return the same from copies, whose gradients are summed in a fixed order."""
+        """Return the same padding by concatenation, whose gradients are summed in a fixed order."""
         pad = self.padding[0]
         for dim in (-1, -2):
             last = images.shape[dim] - pad - 1
@@ -40,7 +40,7 @@ class ReflectionPad(nn.ReflectionPad2d):
 
 
 class FromOnePixel(nn.ConvTranspose2d):
-    """A transposed convolution of a single pixel, computed as the matrix product that it is, channels last."""
+    """A transposed convolution of a single pixel, computed as a matrix product with channels last."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         bias = None if self.bias is None else self.bias.repeat(math.prod(self.kernel_size))
@@ -49,24 +49,24 @@ class FromOnePixel(nn.ConvTranspose2d):
 
 
 class ToOnePixel(nn.Conv2d):
-    """A convolution whose window is the whole image, computed as the matrix product that it is, channels last."""
+    """A convolution whose kernel covers the whole image, computed as a matrix product with channels last."""
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(_channels_last(input), _channels_last(self.weight), self.bias)[:, :, None, None]
 
 
 def _channels_last(batch: Tensor) -> Tensor:
-    """Return one row per sample; no copy where its memory has the channels last already."""
+    """Flatten each sample to a row, channels last; no copy if the memory format is already channels_last."""
     return batch.permute(0, 2, 3, 1).flatten(1)
 
 
 def in_full_precision(values: Tensor) -> Tensor:
-    """Return half-precision values as float32: rounding pixels to half precision loses more than eight bits do."""
+    """Convert half-precision values to float32; half precision rounds pixels more coarsely than 8-bit images do."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def initialise(network: nn.Module) -> None:
-    """Set small random weights, as DCGAN and pix2pix do."""
+    """Initialise a network with small random weights, as DCGAN and pix2pix do."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             nn.init.normal_(module.weight, 0.0, 0.02)
@@ -78,7 +78,7 @@ def initialise(network: nn.Module) -> None:
 
 
 def initialise_leaky(network: nn.Module, slope: float) -> None:
-    """Set weights that preserve the variance of activations through leaky ReLUs of this slope (He et al. 2015)."""
+    """Initialise weights to preserve the variance of activations through leaky ReLUs (He et al. 2015)."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             nn.init.kaiming_normal_(module.weight, a=slope)

@@ -1,7 +1,7 @@
 """PatchGAN: a discriminator with one logit per overlapping patch, high for real patches.
 
 Isola et al., Image-to-Image Translation with Conditional Adversarial Networks (2017), with its layer numbering, so that
-its weights load. The discriminator is conditional: it sees the image concatenated with the input it belongs to.
+its weights can be loaded. The discriminator is conditional: it sees each image concatenated with its input.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.models.layers import Norm, in_full_precision, initialise, normalisation
 
-WIDEST = 8  # times the width of the first layer
+WIDEST = 8  # maximum width, as a multiple of the first layer's
 
 
 class PatchDiscriminator(nn.Module):
@@ -36,5 +36,5 @@ class PatchDiscriminator(nn.Module):
 
 
 def smallest_side_px(num_layers: int) -> int:
-    """Return the shortest side of an image that still gives a logit."""
-    return 3 << num_layers  # the last two layers each remove a pixel
+    """Return the smallest image side, in pixels, for which there is at least one logit."""
+    return 3 << num_layers  # the last two layers each shrink the feature map by one pixel

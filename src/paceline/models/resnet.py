@@ -1,7 +1,6 @@
-"""Residual networks for classification, with torchvision's module names so that its weights load.
+"""Residual networks for classification, with torchvision's module names so that its weights can be loaded.
 
-He et al., Deep Residual Learning for Image Recognition (2015); the first convolution can be the
-small one that 32-pixel images need.
+He et al., Deep Residual Learning for Image Recognition (2015). The small first convolution is for 32×32 images.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ class BasicBlock(nn.Module):
         return out
 
     def last_layers(self) -> tuple[nn.Conv2d, nn.Module]:
-        """Return the convolution and the normalisation at the end of the branch."""
+        """Return the last convolution and normalisation of the residual branch."""
         return self.conv2, self.bn2
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions, narrow in between, with a shortcut around them."""
+    """1×1, 3×3 and 1×1 convolutions, narrow in the middle, with a shortcut around them."""
 
     expansion = 4
 
@@ -65,7 +64,7 @@ class Bottleneck(nn.Module):
         return out
 
     def last_layers(self) -> tuple[nn.Conv2d, nn.Module]:
-        """Return the convolution and the normalisation at the end of the branch."""
+        """Return the last convolution and normalisation of the residual branch."""
         return self.conv3, self.bn3
 
 
@@ -77,7 +76,7 @@ BLOCKS: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
 
 
 class ResNet(nn.Module):
-    """A residual network of 18, 34 or 50 layers with one logit per class."""
+    """A residual network with 18, 34 or 50 layers and one logit per class."""
 
     def __init__(
         self,
@@ -120,8 +119,8 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        # Every branch starts at zero, so that a new network acts like a shallow one: it trains faster, and without
-        # normalisation it would not train otherwise.
+        # Every residual branch starts at zero, so that a new network acts like a shallow one. This speeds up training;
+        # without normalisation, training would fail otherwise.
         for module in self.modules():
             if isinstance(module, BasicBlock | Bottleneck):
                 convolution, normalisation = module.last_layers()

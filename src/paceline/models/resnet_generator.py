@@ -1,7 +1,7 @@
-"""A generator from image to image: downsampling by 4, residual blocks, upsampling by 4.
+"""An image-to-image generator: downsampling by 4, residual blocks, upsampling by 4.
 
-Johnson et al., Perceptual Losses for Real-Time Style Transfer and Super-Resolution (2016), in the shape that pix2pix,
-CycleGAN and DeepLIIF use, with their layer numbering, so that their weights load.
+Johnson et al., Perceptual Losses for Real-Time Style Transfer and Super-Resolution (2016), in the variant that
+pix2pix, CycleGAN and DeepLIIF use, with their layer numbering, so that their weights can be loaded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResnetGenerator(nn.Module):
-    """Maps images to images in -1…1 of the same size, whose sides are multiples of 4."""
+    """Maps images to images in -1…1 of the same size; their sides must be multiples of 4."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Several networks on the same images. They are independent, so a GPU may run them at the same time."""
+"""Runs several independent networks on the same images, concurrently on a GPU."""
 
 from __future__ import annotations
 

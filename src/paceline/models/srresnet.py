@@ -1,8 +1,8 @@
-"""SRResNet, which upscales images 2, 4 or 8 times (or restores them at their own size), and SRGAN's discriminator.
+"""SRResNet, which upscales images 2, 4 or 8 times (or restores them at the same size), and SRGAN's discriminator.
 
 Ledig et al., Photo-Realistic Single Image Super-Resolution Using a Generative Adversarial Network (2017).
-Without normalisation layers, and with the bicubic upscaling added to a linear output, the same network reaches a
-higher PSNR; both are settings.
+The same network reaches a higher PSNR without normalisation layers and with bicubic upscaling added to a linear
+output. Both are settings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.images.resample import bicubic
 from paceline.models.layers import Norm, in_full_precision, initialise_leaky, normalisation
 
 SCALES = (1, 2, 4, 8)
-PRELU_SLOPE = 0.25  # before training
+PRELU_SLOPE = 0.25  # initial slope
 Output = Literal["tanh", "residual"]
 
 
@@ -50,10 +50,10 @@ class Doubling(nn.Module):
 
 
 class SRResNet(nn.Module):
-    """Maps images to images in -1…1, `scale` times as high and wide.
+    """Maps images in -1…1 to images that are `scale` times as high and wide.
 
-    With `shared`, all blocks share one block's weights, and all doublings share one doubling's. `output` is "tanh", or
-    "residual": a correction that is added to the bicubic upscaling.
+    With `shared`, all blocks use the same weights, and so do all doublings. `output` is "tanh" or "residual"; with
+    "residual", the output is a correction added to the bicubic upscaling.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class SRResNet(nn.Module):
                 block.conv2.weight.data.mul_(0.1)  # a deep stack without normalisation starts near the identity
 
     def forward(self, low: Tensor) -> Tensor:
-        # SRGAN's own network reads images in 0…1. A correction is learned faster from values around zero.
+        # SRGAN's network takes images in 0…1. A correction is learned faster from values around zero.
         seen = low * 0.5 + 0.5 if self.output == "tanh" else low
-        first = in_full_precision(self.head(seen))  # the sum over many blocks needs more than bf16's eight bits
+        first = in_full_precision(self.head(seen))  # the sum over many blocks needs more precision than bf16 has
         features = first
         for _ in range(self.block_uses):
             features = self.blocks(features)

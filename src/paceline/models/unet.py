@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from paceline.models.layers import in_full_precision, initialise_leaky
 
-SLOPE = 0.2  # of the leaky ReLUs
+SLOPE = 0.2  # negative slope of the leaky ReLUs
 
 
 class UNet(nn.Module):
-    """Maps images to images of the same size; `depth` downsamplings by 2, each doubling the channels."""
+    """Maps images to images of the same size, with `depth` downsamplings by 2 that each double the channels."""
 
     def __init__(self, channels: int = 3, width: int = 48, depth: int = 3) -> None:
         super().__init__()

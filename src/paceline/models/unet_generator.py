@@ -1,7 +1,7 @@
-"""The U-Net of pix2pix: downsampling to one pixel and back, with skip connections at every level.
+"""pix2pix's U-Net: downsampling to one pixel and back, with skip connections at every level.
 
 Isola et al., Image-to-Image Translation with Conditional Adversarial Networks (2017), with its layer numbering,
-so that the weights of pix2pix and of DeepLIIF load.
+so that the weights of pix2pix and DeepLIIF can be loaded.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from paceline.models.layers import Norm, in_full_precision, initialise, normalisation
 
-MIN_LEVELS = 5  # downsamplings by 2: the width grows over the first four
-WIDEST = 8  # times the width of the first level
+MIN_LEVELS = 5  # minimum number of downsamplings by 2; the width grows over the first four
+WIDEST = 8  # maximum width, as a multiple of the first level's
 
 
 class Level(nn.Module):
-    """Downsampling by 2, everything below, upsampling by 2; returns its input concatenated with the result."""
+    """Downsamples by 2, runs the levels below and upsamples by 2; returns its input concatenated with the result."""
 
     def __init__(
         self, outer: int, inner: int, below: nn.Module | None, norm: Norm, dropout: float, in_channels: int = 0
@@ -28,7 +28,7 @@ class Level(nn.Module):
         down.append(nn.Conv2d(in_channels or outer, inner, 4, stride=2, padding=1, bias=bias))
         # The features of the outermost level and the single pixel at the bottom are not normalised.
         down += [] if self.outermost or below is None else [normalisation(inner, norm)]
-        width = inner if below is None else 2 * inner  # the level below returns its input, too
+        width = inner if below is None else 2 * inner  # the level below also returns its input
         up: list[nn.Module] = [nn.ReLU(inplace=True)]
         up.append(nn.ConvTranspose2d(width, outer, 4, stride=2, padding=1, bias=self.outermost or bias))
         up += [] if self.outermost else [normalisation(outer, norm)]
@@ -41,7 +41,7 @@ class Level(nn.Module):
 
 
 class UnetGenerator(nn.Module):
-    """Maps images to images in -1…1 of the same size, whose sides are multiples of 2 ** `num_levels`."""
+    """Maps images to images in -1…1 of the same size; their sides must be multiples of 2 ** `num_levels`."""
 
     def __init__(
         self,

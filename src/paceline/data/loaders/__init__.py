@@ -1,1 +1,1 @@
-"""Loaders: the name of a file here is the name of a loader."""
+"""Built-in loaders, one per file; the file name is the loader's name."""

@@ -1,7 +1,7 @@
-"""Decodes image files with NVIDIA DALI, in threads of its own, and cuts the windows that the tickets name.
+"""Decodes image files with NVIDIA DALI in its own threads, and crops the windows given by the tickets.
 
-On a CPU its decoders give the same bits as Pillow. On a GPU, JPEG files are decoded by the GPU, within one or two grey
-levels; other formats are decoded on the CPU there, too.
+On a CPU, the pixels are bit-identical to Pillow's. For training on a GPU, data that consists only of JPEG files is
+decoded on the GPU, and pixels differ by at most one or two grey levels. Other data is still decoded on the CPU.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from paceline.data.source import Encoded, Source, sizes_of
 from paceline.data.tickets import Tickets
 from paceline.data.transfer import channels_first, upload
 
-READ_AHEAD = 2  # batches whose files are read while one is decoded and another one used
-PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # 8 bits, no transparency
+READ_AHEAD = 2  # number of batches whose files are prefetched while one is decoded and another is in use
+PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # 8-bit, no transparency
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")
 
-Inputs = dict[str, list[NDArray[Any]]]  # what a DALI pipeline is given for one batch, by the names of its inputs
-SizedPipeline = tuple[int, Any]  # its largest batch, and the nvidia.dali.Pipeline, which has no types
+Inputs = dict[str, list[NDArray[Any]]]  # inputs of a DALI pipeline for one batch, by name
+SizedPipeline = tuple[int, Any]  # maximum batch size, and the nvidia.dali.Pipeline, which is untyped
 
 
 class Dali(ReusingLoader[SizedPipeline]):
-    """Serves sources that hold encoded image files; `workers` is the number of its threads."""
+    """Serves sources that consist of image files; `workers` is the number of DALI's threads."""
 
-    description = "threads of DALI's own"
+    description = "decodes in DALI's own threads"
     package = "nvidia.dali"
     uses_workers = True
     extra = "dali"
@@ -70,8 +70,8 @@ class Dali(ReusingLoader[SizedPipeline]):
         found = self.source.encoded(index)
         if found is None:
             raise UserError(
-                f"--loader dali: {self.source.name_of(index)} is not a colour image file that is used as it is; "
-                "use --loader workers"
+                "--loader dali: supports only colour image files that are not resized, "
+                f"and {self.source.name_of(index)} is not one; use --loader workers"
             )
         return found
 
@@ -79,7 +79,7 @@ class Dali(ReusingLoader[SizedPipeline]):
         first = next(requests, None)
         if first is None:
             return
-        # The parts that a rank gets differ by at most one sample.
+        # The sizes of a rank's batches differ by at most one sample.
         largest, pipeline = self._borrow(len(first.index) + 1)
         decoding: Tickets | None = None
         with ThreadPoolExecutor(1) as thread:
@@ -93,10 +93,10 @@ class Dali(ReusingLoader[SizedPipeline]):
                     yield ready
         if decoding:
             yield self._take(pipeline, decoding)
-        self._idle.append((largest, pipeline))  # unless it was left in the middle: then it still holds a batch
+        self._idle.append((largest, pipeline))  # not after an early exit: the pipeline then still holds a batch
 
     def _read(self, request: Tickets) -> Inputs:
-        """Return the bytes of the files, and where in each image its window is."""
+        """Return the bytes of the files, and the position and size of the window in each image."""
         inputs: Inputs = {}
         for index, places in zip(request.index, self._places(request), strict=True):
             for name, file in self.samples[int(index)].files.items():
@@ -107,7 +107,7 @@ class Dali(ReusingLoader[SizedPipeline]):
         return inputs
 
     def _places(self, request: Tickets) -> NDArray[np.int32]:
-        """Return top, left, height and width of what is cut from each "image"."""
+        """Return top, left, height and width of the region to read from each "image"."""
         sizes = self.sizes[request.index]
         if self.crop:
             places = windows(request.uniforms, sizes, self.crop, self.source.spec.scale)
@@ -133,7 +133,7 @@ class Dali(ReusingLoader[SizedPipeline]):
                     axes=(0, 1),
                     device="mixed" if self.on_gpu else "cpu",
                     output_type=types.RGB,
-                    jpeg_fancy_upsampling=True,  # as libjpeg does, and so Pillow
+                    jpeg_fancy_upsampling=True,  # like libjpeg, and thus Pillow
                 )
                 for name in self.samples[0].files
             ]
@@ -150,7 +150,7 @@ class Dali(ReusingLoader[SizedPipeline]):
         for name, images in zip(self.samples[0].files, outputs, strict=True):
             found[name] = from_dlpack(images.as_tensor()).clone()
         if self.on_gpu:
-            torch.cuda.synchronize(self.device)  # the copies are made before the pipeline may write there again
+            torch.cuda.synchronize(self.device)  # finish the copies before the pipeline overwrites its buffers
         pipeline.release_outputs()
         numbers = [self.samples[int(index)].numbers for index in request.index]
         columns = request._asdict() | {name: np.stack([one[name] for one in numbers]) for name in numbers[0]}
@@ -158,14 +158,14 @@ class Dali(ReusingLoader[SizedPipeline]):
         return channels_first((found if self.on_gpu else upload(found, self.device)) | upload(rest, self.device))
 
     def _decoding_error(self, request: Tickets) -> UserError:
-        """Return the error about the file of a batch that cannot be decoded, in Pillow's words where it fails, too."""
+        """Return the error for a batch that DALI cannot decode; Pillow's error if Pillow fails, too."""
         for index in request.index:
             try:
                 self.source.read(int(index))
             except UserError as error:
                 return error
         names = ", ".join(self.source.name_of(int(index)) for index in request.index[:3])
-        return UserError(f"--loader dali: cannot decode a batch that begins with {names}; use --loader workers")
+        return UserError(f"--loader dali: cannot decode the batch that starts with {names}; use --loader workers")
 
 
 def _bytes_of(file: Path) -> NDArray[np.uint8]:
@@ -178,7 +178,7 @@ def _bytes_of(file: Path) -> NDArray[np.uint8]:
 def _ahead(
     thread: ThreadPoolExecutor, read: Callable[[Tickets], Inputs], requests: Iterable[Tickets]
 ) -> Iterator[tuple[Tickets, Inputs]]:
-    """Yield each request with the bytes of its files, which a thread reads some batches ahead."""
+    """Yield each request with the bytes of its files, which a thread prefetches."""
     waiting: deque[tuple[Tickets, Future[Inputs]]] = deque()
     for request in requests:
         waiting.append((request, thread.submit(read, request)))
@@ -200,13 +200,13 @@ def _import_dali() -> tuple[Any, Any, Any]:
 
 
 def _checked_format(file: Path) -> str:
-    """Return the format of an image file; raise UserError for one that DALI would decode differently."""
+    """Return the format of an image file; raise UserError if DALI would decode it differently from Pillow."""
     with Image.open(file) as image:
         plain = image.mode in PLAIN_MODES and not image.has_transparency_data and image.format in FORMATS
         if not plain:
             what = "transparency" if image.has_transparency_data else f"mode {image.mode}"
             raise UserError(
-                f"--loader dali: {file} ({image.format}, {what}) would look different from what other loaders give; "
+                f"--loader dali: {file} ({image.format}, {what}) would be decoded differently than by other loaders; "
                 "use --loader workers"
             )
         return str(image.format)

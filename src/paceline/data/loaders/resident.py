@@ -1,4 +1,4 @@
-"""Keeps the whole source in memory as uint8, on the device where it fits, and picks batches from it there."""
+"""Keeps the whole source in memory as uint8: on the device if it fits, otherwise on the host."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from paceline.data.tickets import Tickets
 from paceline.data.transfer import upload
 
 CPU = torch.device("cpu")
-REQUESTS_PER_UPLOAD = 64  # tickets are small: many go to the device at once
-BATCHES_AHEAD = 2  # that are picked on the host while the device works on another
+REQUESTS_PER_UPLOAD = 64  # tickets are small, so many are copied to the device at once
+BATCHES_AHEAD = 2  # number of batches gathered on the host while the device works on another
 
 
 class Resident(Loader):
-    """Reads every sample once, at the start; after that a batch costs one gather and no wait.
+    """Reads every sample once, at the start; after that, a batch costs one gather and no waiting.
 
-    Samples that the device cannot hold stay in the host's memory: batches are picked there, ahead of the step.
+    If the samples do not fit on the device, they stay in host memory, where batches are gathered ahead of time.
     """
 
-    description = "uint8 on the device"
+    description = "keeps all samples in memory as uint8"
     auto_order = 0
 
     @classmethod
     def fits(cls, source: Source, device: torch.device, budget: Budget) -> Fit:
-        """Return where all samples can stay: on the device, else in the host's memory."""
+        """Return whether all samples fit, and where: on the device or else in host memory."""
         fits, why = budget.take(source, device)
         if fits:
             return Fit(True, why, device)
@@ -43,7 +43,7 @@ class Resident(Loader):
             return Fit(False, why)
         fits, host_why = budget.take(source, CPU)
         why = f"{why}; {host_why}"
-        return Fit(True, f"{why}: batches are picked in the host's memory", CPU) if fits else Fit(False, why)
+        return Fit(True, f"{why}: batches are gathered in host memory", CPU) if fits else Fit(False, why)
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class Resident(Loader):
 
     @property
     def _kept(self) -> Pixels:
-        assert self.pixels is not None, "a closed loader gives nothing"
+        assert self.pixels is not None, "the loader is closed"
         return self.pixels
 
     @property
     def _picks_on_the_device(self) -> bool:
-        """Whether tickets are enough there: all batches have one shape."""
+        """Whether the device gathers batches from tickets, which requires batches of one shape."""
         return self.home == self.device and bool(self.crop or self._kept.one_size)
 
     def _pick(self, tickets: Batch) -> Batch:
@@ -98,7 +98,7 @@ class Resident(Loader):
                 yield dict(zip(tickets, columns, strict=True))
 
     def _whole_images(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Yield images whose shapes differ: they are cut out here, where the host knows which one is asked for."""
+        """Yield images of different shapes; the host selects them because it must know each shape."""
         for request in requests:
             (number,) = request.index.tolist()
             yield self._kept.whole(number) | upload(_concatenate([request]), self.device)

@@ -1,4 +1,4 @@
-"""Loads with worker processes, each of which reads whole batches."""
+"""Loads batches with worker processes; each worker reads whole batches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paceline.data.worker_pool import BATCHES_PER_WORKER, WorkerPool
 
 
 class Workers(ReusingLoader[WorkerPool]):
-    """Reads ahead in `workers` processes; with 0 of them it reads in this one."""
+    """Prefetches batches in `workers` processes; with 0 workers, this process reads them."""
 
-    description = "processes that decode"
+    description = "decodes in worker processes"
     uses_workers = True
-    auto_order = 100  # after every loader that saves the reading
+    auto_order = 100  # after every loader that keeps samples in memory
 
     @property
     def batches_ahead(self) -> int:
@@ -36,7 +36,7 @@ class Workers(ReusingLoader[WorkerPool]):
 
 
 def _one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield the batches on the device, each copied on a stream of its own while the one before it is used."""
+    """Yield batches on the device; a separate stream copies each one while the previous one is in use."""
     copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
     ahead: tuple[Batch, torch.cuda.Event] | None = None
     for batch in batches:
@@ -51,7 +51,7 @@ def _one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch
 
 
 def _hand_over(batch: Batch, copied: torch.cuda.Event) -> Batch:
-    """Return the batch for the caller's stream, which waits for the copy; the host does not."""
+    """Return a batch for use on the caller's stream, which waits for the copy; the host does not wait."""
     device = batch["index"].device
     using = torch.cuda.current_stream(device)
     using.wait_event(copied)

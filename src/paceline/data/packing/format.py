@@ -1,8 +1,8 @@
-"""A packed folder: every image decoded once, its pixels one after another in a file for each field.
+"""The format of a packed folder: decoded images, concatenated in one file per field.
 
-`pack.json` says what the folder holds and is written last. Beside it each split has a folder with `FIELD.pixels`
-(uint8), `index.npy` (a row per sample: position, size and checksum of each image, then the numbers) and `names.json`.
-While it is being packed, `packing.json` says from what, and `index.partial` grows by whole samples.
+`pack.json` describes the contents and is written last. Each split has its own folder with `FIELD.pixels` (uint8),
+`index.npy` (one row per sample: offset, size and checksum of each image, then the numbers) and `names.json`. While
+packing is in progress, `packing.json` describes the source, and `index.partial` has a row for each complete sample.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from paceline.data.packing.manifest import FileRecord, damaged, load_json, read_
 
 
 class PackedSplit:
-    """A split of a packed folder, checked as far as that is cheap; the pixels stay in the file."""
+    """A split of a packed folder. Opening it runs only cheap checks; the pixels are memory-mapped."""
 
     def __init__(self, root: Path, split: str) -> None:
         splits = read_manifest(root).splits
         if split not in splits:
-            raise UserError(f"{root}: has no split {split!r}; it holds {', '.join(splits)}")
+            raise UserError(f"{root}: has no split {split!r}; available: {', '.join(splits)}")
         self.root, self.record, folder = root, splits[split], root / split
         self.layout = self.record.layout
         for name, listed in self.record.files.items():
@@ -37,29 +37,29 @@ class PackedSplit:
         self.pixels = {
             name: np.memmap(file, dtype=np.uint8, mode="r").view(np.ndarray) for name, file in self.files.items()
         }
-        # In memory that worker processes share: what one of them has checked, the others need not.
+        # In shared memory, so that a sample that one worker has checked is not checked again by the others.
         checked = torch.zeros(len(self.index), dtype=torch.bool)
         self._checked = checked.share_memory_().numpy()  # type: ignore[no-untyped-call, unused-ignore]
 
     def image(self, name: str, number: int) -> NDArray[np.uint8]:
-        """Return one image as it is in the file, [height, width, channels]."""
+        """Return one image as stored in the file, [height, width, channels]."""
         first = self.column[f"{name}.offset"]
         offset, height, width = self.index[number, first : first + 3].tolist()
         channels = self.layout.images[name]
         return self.pixels[name][offset : offset + height * width * channels].reshape(height, width, channels)
 
     def check(self, number: int) -> None:
-        """Raise UserError for a sample whose pixels are not those that were packed; checks each sample once."""
+        """Raise UserError if a sample's pixels differ from what was packed; each sample is checked only once."""
         if self._checked[number]:
             return
         for name, file in self.files.items():
             if crc32(self.image(name, number).data) != self.index[number, self.column[f"{name}.checksum"]]:
-                raise damaged(file, self.root, f"{self.names[number]} is damaged (its checksum differs)")
+                raise damaged(file, self.root, f"{self.names[number]} is damaged (checksum mismatch)")
         self._checked[number] = True
 
 
 def pixels_file(folder: Path, name: str) -> Path:
-    """Return the file with the pixels of a field, in the folder of a split."""
+    """Return the pixel file of a field in a split's folder."""
     return folder / f"{name}.pixels"
 
 
@@ -70,4 +70,4 @@ def _check_file(file: Path, listed: FileRecord, root: Path) -> None:
     if found != listed.bytes:
         raise damaged(file, root, f"{found:,} bytes instead of {listed.bytes:,}")
     if listed.sha256 and checksum_of_file(file) != listed.sha256:
-        raise damaged(file, root, "damaged (its checksum differs)")
+        raise damaged(file, root, "damaged (checksum mismatch)")

@@ -1,4 +1,4 @@
-"""`pack.json`: what a packed folder holds, with a checksum of its own."""
+"""`pack.json`: the description of a packed folder, with its own checksum."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from paceline.data.source import Source
 
 FORMAT, VERSION = "paceline pack", 3
 MANIFEST, UNFINISHED = "pack.json", "packing.json"
-PLACE = ("offset", "height", "width", "checksum")  # the index's columns for each field of images
+PLACE = ("offset", "height", "width", "checksum")  # index columns for each image field
 
 
 class Layout(NamedTuple):
-    """The fields of a sample."""
+    """The image fields and number fields of a sample."""
 
-    images: Mapping[str, int]  # channels by field
+    images: Mapping[str, int]  # number of channels by field
     numbers: tuple[str, ...]
 
     @classmethod
@@ -41,24 +41,24 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file of a packed split, by which damage is noticed."""
+    """Size and checksum of a file in a packed split, used to detect damage."""
 
     bytes: int
-    sha256: str = ""  # empty for pixels, which have a checksum per image
+    sha256: str = ""  # empty for pixel files, which have a checksum per image in the index
 
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """What distinguishes a split from others and, once it is packed, its files."""
+    """The properties that identify a split and, once it is packed, its files."""
 
     count: int
     spec: DataSpec
-    mixed: bool  # sizes
-    images: Mapping[str, int]  # channels by field
+    mixed: bool  # whether image sizes may differ
+    images: Mapping[str, int]  # number of channels by field
     numbers: tuple[str, ...]
     names_sha256: str
     numbers_sha256: str
-    files_sha256: str  # of the names, sizes and times of the source's files; empty where it has none
+    files_sha256: str  # hash of the names, sizes and modification times of the source's files, if any
     fingerprint: str
     files: Mapping[str, FileRecord] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class SplitRecord:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SplitRecord:
-        """Return the record that JSON holds; raise KeyError, TypeError or AttributeError where it does not."""
+        """Parse a record from JSON; raise KeyError, TypeError or AttributeError if it is malformed."""
         spec: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in content["spec"].items()
         }
@@ -80,45 +80,45 @@ class SplitRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a packed folder holds, or one that is being packed."""
+    """The contents of a packed folder, finished or in progress."""
 
-    made_from: Mapping[str, str]  # the settings of `paceline pack`
+    made_from: Mapping[str, str]  # settings of the `paceline pack` command
     splits: Mapping[str, SplitRecord]
 
     def write(self, file: Path) -> None:
-        """Write it with a checksum of itself."""
+        """Write the manifest with its checksum."""
         content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
         write_json(file, content | {"sha256": checksum_of_content(content)})
 
 
 def read_manifest(root: Path) -> Manifest:
-    """Return the manifest of a packed folder; raise UserError where it is no finished one."""
+    """Return the manifest of a packed folder; raise UserError if the folder is not a finished pack."""
     file = root / MANIFEST
     if not file.is_file():
         if (root / UNFINISHED).is_file():
-            raise UserError(f"{root}: packing was not finished; run the same `paceline pack` again to resume it")
-        raise UserError(f"{root}: not a packed folder (it has no {MANIFEST}); paceline pack SRC {root} makes one")
+            raise UserError(f"{root}: packing was not finished; run the same `paceline pack` command again to resume")
+        raise UserError(f"{root}: not a packed folder (it has no {MANIFEST}); create one with paceline pack SRC {root}")
     return load_manifest(file, root)
 
 
 def load_manifest(file: Path, root: Path) -> Manifest:
-    """Return what a file says of a packed folder, or of one that is being packed."""
+    """Read and check the manifest of a packed folder, finished or in progress."""
     content = load_json(file, root)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{file}: not written by `paceline pack`")
     if content.get("version") != VERSION:
-        raise damaged(file, root, f"version {content.get('version')} of the format, expected {VERSION}")
+        raise damaged(file, root, f"format version {content.get('version')}, expected {VERSION}")
     if content.pop("sha256", None) != checksum_of_content(content):
-        raise damaged(file, root, "damaged (its checksum differs)")
+        raise damaged(file, root, "damaged (checksum mismatch)")
     try:
         splits = {split: SplitRecord.from_json(record) for split, record in content["splits"].items()}
         return Manifest(dict(content["made_from"]), splits)
     except (LookupError, TypeError, ValueError, AttributeError):
-        raise damaged(file, root, "damaged (not the content of a manifest)") from None
+        raise damaged(file, root, "damaged (not a valid manifest)") from None
 
 
 def load_json(file: Path, root: Path) -> Any:
-    """Return the content of a JSON file of a packed folder."""
+    """Return the content of a JSON file in a packed folder."""
     try:
         return json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -126,5 +126,5 @@ def load_json(file: Path, root: Path) -> Any:
 
 
 def damaged(file: Path, root: Path, what: str) -> UserError:
-    """Return the error for a file of a packed folder that cannot be used."""
-    return UserError(f"{file}: {what}; remove {root}, then pack again")
+    """Return the error for a file in a packed folder that cannot be used."""
+    return UserError(f"{file}: {what}; delete {root} and pack again")

@@ -1,7 +1,8 @@
-"""What distinguishes a source that is packed from another, and from itself before it was changed.
+"""Detects whether a packed folder was made from a given source, and whether that source has changed since.
 
-Samples in memory are hashed as they are. For samples in files, names, numbers, and the sizes and times of the files are
-hashed, and a few images are decoded. Of other samples only reading tells; the writer reads them again.
+If the samples are in memory, all of them are hashed. If they are in files, the hash covers their names and numbers, the
+sizes and modification times of the files, and the pixels of a few images. In any other source, changes can only be
+detected by reading all samples; the writer does that.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from paceline.data.source import Source, lies_in_memory
 
 
 def describe(source: Source) -> SplitRecord:
-    """Return what distinguishes a split from others, before it is packed."""
+    """Return the properties that identify a split, before it is packed."""
     layout = Layout.of(source)
     return SplitRecord(
         count=len(source),
@@ -35,21 +36,21 @@ def describe(source: Source) -> SplitRecord:
 
 
 def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]) -> str:
-    """Return in what the splits of a source are not those that were packed; "" where they are."""
+    """Describe how the splits of a source differ from those that were packed; "" if they do not differ."""
     if list(kept) != list(found):
         return f"its splits are {', '.join(found)} instead of {', '.join(kept)}"
     for split, before in kept.items():
         now = found[split]
         if before.count != now.count:
             return f"{split} has {now.count:,} samples instead of {before.count:,}"
-        differences = {  # in the order in which they are looked for
-            "its samples consist of other images": before.images != now.images,
-            "its samples have other numbers": before.numbers != now.numbers,
-            "its sizes are mixed, or were": before.mixed != now.mixed,
+        differences = {  # checked in this order
+            "its samples have different image fields": before.images != now.images,
+            "its samples have different label fields": before.numbers != now.numbers,
+            "its images had one size and now have several, or vice versa": before.mixed != now.mixed,
             "its data spec (size, channels, classes) differs": before.spec != now.spec,
-            "its samples have other names": before.names_sha256 != now.names_sha256,
-            "its numbers (labels) differ": before.numbers_sha256 != now.numbers_sha256,
-            "its files have other names, sizes or times of change": before.files_sha256 != now.files_sha256,
+            "its samples have different names": before.names_sha256 != now.names_sha256,
+            "its labels differ": before.numbers_sha256 != now.numbers_sha256,
+            "its files have different names, sizes or modification times": before.files_sha256 != now.files_sha256,
             "its images differ": before.fingerprint != now.fingerprint,
         }
         for what, differs in differences.items():
@@ -59,12 +60,12 @@ def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]
 
 
 def only_reading_tells(source: Source) -> bool:
-    """Return whether all of the source must be read to see that nothing was changed in it."""
+    """Return whether changes in the source can only be detected by reading all of it."""
     return not lies_in_memory(source) and not _names_its_files(source)
 
 
 def sha256_of_files(source: Source) -> str:
-    """Return a hash of name, size and time of change of every file of the samples; "" where there are none."""
+    """Return a hash of the name, size and modification time of every sample's files; "" if there are no files."""
     if not _names_its_files(source):
         return ""
     digest = sha256()
@@ -75,14 +76,14 @@ def sha256_of_files(source: Source) -> str:
             try:
                 status = path.stat()
             except OSError as error:
-                raise UserError(f"{path}: {error.strerror}; it was there when its folder was listed") from error
+                raise UserError(f"{path}: {error.strerror}; the file existed when its folder was listed") from error
             facts = [name, path.name, status.st_size, status.st_mtime_ns]
             digest.update(f"{json.dumps(facts)}\n".encode())
     return digest.hexdigest()
 
 
 def _names_its_files(source: Source) -> bool:
-    """Return whether `made_of` can be relied on: a user's class that overrides `read` alone says nothing of files."""
+    """Return whether `made_of` is reliable; it is not if a user's class overrides only `read`."""
     made_of, read = (next(one for one in type(source).__mro__ if name in vars(one)) for name in ("made_of", "read"))
     if not issubclass(made_of, read) and not read.__module__.startswith("paceline."):
         return False

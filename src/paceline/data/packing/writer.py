@@ -1,4 +1,4 @@
-"""Writes a packed folder, in steps that can be repeated after any interruption."""
+"""Writes a packed folder; after an interruption, packing resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ from paceline.data.source import Sample, Source
 from paceline.data.whole_source import read_in_order
 
 BYTES_PER_READ = 8 * 2**20
-PARTIAL = "index.partial"  # the rows of the index so far
-Progress = Callable[[int], None]  # takes the number of samples that are done
+PARTIAL = "index.partial"  # index rows written so far
+Progress = Callable[[int], None]  # takes the number of finished samples
 
 
 def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[str, str]) -> bool:
-    """Make the folder ready to be filled; return whether a part of the same pack is in it already."""
+    """Prepare the folder for packing; return whether it already contains part of the same pack."""
     file = folder / UNFINISHED
     if file.is_file():
         kept = load_manifest(file, folder)
         differs = difference(kept.splits, splits)
         if not differs and kept.made_from != made_from:
-            differs = f"it was begun with {' '.join(f'{name}={value}' for name, value in kept.made_from.items())}"
+            differs = f"it was packed with {' '.join(f'{name}={value}' for name, value in kept.made_from.items())}"
         if differs:
             raise _another(folder, differs)
         return True
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists and is no unfinished pack; name a folder that is new or empty")
+        raise UserError(f"{folder}: exists and is not an unfinished pack; choose a folder that is new or empty")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         Manifest(made_from, splits).write(file)
     except OSError as error:
-        raise UserError(f"{folder}: {error.strerror}; name a folder that can be created and written") from error
+        raise UserError(f"{folder}: {error.strerror}; choose a folder that can be created and written") from error
     return False
 
 
 def fill(source: Source, folder: Path, num_workers: int, done: Progress) -> None:
-    """Pack a split into its folder, from where an earlier attempt stopped."""
+    """Pack a split into its folder, resuming where an earlier attempt stopped."""
     folder.mkdir(exist_ok=True)
     layout = Layout.of(source)
     partial = folder / PARTIAL
@@ -85,7 +85,7 @@ def fill(source: Source, folder: Path, num_workers: int, done: Progress) -> None
             for name, file in zip(layout.images, files, strict=True):
                 file.write(np.ascontiguousarray(sample[name]).data)
                 file.flush()
-            if rows.write(row.tobytes()) != row.nbytes:  # last: a row means a whole sample
+            if rows.write(row.tobytes()) != row.nbytes:  # written last: a row marks a complete sample
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             done(number + 1)
         for file in files:
@@ -93,13 +93,13 @@ def fill(source: Source, folder: Path, num_workers: int, done: Progress) -> None
 
 
 def finish(folder: Path, sources: Mapping[str, Source]) -> None:
-    """Turn filled folders into a packed one."""
+    """Write the indexes and the manifest, which completes the pack, and remove temporary files."""
     manifest = load_manifest(folder / UNFINISHED, folder)
     splits = {}
     for split, source in sources.items():
         here, record = folder / split, manifest.splits[split]
         if sha256_of_files(source) != record.files_sha256:
-            raise _another(folder, f"{split}: files were changed while they were packed")
+            raise _another(folder, f"{split}: files changed during packing")
         splits[split] = dataclasses.replace(record, files=_finish_split(here, source))
     Manifest(manifest.made_from, splits).write(folder / MANIFEST)
     (folder / UNFINISHED).unlink()
@@ -110,7 +110,7 @@ def finish(folder: Path, sources: Mapping[str, Source]) -> None:
 
 
 def _finish_split(folder: Path, source: Source) -> dict[str, FileRecord]:
-    """Write the index and the names of a filled split; return its files."""
+    """Write the index and the names of a filled split; return the records of its files."""
     layout, index, names = Layout.of(source), folder / "index.npy", folder / "names.json"
     if (folder / PARTIAL).is_file():
         with replacing(index) as temporary, temporary.open("wb") as file:
@@ -122,14 +122,14 @@ def _finish_split(folder: Path, source: Source) -> dict[str, FileRecord]:
 
 
 def check_same(folder: Path, splits: Mapping[str, SplitRecord]) -> None:
-    """Raise UserError for a finished folder that was packed from anything else."""
+    """Raise UserError if a finished folder was packed from different data."""
     differs = difference(read_manifest(folder).splits, splits)
     if differs:
         raise _another(folder, differs)
 
 
 def check_whole(source: Source, folder: Path, split: str, num_workers: int, done: Progress) -> None:
-    """Check every pixel of a packed split, and all of the source where nothing less tells what it holds."""
+    """Check every pixel of a packed split; if necessary, compare it with all samples of the source."""
     packed = PackedSplit(folder, split)
     samples = _samples(source, 0, num_workers) if only_reading_tells(source) else None
     for number in range(len(packed.index)):
@@ -141,13 +141,13 @@ def check_whole(source: Source, folder: Path, split: str, num_workers: int, done
 
 def _another(folder: Path, differs: str) -> UserError:
     return UserError(
-        f"{folder}: holds a pack of another source, or of this one before it was changed ({differs}); "
-        f"remove {folder}, then pack again, or name another folder"
+        f"{folder}: was packed from a different source, or from this one before it was changed ({differs}); "
+        f"delete {folder} and pack again, or choose a different folder"
     )
 
 
 def _samples(source: Source, start: int, num_workers: int) -> Iterator[Sample]:
-    """Yield the samples from `start` on."""
+    """Yield all samples from `start` on."""
     with closing(read_in_order(source, num_workers, BYTES_PER_READ, start)) as pieces:
         for piece in pieces:
             fields = {name: field.numpy() for name, field in piece.items()}
@@ -156,7 +156,7 @@ def _samples(source: Source, start: int, num_workers: int) -> Iterator[Sample]:
 
 
 def _row(sample: Sample, layout: Layout, offsets: Sequence[int]) -> NDArray[np.int64]:
-    """Return a sample's row of the index, with its images at these offsets."""
+    """Return a sample's index row, given the offsets of its images."""
     row: list[int] = []
     for name, offset in zip(layout.images, offsets, strict=True):
         height, width, _ = sample[name].shape
@@ -165,7 +165,7 @@ def _row(sample: Sample, layout: Layout, offsets: Sequence[int]) -> NDArray[np.i
 
 
 def _compare(sample: Sample, kept: NDArray[np.int64], layout: Layout, name: str, folder: Path) -> None:
-    """Raise UserError where a sample is no longer what was packed."""
+    """Raise UserError if a sample differs from what was packed."""
     offsets = kept[: len(layout.images) * len(PLACE) : len(PLACE)].tolist()
     if not np.array_equal(_row(sample, layout, offsets), kept):
         raise _another(folder, f"{name} differs")
@@ -178,7 +178,7 @@ def _whole_rows(file: Path, layout: Layout) -> NDArray[np.int64]:
 
 
 def _ends(index: NDArray[np.int64], field: int, channels: int) -> NDArray[np.int64]:
-    """Return where each image of a field ends."""
+    """Return the end offset of each image of a field."""
     place = index[:, field * len(PLACE) : (field + 1) * len(PLACE)]
     ends: NDArray[np.int64] = place[:, 0] + place[:, 1] * place[:, 2] * channels
     return ends

@@ -1,1 +1,1 @@
-"""Sources: the name of a file here is the name of a source."""
+"""Built-in sources, one per file; the file name is the source's name."""

@@ -1,4 +1,4 @@
-"""CIFAR-100: 60,000 colour images of 32×32 pixels in a hundred classes."""
+"""CIFAR-100: 60,000 colour images of 32×32 pixels in 100 classes."""
 
 from paceline.data.torchvision_source import TorchvisionSource
 

@@ -1,6 +1,6 @@
-"""Photographs degraded on purpose, as pairs: blurred, then noisy, then compressed as JPEG, by the settings.
+"""Photographs paired with degraded copies: blur, then noise, then JPEG compression, as set by `degrade_…`.
 
-The degradation of an image depends on `degrade_seed`, the split and the image's number alone.
+The degradation of an image depends only on the settings, the split and the image's index.
 """
 
 from __future__ import annotations
@@ -21,24 +21,28 @@ from paceline.data.sources.photos import Photos
 
 
 class Degraded(Photos):
-    """The degraded photograph is "image", the photograph itself is "target"."""
+    """Samples with the degraded photograph as "image" and the original as "target"."""
 
     @dataclass(frozen=True)
     class Settings(PhotoSettings):
-        """The kinds and strengths of the degradation."""
+        """The kinds and strengths of degradation."""
 
-        degrade_blur: float = setting(0.0, "v: Gaussian blur, sigma drawn from [v/2, v] px; 0 is none", at_least=0)
-        degrade_noise: float = setting(25.0, "standard deviation of the noise, in grey levels of 255", at_least=0)
-        degrade_jpeg: int = setting(0, "quality of a JPEG compression; 0 is none", at_least=0, at_most=95)
-        degrade_seed: int = setting(0, "seed of blur and noise, apart from the run's", at_least=0, below=SEEDS)
+        degrade_blur: float = setting(
+            0.0, "maximum sigma of the Gaussian blur in px (the minimum is half of it); 0: no blur", at_least=0
+        )
+        degrade_noise: float = setting(
+            25.0, "standard deviation of the noise, on the 0 to 255 scale; 0: no noise", at_least=0
+        )
+        degrade_jpeg: int = setting(0, "JPEG quality; 0: no JPEG compression", at_least=0, at_most=95)
+        degrade_seed: int = setting(0, "seed for blur and noise, independent of --seed", at_least=0, below=SEEDS)
 
     def __init__(self, split: str, settings: Settings) -> None:
         self.blur, self.noise, self.jpeg = settings.degrade_blur, settings.degrade_noise, settings.degrade_jpeg
         self.key = [settings.degrade_seed, crc32(split.encode())]
         if not (self.blur or self.noise or self.jpeg):
-            raise UserError("--data degraded: give degrade_blur, degrade_noise or degrade_jpeg above 0")
+            raise UserError("--data degraded: no degradation; set degrade_blur, degrade_noise or degrade_jpeg above 0")
         if settings.low_root or settings.test_low_root:
-            raise UserError("--low-root: source degraded makes its own images; use it with --data photos")
+            raise UserError("--low-root: not supported by --data degraded, which degrades the images itself; remove it")
         super().__init__(split, settings)
 
     def read(self, index: int) -> Sample:

@@ -12,11 +12,11 @@ from paceline.data.source import ArraySource
 from paceline.images.decode import arrange_images
 
 DEFAULT_SIZE = 32
-WHITE = 16.0  # the brightest value in the set
+WHITE = 16.0  # the brightest value in the dataset
 
 
 class Digits(ArraySource):
-    """Grey digits, 32×32 unless the settings say otherwise."""
+    """Grey digits, 32×32 by default."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         from sklearn.datasets import load_digits  # takes a second to import

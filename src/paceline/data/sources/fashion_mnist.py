@@ -1,10 +1,13 @@
-"""Fashion-MNIST: 70,000 images of clothes of 28×28 pixels."""
+"""Fashion-MNIST: 70,000 grey images of clothing, 28×28 pixels, in 10 classes."""
 
 from paceline.data.torchvision_source import TorchvisionSource
 
 
 class FashionMnist(TorchvisionSource):
-    """Grey, 28×28, ten kinds of clothes."""
+    """Grey, 28×28, ten kinds of clothing."""
 
     dataset = "FashionMNIST"
-    expected = "FashionMNIST/raw/ with train- and t10k-images-idx3-ubyte, train- and t10k-labels-idx1-ubyte"
+    expected = (
+        "FashionMNIST/raw/ with train-images-idx3-ubyte, train-labels-idx1-ubyte, "
+        "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"
+    )

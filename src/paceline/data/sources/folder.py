@@ -1,7 +1,7 @@
-"""Your own images: a folder per class, or just a folder.
+"""Your own images: one folder per class, or a single folder.
 
-`root/train/CLASS/…` and `root/test/CLASS/…` are used as they are; of `root/CLASS/…` a fixed fifth is kept for testing.
-Without class folders (`root/*.png`) the images have no labels.
+`root/train/CLASS/…` and `root/test/CLASS/…` are used as they are. With `root/CLASS/…`, a fixed fifth of the images is
+held out for testing. Without class folders (`root/*.png`), the images have no labels.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class _Listed(NamedTuple):
     paths: list[Path]
     labels: list[int] | None
     class_names: tuple[str, ...]
-    num_outside: int  # images that are in no class folder
+    num_outside: int  # number of images outside the class folders
 
 
 class Folder(Source):
-    """Image files, decoded when read: colour unless `channels` is 1, square, of one size."""
+    """Image files, decoded when read and center-cropped to squares of one size; RGB unless `channels` is 1."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         check_image_settings(settings)
@@ -48,7 +48,7 @@ class Folder(Source):
         listed = _list_images(root, split)
         self.paths, outside = listed.paths, listed.num_outside
         self.labels = None if listed.labels is None else np.array(listed.labels, dtype=np.int64)
-        self.notes = (f"{outside} images in {root} are outside its class folders and are not used",) if outside else ()
+        self.notes = (f"{outside} images in {root} are outside the class folders and are not used",) if outside else ()
         if settings.bad_images == "skip":
             self._leave_out_bad(root, max(1, settings.workers))
         channels = settings.channels or 3
@@ -69,7 +69,7 @@ class Folder(Source):
         return sample
 
     def encoded(self, index: int) -> Encoded | None:
-        """Return the file of an image that is square and of the right size already; others are cut and scaled."""
+        """Return the file if its image already has the right size; other images are cropped and resized."""
         side, path = self.spec.height, self.paths[index]
         try:
             fits = self.spec.channels == 3 and upright_size(path) == (side, side)
@@ -82,7 +82,7 @@ class Folder(Source):
         return Encoded({"image": self.paths[index]}, numbers)
 
     def _leave_out_bad(self, root: Path, num_threads: int) -> None:
-        with ThreadPoolExecutor(num_threads) as threads:  # Pillow releases the interpreter lock while it decodes
+        with ThreadPoolExecutor(num_threads) as threads:  # Pillow releases the GIL while it decodes
             is_good = np.fromiter(threads.map(_is_readable, self.paths), dtype=bool, count=len(self.paths))
         bad = [str(path.relative_to(root)) for path, good in zip(self.paths, is_good, strict=True) if not good]
         if not bad:
@@ -91,7 +91,7 @@ class Folder(Source):
         self.labels = None if self.labels is None else self.labels[is_good]
         if not self.paths:
             raise UserError(f"--data-root {root}: none of its {len(bad)} images can be read")
-        self.notes += (f"left out {len(bad)} unreadable of {len(is_good)} images in {root}: {first_few(bad)}",)
+        self.notes += (f"left out {len(bad)} of {len(is_good)} images in {root} as unreadable: {first_few(bad)}",)
 
     def _side_of_first(self) -> int:
         try:
@@ -106,7 +106,8 @@ def _list_images(root: Path, split: str) -> _Listed:
     base = root / split if has_splits else root
     if not base.is_dir():
         raise UserError(
-            f"--data-root {root}: has no folder {split!r}; add it, or give {root / 'train'} to hold out a fixed fifth"
+            f"--data-root {root}: has no folder {split!r}; add it, "
+            f"or use --data-root {root / 'train'} to hold out a fixed fifth for testing"
         )
     labels: list[int] | None
     if classes:
@@ -118,7 +119,7 @@ def _list_images(root: Path, split: str) -> _Listed:
         raise UserError(f"--data-root {base}: has no images ({', '.join(sorted(SUFFIXES))})")
     if not has_splits:
         if len(paths) < 2:
-            raise UserError(f"--data-root {root}: one image is too few for a train and a test split")
+            raise UserError(f"--data-root {root}: one image is too few to train and test on; add more")
         chosen = fixed_split(len(paths), split)
         paths = [paths[index] for index in chosen]
         labels = None if labels is None else [labels[index] for index in chosen]
@@ -126,7 +127,7 @@ def _list_images(root: Path, split: str) -> _Listed:
 
 
 def _has_splits(root: Path) -> bool:
-    """Return whether `train` is a split; next to other folders and without `test`, it is a class of that name."""
+    """Return whether `train` is a split; next to other folders but without `test`, it is a class."""
     folders = {folder.name for folder in root.iterdir() if folder.is_dir() and not is_hidden(folder)}
     return {"train", "test"} <= folders or folders == {"train"}
 
@@ -138,7 +139,7 @@ def _class_folders(base: Path) -> list[str]:
 def _list_classes(base: Path, classes: list[str], may_lack: bool) -> tuple[list[Path], list[int]]:
     unknown = [name for name in _class_folders(base) if name not in classes]
     if unknown:
-        raise UserError(f"--data-root {base}: class {unknown[0]!r} has no folder of training images")
+        raise UserError(f"--data-root {base}: class {unknown[0]!r} has no folder in the training split")
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):

@@ -19,7 +19,7 @@ from paceline.images.decode import arrange_images
 
 
 class Npz(ArraySource):
-    """Images uint8 [n, h, w] or [n, h, w, 1 or 3] with integer labels [n]; `--data-root` names the file."""
+    """uint8 images [n, h, w] or [n, h, w, 1 or 3] and integer labels [n]; `--data-root` is the path of the file."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         file = _find(named_root(settings))
@@ -28,7 +28,7 @@ class Npz(ArraySource):
         images = _images(file, f"x_{split}", arrays[f"x_{split}"])
         own_labels = labels[f"y_{split}"]
         if len(images) != len(own_labels):
-            raise UserError(f"{file}: x_{split} has {len(images)} rows and y_{split} has {len(own_labels)}")
+            raise UserError(f"{file}: x_{split} has {len(images)} rows but y_{split} has {len(own_labels)}")
         images = arrange_images(images, settings)
         _, height, width, channels = images.shape
         num_classes = 1 + max(int(array.max(initial=0)) for array in labels.values())
@@ -49,7 +49,7 @@ def _read(file: Path, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     try:
         archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("one bare array, not an .npz archive")
+            raise ValueError("a single array, not an .npz archive")
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{file}: not a readable .npz file ({_one_line(error)})") from error
     arrays = {}
@@ -72,7 +72,7 @@ def _images(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim != 4 or array.shape[-1] not in (1, 3):
         raise UserError(f"{file}: {key} has shape {array.shape}; expected [n, h, w] or [n, h, w, 1 or 3]")
     if array.size == 0:
-        raise UserError(f"{file}: {key} has shape {array.shape}, which is empty")
+        raise UserError(f"{file}: {key} is empty, with shape {array.shape}")
     return array
 
 
@@ -84,7 +84,7 @@ def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim != 1:
         raise UserError(f"{file}: {key} has shape {array.shape}; expected [n]")
     if array.min(initial=0) < 0:
-        raise UserError(f"{file}: {key} holds {array.min()}; labels start at 0")
+        raise UserError(f"{file}: {key} contains {array.min()}; labels must start at 0")
     return array.astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""A folder that `paceline pack` made of another source: memory-mapped pixels, nothing to decode."""
+"""A folder written by `paceline pack`: memory-mapped pixels, nothing to decode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.images.decode import check_image_settings
 
 
 class Packed(Source):
-    """The samples and the spec of the source that was packed; reading a window reads no other pixels."""
+    """The samples and data spec of the packed source; `read_window` reads only the pixels in the window."""
 
     decodes = False
 
@@ -28,11 +28,11 @@ class Packed(Source):
         self.packed = PackedSplit(root, split)
         spec = self.packed.record.spec
         if settings.channels not in (0, spec.channels):
-            raise _fixed(f"channels={settings.channels}", root, f"with {spec.channels}")
+            raise _fixed(f"channels={settings.channels}", root, f"with channels={spec.channels}")
         if settings.size and (settings.size, settings.size) != (spec.height, spec.width):
             raise _fixed(f"size={settings.size}", root, f"with {spec.width}×{spec.height} pixels")
         self.spec = spec
-        self.rows = np.arange(len(self.packed.index))  # of the samples that are used
+        self.rows = np.arange(len(self.packed.index))  # index rows of the samples in use
         if self.packed.record.mixed:
             first = self.packed.column["image.height"]
             sizes = self.packed.index[:, first : first + 2]
@@ -71,11 +71,11 @@ class Packed(Source):
     def _leave_out_small(self, sizes: NDArray[np.int64], crop: int, root: Path) -> None:
         self.rows = np.flatnonzero((sizes >= crop).all(axis=1))
         if not self.rows.size:
-            raise UserError(f"{root}: none of its images has the {crop}×{crop} pixels of --crop")
+            raise UserError(f"--crop {crop}: larger than every image in {root}; use a smaller crop")
         left_out = len(sizes) - self.rows.size
         if left_out:
-            self.notes = (f"left out {left_out} of {len(sizes)} in {root}: smaller than the crop",)
+            self.notes = (f"left out {left_out} of {len(sizes)} samples in {root}: smaller than the crop",)
 
 
 def _fixed(asked: str, root: Path, how: str) -> UserError:
-    return UserError(f"{asked}: {root} was packed {how}; pack its source into another folder")
+    return UserError(f"{asked}: {root} was packed {how}; to change this, pack its source into a different folder")

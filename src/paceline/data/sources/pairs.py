@@ -1,8 +1,8 @@
-"""Image pairs, what goes in and what should come out: two folders with the same paths in them.
+"""Image pairs, an input and its target: two folders with matching file names.
 
-`root/train/input/…` with `root/train/target/…`, and `root/test/…` likewise; the two folders may also be called img
-and gt, or blurry and sharp. Without `train` and `test` a fixed fifth is kept for testing, unless `test_root` names a
-folder for that.
+The folders are `root/train/input` and `root/train/target`, and the same under `root/test`. They can also be called img
+and gt, or blurry (or blur) and sharp. Without `train` and `test`, a fixed fifth of the pairs is held out for testing,
+unless `test_root` is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "valid", "val")
 
 
 class Pairs(ImageFiles):
-    """The sample's "image" goes in, and its "target", of the same size, should come out."""
+    """Samples whose "image" is the input and whose "target", of the same size, is the desired output."""
 
     Settings = SeparateTestFolder
     split_layouts = (SPLIT_NAMES,)
@@ -34,11 +34,11 @@ class Pairs(ImageFiles):
         if sizes["image"] == sizes["target"]:
             return ""
         (height, width), (target_height, target_width) = sizes["image"], sizes["target"]
-        return f"{names['image']} has {width}×{height} pixels and {names['target']} {target_width}×{target_height}"
+        return f"{names['image']} is {width}×{height} pixels but {names['target']} is {target_width}×{target_height}"
 
 
 def _find(split: str, settings: SeparateTestFolder) -> tuple[Path, list[Files], list[str]]:
-    """Return the folder of a split, the files of its samples, and what is wrong with others."""
+    """Return the folder of a split, the files of its samples, and messages about files without a match."""
     separate = separate_folder(split, settings, SPLIT_NAMES)
     if separate is not None:
         return separate, *_match(separate, *_two_folders(separate))
@@ -49,7 +49,7 @@ def _find(split: str, settings: SeparateTestFolder) -> tuple[Path, list[Files], 
     if split_root is None and len(samples) > 1:
         samples = [samples[index] for index in fixed_split(len(samples), split)]
     elif split_root is None and samples:
-        raise UserError(f"--data-root {root}: one pair is too few for a train and a test split; see --test-root")
+        raise UserError(f"--data-root {root}: one pair is too few to train and test on; add more, or set --test-root")
     return base, samples, problems
 
 
@@ -62,9 +62,9 @@ def _two_folders(base: Path) -> tuple[Path, Path]:
 
 
 def _match(base: Path, images: Path, targets: Path) -> tuple[list[Files], list[str]]:
-    """Return the pairs, matched by their path without the suffix, and what is wrong with the other files."""
+    """Match files by their path without the suffix; return the pairs, and messages about files without a match."""
     left, right = (by_stem(folder, images_under(folder)) for folder in (images, targets))
     samples = [{"image": left[key], "target": right[key]} for key in sorted(left.keys() & right.keys())]
-    problems = [f"{left[key].relative_to(base)} has no partner" for key in sorted(left.keys() - right.keys())]
-    problems += [f"{right[key].relative_to(base)} has no partner" for key in sorted(right.keys() - left.keys())]
+    problems = [f"{left[key].relative_to(base)} has no counterpart" for key in sorted(left.keys() - right.keys())]
+    problems += [f"{right[key].relative_to(base)} has no counterpart" for key in sorted(right.keys() - left.keys())]
     return samples, problems

@@ -1,8 +1,8 @@
-"""Panels: several images of one thing, an input and what should be made of it.
+"""Panels: several aligned images of the same scene, an input and its targets.
 
-Rows of equally wide panels in one file, as in pix2pix and DeepLIIF (`root/train/*.png`, `root/test/*.png`), or a file
-for each of two panels (`root/trainA/NAME`, `root/trainB/NAME`, and `testA`, `testB`). Of rows without such folders a
-fixed fifth is kept for testing, unless `test_root` names a folder for that. `panels` names the panels of a row from
+Each file is a row of equally wide panels, as in pix2pix and DeepLIIF (`root/train/*.png`, `root/test/*.png`). If
+there are two panels, they can be in separate files (`root/trainA/NAME`, `root/trainB/NAME`, and `testA`, `testB`). For
+rows without split folders, a fixed fifth is held out for testing, unless `test_root` is set. List `panels` from
 left to right: image is the input, - leaves a panel out. Without a folder: tiles of scikit-image's image of stained
 tissue, with its separated stains and a mask.
 """
@@ -31,17 +31,17 @@ from paceline.images.decode import BadImage, arrange_image, check_image_settings
 SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "val", "valid")}
 PAIR_NAMES: SplitNames = {"train": ("trainA",), "test": ("testA", "valA")}
 TISSUE = (INPUT, "hematoxylin", "dab", SEGMENTATION)
-TILE_PX = 64  # of the embedded image, which has 512 px a side
+TILE_PX = 64  # side of a tile; the bundled image is 512×512
 
 
 class Panels(ImageFiles):
-    """The sample's "image" goes in; its other fields, by the names of the panels, should come out."""
+    """Samples whose "image" is the input and whose other fields, named after the panels, are the targets."""
 
     Settings = PanelSettings
     split_layouts = (PAIR_NAMES, SPLIT_NAMES)
 
     def __init__(self, split: str, settings: PanelSettings) -> None:
-        self.tiles: ArraySource | None = None  # instead of files, where no folder was named
+        self.tiles: ArraySource | None = None  # used instead of files if no folder is given
         if _is_embedded(settings) and not (settings.test_root and split == "test"):
             self.tiles = _tiles(split, settings)
             self.spec = self.tiles.spec
@@ -52,7 +52,7 @@ class Panels(ImageFiles):
         self.names = parse_panels(settings.panels) or _usual_names(samples, self.in_rows)
         if not self.in_rows:
             if len(self.names) != 2 or LEFT_OUT in self.names:
-                raise UserError(f"panels={settings.panels}: the folders A and B hold two panels; give two names")
+                raise UserError(f"panels={settings.panels}: the folders A and B contain two panels; give two names")
             samples = [dict(zip(self.names, files.values(), strict=True)) for files in samples]
         super().__init__(base, samples, split, settings, problems)
         self.spec = dataclasses.replace(self.spec, panels=output_panels(self.names))
@@ -90,20 +90,18 @@ class Panels(ImageFiles):
         (height, width), *others = sizes.values()
         if others and others[0] != (height, width):
             first, second = names.values()
-            return f"{first} has {width}×{height} pixels and {second} {others[0][1]}×{others[0][0]}"
+            return f"{first} is {width}×{height} pixels but {second} is {others[0][1]}×{others[0][0]}"
         count = len(self.names)
         squares = width // height if width % height == 0 else 0
-        # Rows of more than two panels consist of squares in all known data sets; pairs may have any shape.
+        # In all known datasets, rows of more than two panels consist of squares; pairs can have any shape.
         if not self.in_rows or (width % count == 0 and (count == 2 or squares in (0, count))):
             return ""
-        hint = f" (they look like {squares})" if squares > 1 else ""
-        return (
-            f"{names[INPUT]}: {width}×{height} pixels are not {count} panels of one width{hint}, as panels=… names them"
-        )
+        hint = f" (it looks like {squares})" if squares > 1 else ""
+        return f"{names[INPUT]}: {width}×{height} pixels is not a row of {count} equal panels, as set by panels=…{hint}"
 
 
 def _is_embedded(settings: RunSettings) -> bool:
-    """Return whether no rows were named, and the default folder has none."""
+    """Return whether no folder was given and the default folder has no panels."""
     root = Path(settings.data_root)
     return settings.data_root == RunSettings.data_root and not (
         any((root / name).is_dir() for name in ("train", "trainA")) or images_in(root.glob("*"))
@@ -111,18 +109,18 @@ def _is_embedded(settings: RunSettings) -> bool:
 
 
 def _tiles(split: str, settings: PanelSettings) -> ArraySource:
-    """Return the embedded image cut into squares."""
+    """Return square tiles of the bundled image."""
     check_image_settings(settings)
     wanted = parse_panels(settings.panels) or TISSUE
     strange = [name for name in wanted if name not in (*TISSUE, LEFT_OUT)]
     if strange:
         raise UserError(
-            f"panels={settings.panels}: without --data-root the panels are {','.join(TISSUE)}, and not {strange[0]!r}"
+            f"panels={settings.panels}: unknown panel {strange[0]!r}; without --data-root, use {','.join(TISSUE)}"
         )
     tissue = dict(zip(TISSUE, stained_tissue(), strict=True))
     whole, side = len(tissue[INPUT]), settings.size or TILE_PX
     if 2 * side > whole:
-        raise UserError(f"size={side}: the embedded tissue has {whole} pixels a side, for several tiles")
+        raise UserError(f"size={side}: the bundled image has only {whole}×{whole} pixels; use at most {whole // 2}")
     places = range(0, whole - side + 1, side)
     corners = [(top, left) for top in places for left in places]
     chosen = [corners[index] for index in fixed_split(len(corners), split)]
@@ -135,7 +133,7 @@ def _tiles(split: str, settings: PanelSettings) -> ArraySource:
 
 
 def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[str], bool]:
-    """Return a split's folder, the files of its samples, what is wrong with others, and whether they are rows."""
+    """Return a split's folder, its samples' files, messages about unmatched files, and whether files are rows."""
     separate = separate_folder(split, settings, SPLIT_NAMES)
     root = Path(settings.data_root).expanduser() if separate is None else separate
     folder_a = split_folder(root, split, PAIR_NAMES)
@@ -144,24 +142,24 @@ def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[
     folder = separate or split_folder(root, split, SPLIT_NAMES)
     rows: list[Files] = [{INPUT: file} for file in images_in((folder or root).iterdir())]
     if folder is None and len(rows) == 1:
-        raise UserError(f"--data-root {root}: one row is too few for a train and a test split; see --test-root")
+        raise UserError(f"--data-root {root}: one row is too few to train and test on; add more, or set --test-root")
     if folder is None and rows:
         rows = [rows[index] for index in fixed_split(len(rows), split)]
     return folder or root, rows, [], True
 
 
 def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[str]]:
-    """Return the files of one name in two folders, and those that have no partner."""
+    """Match the files of two folders by name; return the pairs, and messages about files without a match."""
     if not folder_b.is_dir():
         raise UserError(f"--data-root {folder_a.parent}: has {folder_a.name} but no {folder_b.name}")
     first, second = (by_stem(folder, images_in(folder.iterdir())) for folder in (folder_a, folder_b))
     alone = [one[stem] for one in (first, second) for stem in sorted(first.keys() ^ second.keys()) if stem in one]
     pairs = [{INPUT: first[stem], TARGET: second[stem]} for stem in sorted(first.keys() & second.keys())]
-    return pairs, [f"{file.parent.name}/{file.name} has no partner" for file in alone]
+    return pairs, [f"{file.parent.name}/{file.name} has no counterpart" for file in alone]
 
 
 def _usual_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
-    """Return the names of two panels; raise UserError where there are more, which need names."""
+    """Return the default names of two panels; raise UserError if there are more, which the user must name."""
     if not in_rows or not samples:
         return INPUT, TARGET
     file = samples[0][INPUT]
@@ -171,7 +169,7 @@ def _usual_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
         return INPUT, TARGET  # the file is reported when all headers are read
     if width != 2 * height:
         raise UserError(
-            f"{file}: a row of {width}×{height} pixels; say what its panels are, from left to right, "
+            f"{file}: a row of {width}×{height} pixels is not two square panels; name its panels from left to right, "
             "e.g. --set panels=image,stain,segmentation"
         )
     return INPUT, TARGET

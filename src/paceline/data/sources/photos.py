@@ -22,8 +22,8 @@ from paceline.data.source import Sample
 from paceline.images.decode import BadImage, upright_size
 
 SPLIT_NAMES: SplitNames = {"train": ("train", "DIV2K_train_HR"), "test": ("test", "DIV2K_valid_HR", "valid", "val")}
-SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is the small 0001
-SEEN_FOR_SCALE = 20  # images from which the ratio of high to low resolution is read
+SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is 0001 in low resolution
+SEEN_FOR_SCALE = 20  # number of images used to find the ratio of high to low resolution
 EMBEDDED = {  # two views of one motorcycle are in one split
     "train": (
         *("astronaut.png", "brick.png", "camera.png", "clock_motion.png", "coins.png", "grass.png", "gravel.png"),
@@ -34,7 +34,7 @@ EMBEDDED = {  # two views of one motorcycle are in one split
 
 
 class Photos(ImageFiles):
-    """Colour photographs of mixed sizes, with "low" beside "image" where there are files of it."""
+    """Colour photographs of any size, with a field "low" if there are low-resolution files."""
 
     Settings = PhotoSettings
     split_layouts = (SPLIT_NAMES,)
@@ -52,9 +52,7 @@ class Photos(ImageFiles):
         samples: list[Files] = [{"image": path} for path in paths]
         if low_roots:
             if settings.size:
-                raise UserError(
-                    f"size={settings.size}: not supported together with low-resolution files; use --set size=0"
-                )
+                raise UserError(f"size={settings.size}: not supported with low-resolution files; use --set size=0")
             samples, problems = _with_low(root, paths, _low_files(low_roots), low_roots)
             self.scale = _find_scale(samples)
         super().__init__(root, samples, split, settings, problems)
@@ -70,7 +68,7 @@ class Photos(ImageFiles):
         return sample
 
     def image_size(self, sizes: Sizes) -> tuple[int, int]:
-        """Return the size that is a multiple of the low one: the larger image is cut at its right and lower edge."""
+        """Return the size of "image", which is cropped at the right and bottom to a multiple of the size of "low"."""
         if not self.scale:
             return sizes["image"]
         height, width = sizes["low"]
@@ -82,15 +80,15 @@ class Photos(ImageFiles):
             return ""
         (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
         found = f"1/{ratio}" if ratio > 1 else "not an integer fraction"
-        whole = f"the {width}×{height} of {names['image']}"
-        remark = f"; others are 1/{self.scale}" if ratio > 1 else " (is it the same image?)"
-        return f"{names['low']}: {low_width}×{low_height} pixels are {found} of {whole}{remark}"
+        whole = f"{names['image']} ({width}×{height})"
+        remark = f" but others are 1/{self.scale}" if ratio > 1 else ": is it the same image?"
+        return f"{names['low']}: {low_width}×{low_height} pixels is {found} of {whole}{remark}"
 
 
 def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
-    """Return the split's root, its files, and the folders of the same images in low resolution."""
+    """Return the split's root, its files, and the folders with low-resolution files."""
     if settings.test_low_root and not settings.test_root:
-        raise UserError("--test-low-root: belongs to --test-root; --low-root is for all of --data-root")
+        raise UserError("--test-low-root: needs --test-root; use --low-root for the images in --data-root")
     if _is_embedded(settings) and not (settings.test_root and split == "test"):
         return *_embedded(split), ""
     separate = separate_folder(split, settings, SPLIT_NAMES)
@@ -102,12 +100,12 @@ def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
         return split_root, images_under(split_root), settings.low_root
     paths = images_under(root)
     if len(paths) == 1:
-        raise UserError(f"--data-root {root}: one image is too few for a train and a test split; see --test-root")
+        raise UserError(f"--data-root {root}: one image is too few to train and test on; add more, or set --test-root")
     return root, [paths[index] for index in fixed_split(len(paths), split)] if paths else [], settings.low_root
 
 
 def _is_embedded(settings: RunSettings) -> bool:
-    """Return whether no images were named, and the default folder has none."""
+    """Return whether no folder was given and the default folder has no images."""
     return settings.data_root == RunSettings.data_root and not images_under(Path(settings.data_root))
 
 
@@ -120,7 +118,7 @@ def _embedded(split: str) -> tuple[Path, list[Path]]:
 
 
 def _low_files(roots: str) -> list[tuple[Path, Path]]:
-    """Return every image in the folders, with the folder in which it was found."""
+    """Return every image in the folders, with the folder it was found in."""
     found = []
     for root in (Path(one.strip()).expanduser() for one in roots.split(",")):
         if not root.is_dir():
@@ -132,7 +130,7 @@ def _low_files(roots: str) -> list[tuple[Path, Path]]:
 def _with_low(
     root: Path, paths: list[Path], low_files: list[tuple[Path, Path]], low_roots: str
 ) -> tuple[list[Files], list[str]]:
-    """Match each image with its low-resolution file, by name and, where names repeat, by path; list the rest."""
+    """Match images with low-resolution files by name, or by path if names repeat; also list unmatched images."""
     by_name: dict[str, list[tuple[Path, Path]]] = {}
     for low_root, file in low_files:
         for name in {file.stem, _without_scale(file)}:
@@ -141,18 +139,18 @@ def _with_low(
     for path in paths:
         found = by_name.get(path.stem) or by_name.get(_without_scale(path), [])
         if len(found) > 1:
-            here = path.relative_to(root.parent).parent  # with the folder of the split, or without
+            here = path.relative_to(root.parent).parent  # with or without the folder of the split
             places = (here, here.relative_to(root.name))
             found = [(base, file) for base, file in found if file.relative_to(base).parent in places] or found
         if len(found) > 1:
             found = [(base, file) for base, file in found if file.stem == path.stem] or found
         if len(found) > 1:
             named = first_few([str(file) for _, file in found])
-            raise UserError(f"--low-root {low_roots}: {path.name} could be any of {named}")
+            raise UserError(f"--low-root {low_roots}: several files match {path.name}: {named}")
         if found:
             samples.append({"image": path, "low": found[0][1]})
         else:
-            problems.append(f"{path.relative_to(root)} has no file in --low-root {low_roots}")
+            problems.append(f"{path.relative_to(root)} has no matching file in --low-root {low_roots}")
     return samples, problems
 
 
@@ -161,22 +159,22 @@ def _without_scale(path: Path) -> str:
 
 
 def _find_scale(samples: list[Files]) -> int:
-    """Return by how much the files are smaller, as most of the first ones are; 0 where none is an integer fraction."""
+    """Return the most common ratio of high to low resolution among the first files; 0 if none can be read."""
     ratios = []
     for files in samples[:SEEN_FOR_SCALE]:
         try:
             ratios.append(_ratio({name: upright_size(path) for name, path in files.items()}))
         except BadImage:
-            continue  # it is reported later, with all others
+            continue  # reported later, with all other bad files
     whole = [ratio for ratio in ratios if ratio > 1]
     if ratios and not whole:
         image, low = samples[0]["image"], samples[0]["low"]
-        raise UserError(f"--low-root: {low} is not an integer fraction of {image} (e.g. 1/4 of its height and width)")
+        raise UserError(f"--low-root: the size of {low} is not an integer fraction (e.g. 1/4) of the size of {image}")
     return max(whole, key=whole.count, default=0)
 
 
 def _ratio(sizes: Sizes) -> int:
-    """Return how many times the low size fits into the other, with a smaller remainder; 0 where it does not."""
+    """Return the integer ratio of the two sizes, allowing a remainder smaller than the ratio; 0 if there is none."""
     (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
     ratio = height // low_height
     return ratio if ratio == width // low_width and max(height % low_height, width % low_width) < ratio else 0

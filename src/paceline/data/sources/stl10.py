@@ -1,10 +1,10 @@
-"""STL-10: 13,000 labelled colour images of 96×96 pixels in ten classes."""
+"""STL-10: 13,000 labelled colour images of 96×96 pixels in 10 classes."""
 
 from paceline.data.torchvision_source import TorchvisionSource
 
 
 class Stl10(TorchvisionSource):
-    """Colour, 96×96, ten classes of animals and vehicles; the unlabelled part is not used."""
+    """Colour, 96×96, ten classes of animals and vehicles; the unlabelled images are not used."""
 
     dataset = "STL10"
     expected = "stl10_binary/ with train_X.bin, train_y.bin, test_X.bin, test_y.bin and unlabeled_X.bin"

@@ -1,4 +1,4 @@
-"""SVHN: 99,289 house numbers, one digit in the middle, of 32×32 pixels."""
+"""SVHN: 99,289 colour images of house numbers, 32×32 pixels, labelled with the digit in the middle."""
 
 from paceline.data.torchvision_source import TorchvisionSource
 
