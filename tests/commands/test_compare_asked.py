@@ -135,7 +135,7 @@ def test_a_run_that_cannot_be_read_is_a_failed_cell(place: Path, capsys: pytest.
     config = place / "table" / CELL / "config.toml"
     config.write_text("\n".join(line for line in config.read_text().splitlines() if not line.startswith("recipe =")))
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 1
-    assert f"failed: table/{CELL}/config.toml: names no recipe" in capsys.readouterr().out
+    assert f"failed: table/{CELL}/config.toml: lists no recipe" in capsys.readouterr().out
 
 
 def test_a_comparison_in_progress_is_left_alone(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Child processes, torchrun, SLURM, Kubernetes."""
+"""Launch runs in worker processes, with torchrun's agent, on SLURM or on Kubernetes."""

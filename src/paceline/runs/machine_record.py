@@ -1,4 +1,4 @@
-"""What `paceline doctor` measured on this machine, kept for commands that decide by it or report it."""
+"""Results of `paceline doctor` on this machine, saved for commands that depend on them or report them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from paceline.core.types import JsonObject
 from paceline.runs.provenance import describe_gpus
 
 SELF_TEST, LOADERS = "self-test.json", "loaders.json"
-HOW_TO_TEST = "`paceline doctor --self-test` shows whether it can be"
+HOW_TO_TEST = "run `paceline doctor --self-test` to test it"
 
 
 def kept_file(name: str) -> Path:
-    """Return where a result is kept."""
+    """Return the path of a saved result."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "paceline" / name
 
 
 def read_kept(name: str) -> Mapping[str, Any]:
-    """Return a result that was kept; an empty one where there is none, or a damaged one."""
+    """Return a saved result; empty if it is missing or damaged."""
     return read_json(kept_file(name))
 
 
 def identity() -> dict[str, str]:
-    """Return what a result is valid for: the host, its GPUs, and torch, whose build includes NCCL."""
+    """Return what a result is valid for: the host, its GPUs and driver, and the torch build, which includes NCCL."""
     gpus = describe_gpus()
     return {
         "host": platform.node(),
@@ -42,23 +42,23 @@ def identity() -> dict[str, str]:
 
 
 def loader_ceilings(data: str) -> list[JsonObject]:
-    """Return the rate of each loader without training, for a source by name; the newest result of each folder."""
+    """Return this machine's measurements of loader throughput without training, for the source with this name."""
     measured = read_kept(LOADERS).get("measured", [])
     return [one for one in measured if one["data"] == data and one["machine"] == identity()]
 
 
 @dataclass(frozen=True)
 class _GraphTest:
-    """How the replay of a captured step went in a self-test."""
+    """The result of replaying a captured step in a self-test."""
 
     passed: bool
-    what: str  # went wrong, or was compared
+    what: str  # what went wrong, or what was compared
     processes: int
 
 
 @dataclass(frozen=True)
 class _SelfTest:
-    """What a self-test says about captured steps."""
+    """The results of a self-test that concern captured steps."""
 
     machine: Mapping[str, str]
     verified: bool
@@ -66,7 +66,7 @@ class _SelfTest:
 
     @classmethod
     def read(cls) -> _SelfTest | None:
-        """Return the self-test that was kept, None where there is none."""
+        """Return the saved self-test, or None if there is none."""
         kept = read_kept(SELF_TEST)
         if not kept:
             return None
@@ -76,22 +76,22 @@ class _SelfTest:
 
 
 def doubt_about_graphs(processes: int, hosts: int) -> str:
-    """Return why a step over several GPUs should not be captured here; empty where the self-test captured one."""
+    """Return why a step on several GPUs should not be captured here; empty if the self-test captured one."""
     if hosts > 1:
-        return "a captured step was never shown to work over several hosts"
+        return "capturing a step is untested on several hosts"
     test = _SelfTest.read()
     if test is None:
-        return f"not shown to work over several GPUs on this machine; {HOW_TO_TEST}"
+        return f"capturing a step is untested on this machine's GPUs; {HOW_TO_TEST}"
     for name, here in identity().items():
         then = test.machine.get(name, "")
         if then != here:
-            return f"the self-test that was kept is of another {name} ({then or 'unknown'}, here {here}); {HOW_TO_TEST}"
+            return f"the self-test is outdated ({name}: {then or 'unknown'}, now {here}); {HOW_TO_TEST}"
     if not test.verified:
         return "this machine's self-test failed"
     if not test.graph:
-        return f"this machine's self-test had no several GPUs to try it on; {HOW_TO_TEST}"
+        return f"this machine's self-test did not use several GPUs; {HOW_TO_TEST}"
     if not test.graph.passed:
         return f"in this machine's self-test {test.graph.what}"
     if processes > test.graph.processes:
-        return f"this machine's self-test had {test.graph.processes} GPUs, not {processes}; {HOW_TO_TEST}"
+        return f"this machine's self-test used fewer GPUs ({test.graph.processes}, not {processes}); {HOW_TO_TEST}"
     return ""

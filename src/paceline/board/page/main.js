@@ -50,7 +50,7 @@ function showStatus() {
   $("pulse").textContent = !polledAt ? "connecting" : seconds < 3 ? "live" : `${seconds} s ago`;
   $("pulse").classList.toggle("lost", Boolean(lost));
   $("notice").hidden = !(lost || trouble);
-  $("notice").textContent = lost || (trouble && `the runs cannot be read: ${trouble}`);
+  $("notice").textContent = lost || (trouble && `cannot read the runs: ${trouble}`);
 }
 
 let waiting = null;
