@@ -89,7 +89,7 @@ def test_ranks_rendezvous_under_real_torchrun_too(tmp_path: Path) -> None:
     [
         ({"nnodes": "two"}, "--nnodes two"),
         ({"nnodes": "3:2", "rdzv": "127.0.0.1:29400"}, "--nnodes 3:2"),
-        ({"nnodes": "2"}, "give --rdzv HOST:PORT"),
+        ({"nnodes": "2"}, "set --rdzv HOST:PORT"),
         ({"nnodes": "2", "rdzv": "127.0.0.1"}, "--rdzv 127.0.0.1"),
         ({"nnodes": "2", "rdzv": "127.0.0.1:80"}, "--rdzv 127.0.0.1:80"),
         ({"nnodes": "2", "rdzv": "no.such.host.invalid:29400"}, "--rdzv no.such.host.invalid:29400"),
