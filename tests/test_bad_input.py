@@ -112,7 +112,7 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "verify dcgan --precision bf16": "No such option: --precision (verify does not use it)",
     "train": "Missing argument",
     "trian classification": "No such command 'trian'",
-    "evaluate nowhere": "nowhere: not a run's folder",
+    "evaluate nowhere": "nowhere: not a run folder",
     "verify classification --strategies single": "--strategies: expected at least two",
     "verify classification --accelerator cpu --strategies single,dp": "--strategies single,dp: DataParallel needs "
     "GPUs; on a CPU it is the same as single; leave dp out",
