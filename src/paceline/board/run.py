@@ -72,7 +72,7 @@ class Run:
     def __init__(self, files: Files, folder: str, identity: str, name: str) -> None:
         self.files, self.folder, self.identity, self.name = files, folder, identity, name
         self.metrics = MetricsReader(files, folder)
-        self.revision = 0  # grows with every change
+        self.revision = 0  # incremented with every change
         self.status: Status | None = None
         self.mirror: MirrorState | None = None
         self.state = "unknown"
@@ -201,7 +201,7 @@ class Run:
         if locked is False and status.host == socket.gethostname():
             return "failed", KILLED
         if quiet_seconds > SILENT_AFTER_SECONDS:
-            return "silent", f"its status is running on {status.host}, but nothing has been written for a long time"
+            return "silent", f"recorded as running on {status.host}, but nothing has been written for a long time"
         return "running", ""
 
     def _last_write(self) -> float:

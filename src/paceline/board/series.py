@@ -11,13 +11,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-CAPACITY = 2048  # points; more than a screen has columns
+CAPACITY = 2048  # points; more than a chart has pixel columns
 Numbers: TypeAlias = npt.NDArray[np.float64]
 ROWS = ("images", "seconds", "mean", "low", "high")
 
 
 class Series:
-    """Points of a metric by images seen and by seconds."""
+    """The points of a metric, by images seen and by training time."""
 
     def __init__(self) -> None:
         self.values = 0  # number of values added

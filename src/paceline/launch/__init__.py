@@ -1,1 +1,1 @@
-"""Launch runs in worker processes, with torchrun's agent, on SLURM or on Kubernetes."""
+"""Launch runs: worker processes under torchrun's agent, SLURM jobs and Kubernetes jobs."""

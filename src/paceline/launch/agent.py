@@ -23,7 +23,7 @@ SLACK_SECONDS = 30.0  # added to the time that hosts may wait for each other
 
 
 class Agent(ElasticAgent):
-    """Starts the workers of this host and restarts them after a failure, unless the run is over."""
+    """Starts the workers on this host and restarts them after a failure, unless the run is over."""
 
     def __init__(self, spec: WorkerSpec, mailbox: Mailbox, is_over: Callable[[], bool]) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=str(mailbox.folder)), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
@@ -57,7 +57,7 @@ def describe_failure(failures: Mapping[int, ProcessFailure]) -> str:
 
 
 def print_restart(why: str, left: int) -> None:
-    """Print that the run restarts, why, and how many restarts are left."""
+    """Print why the run restarts and how many restarts are left."""
     print(f"{why}; restarting from the last checkpoint ({left} restarts left)", file=sys.stderr, flush=True)
 
 
@@ -85,7 +85,7 @@ class Watchdog(threading.Thread):
             self._look()
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop watching."""
         self._ended.set()
 
     def _look(self) -> None:
@@ -103,7 +103,8 @@ class Watchdog(threading.Thread):
         silent = max(map(self.mailbox.seconds_silent, alive), default=0.0)
         if silent > self.timeout:
             print(
-                f"a worker made no progress for {silent:.0f} s (--timeout {self.timeout:g}); killing all on this host",
+                f"a worker made no progress for {silent:.0f} s (--timeout {self.timeout:g}); "
+                "killing all workers on this host",
                 file=sys.stderr,
                 flush=True,
             )

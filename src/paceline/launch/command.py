@@ -58,5 +58,5 @@ def check_words(words: Iterable[str]) -> None:
             raise UserError(f"{word!r}: a job file cannot contain line breaks or control characters")
         if has_credentials(word):
             raise UserError(
-                f"{redact(word)}: contains a credential, and the job file is saved; set it in the job's environment"
+                f"{redact(word)}: contains a credential, which does not belong in a job file; set it in the environment"
             )

@@ -49,10 +49,10 @@ class KubernetesOptions:
                 raise UserError(f"{flag} {name!r}: expected up to 40 lowercase letters, digits and hyphens")
         if not self.image:
             raise UserError(
-                "--image: missing; give the container image to run (the repository's Containerfile builds one)"
+                "--image: missing; pass the container image to run (the repository's Containerfile builds one)"
             )
         if not self.runs_claim:
-            raise UserError("--runs-claim: missing; give the PersistentVolumeClaim that holds the run")
+            raise UserError("--runs-claim: missing; pass the PersistentVolumeClaim that holds the run")
         check_words([self.image])
         for flag, amount in (("--memory", self.memory), ("--cpus", self.cpus), ("--shared-memory", self.shared_memory)):
             if amount and not QUANTITY.fullmatch(amount):

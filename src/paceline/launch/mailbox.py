@@ -2,7 +2,7 @@
 
 process-PID   a worker that has started; rewritten with every progress report, and empty until training starts
 user-error    the message of a UserError that a worker raised
-stopped-CODE  the workers were asked to stop, have saved, and request this exit code
+stopped-CODE  the workers have saved and stopped on request; the launcher exits with this code
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from paceline.launch.command import TrainCommand, check_words, plain_name, quote
 from paceline.parallel.world import FIRST_PORT, NUM_PORTS
 from paceline.training.stop import RESUME_LATER
 
-FOLDER = "launch"  # folder in the run folder for the job script and its logs
+FOLDER = "launch"  # subfolder of the run folder that holds the job script and its logs
 JOB_FILE = "slurm.sh"
-WARNING_SECONDS = 120  # how long before its time limit a job is signaled to save
+WARNING_SECONDS = 120  # a job is told to save this long before its time limit
 LOOK_SECONDS = 1.0
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
 WORD = re.compile(r"[\w.@,+-]+")
@@ -46,7 +46,7 @@ class SlurmOptions:
 
 
 def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: str = sys.executable) -> str:
-    """Return the job script for sbatch, which is also meant to be read by users."""
+    """Return the job script for sbatch, formatted so that users can read it."""
     options.check()
     words = command.words("\0", out=str(run))
     check_words(word for word in [*words, str(run)] if word != "\0")

@@ -1,6 +1,6 @@
 """Functions that run in one process per device, identified by module and name, with arguments as JSON.
 
-A task is created from the function itself, so a type checker sees its arguments and it needs no registration.
+A task is created from the function itself, so type checkers see its arguments and nothing has to be registered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKER = "paceline.launch.worker"
 
 
 class Task(NamedTuple):
-    """A module-level function and its arguments, as command-line arguments."""
+    """A module-level function and its arguments, as strings for a command line."""
 
     module: str
     function: str

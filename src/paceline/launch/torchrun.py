@@ -174,7 +174,7 @@ def _print_why_alone(error: Exception, rendezvous: Rendezvous, mailbox: Mailbox)
 
 
 def _code_of(number: int) -> int:
-    """Return the exit code of a run that a signal stopped before there was anything to save."""
+    """Return the exit code for a run that was stopped by a signal before there was anything to save."""
     return INTERRUPTED if number == signal.SIGINT else RESUME_LATER
 
 

@@ -91,7 +91,7 @@ class Checkpoints:
     def what_is_left(self) -> str:
         """Describe where the run can resume from, for the message that reports why it ended."""
         kept = self.all()
-        return f"the checkpoint at {kept[-1]:,} images is intact" if kept else "no checkpoint was written yet"
+        return f"the checkpoint at {kept[-1]:,} images is intact" if kept else "no checkpoint has been written yet"
 
     def latest(self, report: Callable[[str], None]) -> Snapshot | None:
         """Return the newest intact checkpoint, or None if there are none; pass a line per damaged one to `report`.
@@ -113,9 +113,10 @@ class Checkpoints:
         return None
 
     def prune(self, keep: int, best: int | None) -> None:
-        """Remove all but the last `keep` checkpoints, the best one, and the one that was best at each of the last.
+        """Remove all but the last `keep` checkpoints and the best one.
 
-        A run that falls back to an older checkpoint also needs the one that was best at that time.
+        For each of the last ones, the checkpoint that was best when it was written is kept too. A run that falls back
+        to an older checkpoint needs it.
         """
         last = self.all()[-keep:]
         wanted = {*last, best, *map(self._best_of, last)}

@@ -12,7 +12,7 @@ from paceline.core.registry import load_class
 from paceline.core.types import SettingValues
 from paceline.data.source_settings import RegisteredSources
 
-Layers: TypeAlias = Iterable[tuple[str, SettingValues]]  # pairs of an origin and its setting values by name
+Layers: TypeAlias = Iterable[tuple[str, SettingValues]]  # (origin, setting values by name) pairs
 
 
 def load_recipe(name: str) -> type[Recipe]:

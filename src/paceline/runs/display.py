@@ -83,7 +83,10 @@ class Display:
             print(text, flush=True)
 
     def _seconds_left(self, images: int, now: float, rate: float) -> float:
-        """Estimate from the rate since the first update, which includes evaluations and saves, else from `rate`."""
+        """Estimate the time left from the average rate since the first update, including evaluations and saves.
+
+        At the first update itself, use `rate`.
+        """
         assert self._first is not None
         first_images, first_clock = self._first
         if images > first_images:

@@ -45,7 +45,7 @@ class RunFolder:
         return self.path / PROTOCOLS
 
     def check_free(self) -> None:
-        """Raise UserError if the folder holds other files, apart from hidden ones and those that prepare a run."""
+        """Raise UserError if the folder holds other files, apart from hidden ones and `BEFORE_A_RUN`."""
         started = self.config_file.exists() or os.path.lexists(self.path / LOCK)
         if started or not self.path.is_dir():
             return
@@ -162,7 +162,7 @@ class RunFolder:
         record.write(self.path)
 
     def keep_length(self, config: Config) -> None:
-        """Record only the new length of a run that has already seen enough images."""
+        """Update only the training length in config.toml, for a run that has already seen enough images."""
         record = self.read_record()
         assert record is not None
         length = {"epochs": config.run.epochs, "images": config.run.images}

@@ -13,7 +13,10 @@ _SECONDS_BETWEEN_READINGS = 2.0  # a reading takes milliseconds, and NVML's aver
 
 
 class GpuReadings:
-    """Reads the GPU with this torch index. No readings for None; only peak memory without NVML."""
+    """Reads one GPU, given its torch index; with None there are no readings.
+
+    Without NVML, only the peak memory is read.
+    """
 
     def __init__(self, device_index: int | None) -> None:
         self._device_index = device_index if torch.cuda.is_available() else None
@@ -21,7 +24,10 @@ class GpuReadings:
         self._next_at = 0.0
 
     def read(self) -> dict[str, float]:
-        """Return the readings by name, or nothing if the last call was too recent; energy counts from driver load."""
+        """Return the readings by name, or none if the last ones are too recent.
+
+        Energy is the total since the driver was loaded.
+        """
         if self._device_index is None or time.monotonic() < self._next_at:
             return {}
         self._next_at = time.monotonic() + _SECONDS_BETWEEN_READINGS

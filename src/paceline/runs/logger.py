@@ -27,7 +27,7 @@ class Logger:
     """
 
     def __init__(self, folder: Path, images: int) -> None:
-        """Open the log of the run in `folder`, which exists; drop entries after `images` seen."""
+        """Open the log for the run in `folder`, which exists; drop entries past `images` seen."""
 
     def write(self, images: int, values: Mapping[str, float]) -> None:
         """Log values by `group/name` at this number of images seen; a value may be NaN or infinite."""

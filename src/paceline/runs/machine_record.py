@@ -16,7 +16,7 @@ from paceline.core.types import JsonObject
 from paceline.runs.provenance import describe_gpus
 
 SELF_TEST, LOADERS = "self-test.json", "loaders.json"
-HOW_TO_TEST = "run `paceline doctor --self-test` to test it"
+HOW_TO_TEST = "run `paceline doctor --self-test`"
 
 
 def kept_file(name: str) -> Path:
@@ -91,7 +91,7 @@ def doubt_about_graphs(processes: int, hosts: int) -> str:
     if not test.graph:
         return f"this machine's self-test did not use several GPUs; {HOW_TO_TEST}"
     if not test.graph.passed:
-        return f"in this machine's self-test {test.graph.what}"
+        return f"in this machine's self-test, {test.graph.what}"
     if processes > test.graph.processes:
         return f"this machine's self-test used fewer GPUs ({test.graph.processes}, not {processes}); {HOW_TO_TEST}"
     return ""

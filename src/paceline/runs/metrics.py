@@ -1,8 +1,8 @@
 """A run's metrics.jsonl and its sample images as PNG files.
 
 A line of metrics.jsonl is `{"images": …, "seconds": …, "time": …, "group/name": …}`: the images seen, the training time
-in seconds (continued when the run resumes), the Unix time, and the values. JSON has no NaN or infinity, so a value that
-is not finite is written as null. The run's loggers receive the original values.
+in seconds across resumes, the Unix time, and the values. JSON has no NaN or infinity, so a value that is not finite is
+written as null. The run's loggers receive the original values.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class RunRecord:
     """The content of a run's config.toml."""
 
     recipe: str
-    settings: SettingValues  # settings of a single network are nested tables
+    settings: SettingValues  # per-network settings are nested tables
     made_with: Provenance
 
     @property
@@ -78,7 +78,7 @@ class RunRecord:
 def read_record(run: Path, where: str = "") -> RunRecord | None:
     """Return the record in a run folder, or None if it has no config.toml.
 
-    Raise UserError if the file cannot be read or has a different run format. `where` begins the latter message.
+    Raise UserError if the file cannot be read or its run format is not supported. `where` begins the format message.
     """
     file = run / CONFIG
     try:

@@ -25,7 +25,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Segment:
-    """One part of a run. A field is None if it does not apply or the machine lacks the component."""
+    """One part of a run. A field is None if it does not apply to the run or its machine."""
 
     strategy: str
     devices: int

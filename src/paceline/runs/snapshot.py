@@ -18,7 +18,7 @@ class Best:
 
     name: str  # name of the metric, with its label in [brackets]
     value: float
-    images: int  # images seen at its checkpoint
+    images: int  # images seen at that checkpoint
 
 
 @dataclass(frozen=True)

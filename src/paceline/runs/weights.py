@@ -13,7 +13,7 @@ EMA = "ema/"
 
 
 def load_weights(recipe: Recipe, weights: Mapping[str, Tensor], *, ema: bool = False) -> None:
-    """Load weights into a recipe; with `ema`, load EMAs instead of the weights that have one."""
+    """Load weights into a recipe; with `ema`, use the EMA of each weight that has one."""
     plain = evaluated_values(weights) if ema else _without_ema(weights)
     own = recipe.state_dict()
     differing = sorted(plain.keys() ^ own.keys())
@@ -26,7 +26,7 @@ def load_weights(recipe: Recipe, weights: Mapping[str, Tensor], *, ema: bool = F
 
 
 def evaluated_values(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a snapshot's weights by their names in the recipe, as EMAs if available."""
+    """Return a snapshot's weights by their names in the recipe, using EMAs if available."""
     emas = {name.removeprefix(EMA): value for name, value in weights.items() if name.startswith(EMA)}
     return _without_ema(weights) | emas
 

@@ -8,7 +8,7 @@ const FRAME_MS = 220;
 export class Samples {
   constructor(fail) {
     this.fail = fail;
-    this.kept = new Map(); // run id → {revision, moments by kind}
+    this.kept = new Map(); // run ID → {revision, kinds}; kinds: images seen at each sample, by kind
     this.chosen = [null, null];
     this.follow = true; // show the newest image until the user moves the slider
     this.slider = make("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "images seen", oninput: () => { this.follow = Number(this.slider.value) === this.moments.length - 1; this.draw(); } });

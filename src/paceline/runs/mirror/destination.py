@@ -14,8 +14,8 @@ from paceline.core.errors import UserError, install_extra
 from paceline.core.secrets import has_credentials, redact
 
 GROUP = "paceline.mirrors"
-EXTRAS = {"s3": "s3", "s3a": "s3"}  # this package's optional dependencies, by URL scheme
-# File systems where readers can see a file that is being written, so files are written under a temporary name.
+EXTRAS = {"s3": "s3", "s3a": "s3"}  # extra to install for each URL scheme
+# On these file systems, readers can see a partly written file, so files get their name only after writing.
 OF_FOLDERS = {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
 WRITING = ".writing"
 
@@ -71,7 +71,7 @@ def open_file_system(url: str, shown: str) -> tuple[Any, str]:
 
 
 class FsspecDestination:
-    """A folder behind a URL that fsspec supports."""
+    """A folder at a URL that fsspec supports."""
 
     def __init__(self, file_system: Any, root: str) -> None:
         self._files, self._root = file_system, root.rstrip("/")

@@ -35,7 +35,7 @@ from paceline.runs.status import MirrorState
 
 KEPT_MANIFESTS = 2  # each for a different number of images
 SECONDS_TO_ANSWER = 10.0  # how long a starting run waits for its mirror
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # before a retry
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # pause before a retry
 LONGEST_PAUSE_AT_THE_END_SECONDS = 2.0
 FIRST_REMINDER_SECONDS = 600.0  # until the log reports a failure again; doubled each time
 SHARE_OF_TIME = 0.2  # maximum fraction of time spent on updates
@@ -63,7 +63,10 @@ class Mirror:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise UserError if the mirror holds another run or is ahead of the folder; skipped if it does not answer."""
+        """Raise UserError if the mirror holds another run or is ahead of the folder.
+
+        A mirror that does not answer in time is not checked here.
+        """
         self._answered.wait(SECONDS_TO_ANSWER)
         if self._rejected:
             raise UserError(self._rejected)
@@ -156,7 +159,7 @@ class Mirror:
     def _set_state(self, state: MirrorState) -> None:
         self._state = state
         if state != self._written and self._started.is_set():
-            with suppress(OSError):  # not essential: saving a checkpoint reports a full disk
+            with suppress(OSError):  # saving a checkpoint reports a full disk
                 state.write(self.folder)
             self._written = state
 

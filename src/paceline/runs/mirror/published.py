@@ -1,6 +1,6 @@
 """Published snapshots of a run folder on a mirror, each listed in a manifest that is sent last.
 
-    mirror/000000045000-0001.json   a manifest: the object, size and SHA-256 of every file, and a checksum of itself
+    mirror/000000045000-0001.json   a manifest: the object, size and SHA-256 of every file, and its own checksum
     mirror/files/SHA-256            files that change: metrics, settings, protocols
     checkpoints/  samples/          files that never change, under their own names
 
@@ -119,7 +119,7 @@ def read_manifest(destination: Destination, name: str) -> Manifest:
 def restore(
     destination: Destination, folder: Path, later_than: int, report: Callable[[str], None], beat: Callable[[], None]
 ) -> int | None:
-    """Download the newest intact snapshot to a run folder, if it has seen more images than `later_than`.
+    """Download the newest intact snapshot to a run folder, if its number of images exceeds `later_than`.
 
     Return the number of images of that snapshot, or None if nothing is published. `report` gets a line for each damaged
     snapshot. Checkpoints are moved into place last, so that an interrupted download starts over at the next call.
@@ -165,7 +165,7 @@ def _fetch_all(
             if not SAMPLE_FILE.fullmatch(name):  # a run can resume without an old sample
                 raise
             file.unlink(missing_ok=True)
-            report(f"{name} is missing or does not match its SHA-256 and is skipped")
+            report(f"skipping {name}: it is missing or does not match its SHA-256")
 
 
 def _move_into_place(beside: Path, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A consistent copy of a run's files, while training removes and extends the originals."""
+"""A consistent copy of a run's files, taken while training changes the originals."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Staging:
         return _checkpoints(self.path)
 
     def live_files(self) -> Iterator[Path]:
-        """Yield the files that users look at while the run trains."""
+        """Yield the files that users look at during training."""
         yield from (self.folder / name for name in (*CHANGING, STATUS) if (self.folder / name).exists())
         yield from sorted((self.folder / LOGS).glob("rank-*.txt"))
         yield from self._samples()
@@ -98,7 +98,7 @@ def _link_all(source: Path, target: Path) -> None:
         before = source.stat().st_ino
         for file in source.iterdir():
             _link(file, target / file.name)
-        same = source.stat().st_ino == before  # so no file was removed meanwhile
+        same = source.stat().st_ino == before  # then no file was removed in the meantime
     except FileNotFoundError:
         same = False
     if not same:
