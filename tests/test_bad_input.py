@@ -82,9 +82,9 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train classification --data folder --data-root nowhere": "--data-root nowhere: no such folder",
     "train classification --data folder --data-root empty": "--data-root empty: has no images",
     "train classification --data npz --data-root nowhere.npz": "nowhere.npz",
-    "train restoration --data digits --crop 8": "--data digits: its samples have no 'target'; use another source, e.g.",
+    "train restoration --data digits --crop 8": "--data digits: its samples have no 'target'; use a different source",
     "train super_resolution --data degraded": "--data degraded: its samples have a 'target', which super_resolution "
-    "would not learn from; such data is for: paceline train restoration",
+    "would ignore; to use it, run: paceline train restoration",
     "train super_resolution --data pairs --data-root pairs": "--data pairs: its samples have a 'target'",
     "train restoration --data pairs": "--data pairs: needs --data-root; pass the path of your data",
     "train classification --data folder": "--data folder: needs --data-root",
@@ -93,8 +93,8 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: has no importer; recipes "
     "that have one: super_resolution, translation",
     "train classification --out a_file": "--out a_file: ",
-    "train classification --out full": "--out full: the folder exists and is no run (it holds diary.txt); "
-    "choose a folder that is new or empty",
+    "train classification --out full": "--out full: the folder exists and is not a run (it holds diary.txt); "
+    "choose a new or empty folder",
     "train classification --bogus": "No such option: --bogus (--help lists all options; give a setting of the recipe "
     "or of the source as --set bogus=VALUE)",
     "train classification --warmup 5": "No such option: --warmup (use --set warmup=VALUE)",
@@ -112,7 +112,7 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "verify dcgan --precision bf16": "No such option: --precision (verify does not use it)",
     "train": "Missing argument",
     "trian classification": "No such command 'trian'",
-    "evaluate nowhere": "nowhere: not a run's folder",
+    "evaluate nowhere": "nowhere: not a run folder",
     "verify classification --strategies single": "--strategies: expected at least two",
     "verify classification --accelerator cpu --strategies single,dp": "--strategies single,dp: DataParallel needs "
     "GPUs; on a CPU it is the same as single; leave dp out",
@@ -240,7 +240,7 @@ def test_a_non_finite_loss_reports_its_step_and_keeps_the_last_good_checkpoint(t
     command = ("train", TINY, "--out", "run", "--set", "not_finite_at=8", "--set", "save_every=2 steps")
     rejected = run_fork(tmp_path, *command)
     assert_one_line(rejected, "loss 'cross_entropy' of phase 'classifier' is not finite at step 8 (128 images seen)")
-    assert "the checkpoint at 128 images is unharmed" in rejected.stderr
+    assert "the checkpoint at 128 images is intact" in rejected.stderr
     checkpoint = weights_of(tmp_path / "run", 128)
     assert all(torch.isfinite(tensor).all() for tensor in tensors_in(checkpoint["weights.safetensors"]))
 
@@ -249,7 +249,7 @@ def test_non_finite_weights_are_not_saved_even_if_the_loss_was_finite(tmp_path: 
     command = ("train", TINY, "--out", "run", "--set", "bad_gradient_at=3", "--set", "save_every=1 steps")
     rejected = run_fork(tmp_path, *command)
     assert_one_line(
-        rejected, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is unharmed"
+        rejected, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is intact"
     )
     assert all(
         torch.isfinite(tensor).all() for tensor in tensors_in(weights_of(tmp_path / "run")["weights.safetensors"])
@@ -279,7 +279,7 @@ def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> 
     # Only one rank reads the bad image; the other loses its peer and prints nothing.
     of_one = start_command(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "pictures")
     assert_one_line(of_all, "loss 'cross_entropy' of phase 'classifier' is not finite at step 4 (64 images seen)")
-    assert "the checkpoint at 64 images is unharmed" in of_all.stderr
+    assert "the checkpoint at 64 images is intact" in of_all.stderr
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")
 
 

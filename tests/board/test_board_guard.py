@@ -167,7 +167,7 @@ def test_a_public_address_prints_a_warning_and_accepts_addresses_but_no_unknown_
     [
         (["no-such-folder"], "no-such-folder: no such folder"),
         (["nope://bucket"], "nope://bucket: "),
-        (["simplecache::file:///etc"], "give one URL"),
+        (["simplecache::file:///etc"], "use a single URL"),
         ([".", "--port", "70000"], "--port 70000: must be"),
         ([".", "--port", "80000000000"], "--port 80000000000: must be"),
         ([".", "--host", "no.such.host.invalid"], "--host no.such.host.invalid: "),

@@ -76,7 +76,7 @@ def test_a_curve_grows_without_a_reload_and_the_slider_shows_the_right_image(
         browser.wait_for(f"Number({slider}.max) > {last}")  # new images appear without a reload,
         assert browser.evaluate(f"{slider}.value") == "2"  # and the slider keeps its position
         training.kill()
-        browser.wait_for("document.querySelector('#list').innerText.includes('without a message')")
+        browser.wait_for("document.querySelector('#list').innerText.includes('without reporting why')")
     assert not browser.errors
 
 

@@ -29,7 +29,7 @@ def test_run_states_are_read_from_files_alone(board: Served) -> None:
     assert states["finished"] == states["nested/deeper/run"] == "finished"
     assert states["stopped"] == "stopped"
     assert states["failed"] == "failed" and runs["failed"]["reason"] == "ValueError: too many pigeons"
-    assert states["killed"] == "failed" and "without a message" in runs["killed"]["reason"]
+    assert states["killed"] == "failed" and "without reporting why" in runs["killed"]["reason"]
     assert states["elsewhere"] == "running"  # its lock may be on another machine, and its files are recent
     assert states["silent"] == "silent"
     assert states["private"] == "unknown"  # it has no status, and nothing holds its lock

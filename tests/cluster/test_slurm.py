@@ -61,8 +61,8 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_same_bits(
     ("flags", "complaint"),
     [
         (("--partition", "mian"), "unknown partition 'mian'; did you mean 'main'?"),
-        (("--nodes", "3"), "--nodes 3: this cluster has 2"),
-        (("--gpus-per-node", "4"), "--gpus-per-node 4: SLURM lists 0 GPUs on each host"),
+        (("--nodes", "3"), "--nodes 3: this cluster has only 2"),
+        (("--gpus-per-node", "4"), "--gpus-per-node 4: SLURM lists at most 0 GPUs per host"),
     ],
 )
 def test_unavailable_resources_are_rejected_before_submitting(
@@ -80,4 +80,5 @@ def test_too_few_ports_for_srun_are_reported(slurm: None, tmp_path: Path, monkey
     (tools / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     running = launch(tmp_path, "run", "--submit")
-    assert running.wait() == 2 and "srun needs 5 ports, and SLURM's SrunPortRange 60001-60003 has 3" in running.stderr
+    assert running.wait() == 2
+    assert "srun needs 5 ports, but SLURM's SrunPortRange 60001-60003 has only 3" in running.stderr

@@ -241,8 +241,8 @@ def test_unusable_files_are_listed_and_the_others_processed(tmp_path, capsys):
     ("words", "line"),
     [
         (["nowhere", "photos", "--out", "o"], "nowhere: expected a run's folder or a .safetensors file"),
-        (["photos", "photos", "--out", "o"], "photos: not a run's folder (it has no config.toml)"),
-        (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: does not name its recipe"),
+        (["photos", "photos", "--out", "o"], "photos: not a run folder (it has no config.toml)"),
+        (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: its metadata lists no recipe"),
         (["damaged.safetensors", "photos", "--out", "o"], "damaged.safetensors: cannot be read"),
         (["partial.safetensors", "photos", "--out", "o"], "'generator.tail.bias' is missing"),
         (["restoration.safetensors", "nothing.png", "--out", "o"], "nothing.png: no such image or folder"),

@@ -135,7 +135,7 @@ def test_a_run_that_cannot_be_read_is_a_failed_cell(place: Path, capsys: pytest.
     config = place / "table" / CELL / "config.toml"
     config.write_text("\n".join(line for line in config.read_text().splitlines() if not line.startswith("recipe =")))
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 1
-    assert f"failed: table/{CELL}/config.toml: names no recipe" in capsys.readouterr().out
+    assert f"failed: table/{CELL}/config.toml: lists no recipe" in capsys.readouterr().out
 
 
 def test_a_comparison_in_progress_is_left_alone(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
     (place / "classification").mkdir()
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 0
     assert run(["compare", "./classification"]) == 2
-    assert "./classification: not a run's folder" in capsys.readouterr().err
+    assert "./classification: not a run folder" in capsys.readouterr().err
     shutil.copytree(place / "table" / CELL, place / "classification", dirs_exist_ok=True)
     assert run(["compare", "classification", "--out", "one"]) == 0
     assert report(place / "one")["counts"]["requested"] == 1

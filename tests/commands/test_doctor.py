@@ -92,15 +92,15 @@ def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(save_self_test:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"machine": TWO_GPUS | {"torch": "2.14.0"}}, r"another torch \(2.14.0, here 2.15.0\)"),
-        ({"machine": TWO_GPUS | {"gpus": "4 × Some GPU"}}, "another gpus"),
-        ({"machine": TWO_GPUS | {"host": "there"}}, "another host"),
-        ({"machine": TWO_GPUS | {"driver": "0.9"}}, "another driver"),
-        ({"machine": {}}, r"another host \(unknown"),
+        ({"machine": TWO_GPUS | {"torch": "2.14.0"}}, r"torch: 2.14.0, now 2.15.0"),
+        ({"machine": TWO_GPUS | {"gpus": "4 × Some GPU"}}, "gpus: 4 × Some GPU, now "),
+        ({"machine": TWO_GPUS | {"host": "there"}}, "host: there, now "),
+        ({"machine": TWO_GPUS | {"driver": "0.9"}}, "driver: 0.9, now "),
+        ({"machine": {}}, "host: unknown, now "),
         ({"verified": False}, "self-test failed"),
-        ({"graph": None}, "did not have several GPUs"),
-        ({"graph": PASSED | {"passed": False, "result": "the step could not be captured"}}, "could not be captured"),
-        ({"graph": PASSED | {"processes": 1}}, "had 1 GPUs, not 2"),
+        ({"graph": None}, "did not use several GPUs"),
+        ({"graph": PASSED | {"passed": False, "what": "the step could not be captured"}}, "could not be captured"),
+        ({"graph": PASSED | {"processes": 1}}, r"fewer GPUs \(1, not 2\)"),
     ],
 )
 def test_any_other_result_leaves_the_step_eager_and_prints_why(

@@ -217,7 +217,7 @@ def test_the_protocol_is_saved_with_the_metrics():
     [
         (["--init-from", "nowhere"], "--init-from nowhere: expected a run's folder or a .safetensors file"),
         (["--init-from", "photos"], "--init-from photos: has no checkpoint yet"),
-        (["--init-from", "both"], "name one of the runs in it: both/adversarial, both/pretrain"),
+        (["--init-from", "both"], "choose one of the runs in it: both/adversarial, both/pretrain"),
         (["--init-from", "both/pretrain", "--set", "scale=4"], "trained with scale=2 (not 4): use --set scale=2"),
         (["--init-from", "both/pretrain", "--set", "output=tanh"], "use --set output=residual"),
         (["--init-from", "both/pretrain", "--set", "width=3"], "trained with width=2 (not 3): use --set width=2"),
@@ -250,7 +250,7 @@ def test_images_that_do_not_fit_the_networks_are_distinguished_from_wrong_weight
     expected = "--data photos: its images have 1 channel, both/pretrain is for 3; use --set channels=3"
     assert expected in capsys.readouterr().err
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "width=3"]) == 2
-    assert "these weights are of another network" in capsys.readouterr().err
+    assert "these weights belong to a different network" in capsys.readouterr().err
 
 
 def test_a_folder_of_runs_is_rejected_and_some_of_its_runs_are_listed(capsys, tmp_path):
@@ -259,7 +259,7 @@ def test_a_folder_of_runs_is_rejected_and_some_of_its_runs_are_listed(capsys, tm
         shutil.copy("both/pretrain/config.toml", tmp_path / f"run-{number}")
     assert run(["evaluate", str(tmp_path)]) == 2
     printed = capsys.readouterr().err
-    assert f"name one of the runs in it: {tmp_path}/run-0, " in printed and "run-4 and 2 more" in printed
+    assert f"choose one of the runs in it: {tmp_path}/run-0, " in printed and "run-4 and 2 more" in printed
 
 
 def test_the_last_finished_stage_is_applied(capsys, tmp_path):

@@ -100,8 +100,8 @@ def test_two_runs_are_shown_side_by_side():
     [
         ("classifier", "Classification has no generator"),
         ("classifier --animate", "classifier: has no images in samples/ to animate"),
-        ("nowhere", "nowhere: not a run's folder"),
-        ("long --next-to nowhere", "nowhere: not a run's folder"),
+        ("nowhere", "nowhere: not a run"),
+        ("long --next-to nowhere", "nowhere: not a run"),
         ("long --grid 8", "--grid 8: expected rows and columns like 8x8"),
         ("long --grid 0x3", "--grid 0x3: expected rows"),
         ("long --grid 100x100", "4,096 images at most"),

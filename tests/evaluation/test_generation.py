@@ -259,7 +259,7 @@ def test_a_run_resumes_only_if_it_is_evaluated_as_before(runs):
     rejected = run_fork(runs, *command, "--set", "features=classifier", "--set", "generated_images=700")
     assert rejected.wait() == 2
     assert (
-        "measured with another protocol (made: 1438 ≠ 700)" in rejected.stderr
+        "measured with a different protocol (made: 1438 ≠ 700)" in rejected.stderr
         and len(rejected.stderr.splitlines()) == 1
     )
 

@@ -83,7 +83,7 @@ def test_without_requeue_a_job_is_not_requeued(here: Path) -> None:
         (("--batch-size", "4"), "batch"),
         (("--strategy", "single"), "--strategy single: runs in one process; use ddp or lightning"),
         (("--out", "a\nb"), "line breaks"),
-        (("--data-root", "https://me:secret@host/"), "holds a credential"),
+        (("--data-root", "https://me:secret@host/"), "a credential"),
         (("--submit",), "sinfo: SLURM is not installed on this machine"),
     ],
 )

@@ -177,7 +177,7 @@ def test_files_of_another_scale_are_rejected_in_every_split(tmp_path):
     roots = {"data_root": "own", "test_root": "HR", "test_low_root": "LR"}
     flags = {name: str(tmp_path / folder) for name, folder in roots.items()}
     config = configure("super_resolution", flags, assignments=["validation=0"], small=True)
-    with pytest.raises(UserError, match="scale=2: the low-resolution images for test are smaller by 4"):
+    with pytest.raises(UserError, match="scale=2: the low-resolution test images are smaller by a factor of 4"):
         make_recipe(config, open_sources(config))
 
 

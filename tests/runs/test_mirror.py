@@ -181,7 +181,7 @@ def test_an_incomplete_snapshot_or_manifest_is_skipped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "checkpoints/../../outside", "checkpoints/1/a", "x.py"])
 def test_a_manifest_that_names_unexpected_files_is_rejected(name: str) -> None:
-    with pytest.raises(ValueError, match="no part of a snapshot"):
+    with pytest.raises(ValueError, match="not part of a snapshot"):
         Manifest.parse(Manifest("one", 100, {name: Piece(name, "0" * 64, 1)}).encode())
 
 
@@ -214,7 +214,8 @@ def test_a_mirror_of_another_or_a_longer_run_is_rejected_and_left_unchanged(tmp_
     destination = open_destination(f"file://{tmp_path}/away", "--mirror")
     mirror_once(tmp_path / "run", destination)
     before = destination.sizes("")
-    for folder, run, message in (("run", "two", "holds another run"), ("empty", "one", "at 200 images, --out at 0")):
+    ahead = "at 200 images, but --out is at 0"
+    for folder, run, message in (("run", "two", "holds another run"), ("empty", "one", ahead)):
         (tmp_path / folder).mkdir(exist_ok=True)
         with pytest.raises(UserError, match=message):
             mirror_once(tmp_path / folder, destination, run)
@@ -237,10 +238,10 @@ def test_a_package_can_register_a_mirror_backend(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("s3://AKIAABCDEFGHIJKLMNOP:secret@bucket/run", "holds a credential"),
-        ("https://host/run?token=abcdef", "holds a credential"),
+        ("s3://AKIAABCDEFGHIJKLMNOP:secret@bucket/run", "contains a credential"),
+        ("https://host/run?token=abcdef", "contains a credential"),
         ("nonsense://bucket/run", "Protocol not known: nonsense"),
-        ("zip::file:///somewhere", "not a chain"),
+        ("zip::file:///somewhere", "chained URLs are not supported"),
     ],
 )
 def test_an_unusable_url_ends_in_one_line_without_credentials(url: str, message: str) -> None:
@@ -294,7 +295,7 @@ def test_a_run_that_lost_its_disk_resumes_from_its_mirror_with_the_same_bits(tmp
     assert "holds nothing yet" in first.stdout
     shutil.rmtree(tmp_path / "run")
     alone = run_fork(tmp_path, *command, "--out", "run", "--mirror", url)
-    assert alone.wait() == 2 and f"use --resume-from {url} to resume from there" in alone.stderr
+    assert alone.wait() == 2 and f"use --resume-from {url} to resume from the mirror" in alone.stderr
     again = run_fork(tmp_path, *both)
     assert again.wait() == 0 and "restored the run at" in again.stdout and "resuming from" in again.stdout
     assert f"mirror: {url} is complete" in again.stdout

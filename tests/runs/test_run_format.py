@@ -82,7 +82,7 @@ def test_a_run_of_another_format_is_reported_in_one_line(
 def test_checkpoints_without_a_config_are_not_resumed(place: Path, tiny: str) -> None:
     Path("run/config.toml").unlink()
     rejected = run_fork(place, "train", tiny, "--out", "run", "--images", "32")
-    assert rejected.wait() == 2 and "--out run: has checkpoints and no config.toml: restore the file" in rejected.stderr
+    assert rejected.wait() == 2 and "--out run: has checkpoints but no config.toml: restore the file" in rejected.stderr
 
 
 def test_a_record_that_lacks_something_is_reported_by_name(place: Path) -> None:

@@ -50,7 +50,7 @@ def test_an_error_of_the_writer_is_raised_in_the_loop_once(tmp_path: Path) -> No
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     saver = Saver(Checkpoints(tmp_path / "checkpoints"))
     saver.save(snapshot(10), 2, None)
-    with pytest.raises(UserError, match=r"cannot write checkpoint .*; no checkpoint was written yet"):
+    with pytest.raises(UserError, match=r"cannot write checkpoint .*; no checkpoint has been written yet"):
         saver.wait()
     saver.check()
     with pytest.raises(UserError, match="cannot write checkpoint"), saver:

@@ -1,1 +1,1 @@
-"""A live page over run folders, local or behind a URL; it only reads runs."""
+"""A live web page that shows run folders, local or at a URL, without changing them."""

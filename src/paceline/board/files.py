@@ -1,6 +1,6 @@
-"""Read-only access to the files under one root, local or behind a URL.
+"""Read-only access to the files under one root, local or at a URL.
 
-Names are relative to the root, with slashes. Locally, only regular files inside the root are read: a symbolic link
+Names are relative to the root and use slashes. Locally, only regular files inside the root are read: a symbolic link
 that leads outside, a pipe or a device is treated as missing.
 """
 
@@ -20,7 +20,7 @@ from paceline.runs.mirror.destination import open_file_system
 
 
 class Entry(NamedTuple):
-    """One name in a folder."""
+    """One file or subfolder of a folder."""
 
     name: str  # relative to the root
     is_folder: bool
@@ -46,7 +46,7 @@ class Files(Protocol):
         """Return the bytes [start, end) of a file; raise FileNotFoundError if it is missing or not allowed."""
 
     def sample(self, name: str, starts: Iterable[int], length: int) -> list[bytes]:
-        """Return short pieces of a large file."""
+        """Return `length` bytes of a file at each of several positions."""
 
     def is_locked(self, name: str) -> bool | None:
         """Return whether a process holds a file's lock; None if unknown."""
@@ -81,7 +81,7 @@ class LocalFiles:
             if not one.name.isprintable() or (one.is_symlink() and not self._inside(os.path.realpath(one.path))):
                 return None
             status = one.stat()
-        except (OSError, ValueError):  # removed in the meantime, or an undecodable name
+        except (OSError, ValueError):  # removed in the meantime, or the name cannot be decoded
             return None
         if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
             return None
@@ -117,7 +117,7 @@ class LocalFiles:
         path = self._real_path(name)
         if path is None:
             raise FileNotFoundError(name)
-        # Non-blocking, so that a pipe that has just replaced the file cannot block this.
+        # Non-blocking, in case a pipe has just replaced the file.
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
@@ -125,7 +125,7 @@ class LocalFiles:
         return file
 
     def _real_path(self, name: str) -> str | None:
-        """Return the real path of a name; None if it is outside of the root."""
+        """Return the real path of a name, or None if it is outside the root."""
         try:
             path = os.path.realpath(self.root / name)
         except (OSError, ValueError):
@@ -145,7 +145,7 @@ def _read_all(file: int, start: int, length: int) -> bytes:
 
 
 class RemoteFiles:
-    """A folder behind any URL that fsspec supports."""
+    """A folder at any URL that fsspec supports."""
 
     local = False
 
@@ -195,7 +195,7 @@ def _changed(details: Mapping[str, object]) -> float:
 
 
 def open_files(where: str) -> Files:
-    """Return the files of a folder or a URL; raise UserError if there is no such folder."""
+    """Return the files under a folder or a URL; raise UserError if there is no such folder."""
     if "://" not in where:
         return _open_local(Path(where))
     from fsspec.implementations.local import LocalFileSystem

@@ -1,4 +1,4 @@
-"""All runs under a root, found and followed by one thread while the page is open."""
+"""All runs under a root folder, found and followed by one thread while the page is open."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from paceline.board.files import Entry, Files
 from paceline.board.run import RUN_FILES, Run, RunSummary
 from paceline.core.secrets import one_line
 
-MAX_DEPTH = 3  # folders below the root
+MAX_DEPTH = 3  # levels of folders below the root
 MAX_FOLDERS = 5000
 INSIDE_A_RUN = {"checkpoints", "tensorboard", "logs", "samples"}
-LOCAL_SECONDS = 1.0  # between two scans of all folders
-REMOTE_SECONDS = 10.0  # every scan is a request that may cost money
-FIRST_READING_SECONDS = 0.2  # before a scan is shown: enough for runs of typical size
-QUIET_SECONDS = 0.3  # without a request: the page has loaded
+LOCAL_SECONDS = 1.0  # time between two scans of all folders
+REMOTE_SECONDS = 10.0  # longer, since requests to remote storage may cost money
+FIRST_READING_SECONDS = 0.2  # spent on reading metrics before a scan is shown; enough for runs of typical size
+QUIET_SECONDS = 0.3  # after this long without a request, the page has loaded
 PAUSE_AFTER_SECONDS = 60.0
 
 
 class Gallery:
-    """The runs by identity, as of the last scan; `wait_until_fresh` waits for a new scan if that one is old."""
+    """The runs by identity, as of the last scan; `wait_until_fresh` waits for a new scan if the last one is old."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -32,13 +32,13 @@ class Gallery:
         self._scanned, self._new_scan = 0.0, threading.Condition()
 
     def start(self) -> None:
-        """Start following the runs, until the process ends."""
+        """Start following the runs; continues until the process ends."""
         self._asked = time.monotonic()
         self._watched.set()
         threading.Thread(target=self._follow, name="board", daemon=True).start()
 
     def note_request(self) -> None:
-        """Record a request: it takes precedence over reading metrics."""
+        """Record a request, since requests take precedence over reading metrics."""
         self._asked = time.monotonic()
 
     def wait_until_fresh(self) -> None:
@@ -58,7 +58,7 @@ class Gallery:
             try:
                 self.refresh()
                 self.error = ""
-            except Exception as error:  # a storage may raise anything: show it on the page and retry
+            except Exception as error:  # storage libraries may raise anything: show it on the page and retry
                 self.error = one_line(error)
             with self._new_scan:
                 self._scanned = time.monotonic()
@@ -68,7 +68,7 @@ class Gallery:
             time.sleep(max(0.0, self._scanned + self.seconds - time.monotonic()))
 
     def refresh(self) -> None:
-        """Find new runs, drop those that are gone, and preview new metrics."""
+        """Find new runs, drop removed ones, and preview new metrics."""
         runs = {}
         for folder, entries in self._find("", 0, [MAX_FOLDERS]).items():
             identity = hashlib.sha256(folder.encode()).hexdigest()[:12]
@@ -107,7 +107,7 @@ class Gallery:
             unread = [run for run in unread if time.monotonic() < until and _read_more(run)]
 
     def _yield_to_requests(self) -> None:
-        """Leave the CPU to a page that is loading, for a moment."""
+        """Wait briefly while the page is loading, so that it gets the CPU."""
         until = time.monotonic() + self.seconds / 2
         while any(run.metrics.read_share < 1 for run in self.runs.values()) and time.monotonic() < until:
             if time.monotonic() - self._asked > QUIET_SECONDS:

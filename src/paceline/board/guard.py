@@ -1,8 +1,8 @@
 """Access control: reject requests without the token and requests from other sites.
 
-The token is in the printed URL, in the cookie that this sets, or in `Authorization: Bearer TOKEN`. The Host
-header is checked because another site could resolve its own name to this machine (DNS rebinding), and the Origin
-because browsers also send cookies with requests that other pages make.
+The token is passed in the printed URL, in a cookie that the first response sets, or in `Authorization: Bearer TOKEN`.
+The Host header is checked because another site could resolve its own name to this machine (DNS rebinding). The Origin
+header is checked because browsers also send cookies with requests made by other pages.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Guard:
             return PlainTextResponse("Open the URL that `paceline board` printed: it contains the token.\n", 401)
         host = headers.get("host", "")
         if not self._is_own_name(host):
-            return PlainTextResponse("This Host is not served here.\n", 403)
+            return PlainTextResponse("The Host header is not a name of this machine.\n", 403)
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return PlainTextResponse("Another Origin is not served here.\n", 403)
+            return PlainTextResponse("Cross-origin requests are not allowed.\n", 403)
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
-            return PlainTextResponse("Another site is not served here.\n", 403)
+            return PlainTextResponse("Cross-site requests are not allowed.\n", 403)
         return None
 
     def _tokens_of(self, scope: Scope, headers: Headers) -> list[str]:
@@ -87,7 +87,7 @@ class Guard:
         return [one for one in tokens if one]
 
     def _is_own_name(self, host: str) -> bool:
-        """Return whether a Host header is a name of this machine; the port may be that of a tunnel."""
+        """Return whether a Host header is a name of this machine; any port is allowed, since it may be a tunnel's."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:

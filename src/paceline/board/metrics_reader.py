@@ -1,7 +1,7 @@
-"""Read a run's metrics.jsonl as it grows: each byte once; broken lines are counted, a truncated file is read again.
+"""Read a run's metrics.jsonl as it grows, each byte once. Broken lines are counted; a truncated file is read again.
 
-A large file is sampled first, so that its curves appear immediately. The whole file replaces the samples when it has
-been read.
+A large file is sampled first, so that its curves appear immediately. Once the whole file has been read, it replaces the
+samples.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from paceline.core.types import Json, JsonObject
 from paceline.runs.metrics import METRICS, parse_line, reject_constant
 
 CHUNK = 2**17  # bytes; small, so that parsing never delays a request for long
-LARGE = 2**21  # bytes from which sampling pays off
+LARGE = 2**21  # bytes; from this size on, sampling pays off
 NUM_PROBES = 256
 PROBE_BYTES = 4096
 MAX_NAMES = 1000  # metrics per run
-MARK = 96  # bytes before the position, to detect a replaced file
+MARK = 96  # bytes before the position that are compared to detect a replaced file
 _AXES = ("images", "seconds", "time")
 
 
 class Table:
-    """The series of a run; hold `lock` to read more than one value consistently."""
+    """The series of a run; hold `lock` to read several values consistently."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -36,11 +36,11 @@ class Table:
         self.lines = 0
         self.images = 0
         self.seconds = 0.0
-        self.time = 0.0  # of the last line, Unix time
+        self.time = 0.0  # Unix time of the last line
         self.names_truncated = False
 
     def add(self, rows: Sequence[JsonObject]) -> None:
-        """Add lines in their order."""
+        """Add lines in order."""
         if rows:
             with self.lock:
                 self._add(rows)
@@ -79,7 +79,7 @@ class Table:
 
 
 class MetricsReader:
-    """Follows one file."""
+    """Follows one metrics.jsonl file."""
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files, self._name = files, f"{folder}/{METRICS}" if folder else METRICS
@@ -94,7 +94,7 @@ class MetricsReader:
 
     @property
     def table(self) -> Table:
-        """The whole file's table, or that of the samples while the file is being read."""
+        """The table of the whole file, or of the samples while the file is still being read."""
         return self._preview or self._whole
 
     @property
@@ -110,7 +110,7 @@ class MetricsReader:
         starts = np.linspace(0, size - PROBE_BYTES, NUM_PROBES).astype(int).tolist()
         lines: list[bytes] = []
         for number, piece in enumerate(self._files.sample(self._name, starts, PROBE_BYTES)):
-            whole = piece.split(b"\n")[number > 0 : -1]  # the first and the last are incomplete
+            whole = piece.split(b"\n")[number > 0 : -1]  # the first and last lines are incomplete
             lines += whole[-1:] if number == NUM_PROBES - 1 else whole[:1]
         rows, _ = _parse(lines)
         table = Table()
@@ -118,7 +118,7 @@ class MetricsReader:
         self._preview = table if rows else None
 
     def advance(self, size: int) -> bool:
-        """Read the next chunk of a file of this size; return False if there is nothing more to read."""
+        """Read the next chunk of the file, which has this size; return False if there is nothing more to read."""
         self.size = size
         if size < self._position:
             self._restart()
@@ -136,7 +136,7 @@ class MetricsReader:
         whole, newline, rest = content.rpartition(b"\n")
         if newline:
             self._take(whole, len(whole) + 1)
-        elif len(rest) >= CHUNK:  # a line without an end
+        elif len(rest) >= CHUNK:  # a line longer than a chunk
             self._skip_line(len(rest))
         if self._position >= size or not newline:
             self._preview = None
@@ -160,7 +160,7 @@ class MetricsReader:
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
-    """Return the valid lines and the number of broken ones: parsed together, or one by one if that fails."""
+    """Return the valid lines and the number of broken ones; parse all together, or one by one if that fails."""
     try:
         rows: list[JsonObject] = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=reject_constant)
         if len(rows) == len(lines) and all(type(row) is dict and type(row.get("images")) is int for row in rows):
@@ -173,7 +173,7 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
 
 
 def _matrix(rows: Sequence[JsonObject]) -> Numbers:
-    """Return the values of lines with the same names, NaN for anything that is not a number."""
+    """Return the values of lines that have the same names, with NaN for anything that is not a number."""
     try:
         values = [tuple(row.values()) for row in rows]
         if all(type(value) in _NUMBERS for row in (values[0], values[-1]) for value in row):

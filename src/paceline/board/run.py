@@ -1,4 +1,4 @@
-"""One run, read from its files: state, progress, settings, samples and last log lines."""
+"""One run, read from its files: state, progress, settings, samples and the last log lines."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SILENT_AFTER_SECONDS = 600.0
 MAX_SMALL_FILE_BYTES = 2**20
 MAX_SAMPLE_BYTES = 2**26
 LOG_BYTES = 2**16
-NUM_TAIL_LINES = 12  # lines
-KILLED = "its process ended without a message: it was killed, or its machine went down"
+NUM_TAIL_LINES = 12
+KILLED = "the process ended without reporting why: it was killed, or the machine went down"
 _LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
 
 
 class RunSummary(TypedDict):
-    """One entry of the list of runs."""
+    """One entry in the list of runs."""
 
     id: str
     name: str
@@ -58,7 +58,7 @@ class RunSummary(TypedDict):
 
 
 class _Seen(NamedTuple):
-    """The values that reveal a change of a run."""
+    """Values that change whenever the run changes, apart from its metrics."""
 
     state: str
     reason: str
@@ -67,12 +67,12 @@ class _Seen(NamedTuple):
 
 
 class Run:
-    """Follows one folder."""
+    """Follows one run folder."""
 
     def __init__(self, files: Files, folder: str, identity: str, name: str) -> None:
         self.files, self.folder, self.identity, self.name = files, folder, identity, name
         self.metrics = MetricsReader(files, folder)
-        self.revision = 0  # grows with every change
+        self.revision = 0  # incremented with every change
         self.status: Status | None = None
         self.mirror: MirrorState | None = None
         self.state = "unknown"
@@ -144,13 +144,13 @@ class Run:
         }
 
     def _mirror_summary(self) -> dict[str, SettingValue] | None:
-        """Return the state of the run's mirror, if it has one; credentials are hidden."""
+        """Return the state of the run's mirror with credentials hidden, or None if it has no mirror."""
         if self.mirror is None:
             return None
         return {name: redact(value) if isinstance(value, str) else value for name, value in asdict(self.mirror).items()}
 
     def settings(self) -> dict[str, dict[str, SettingValue]]:
-        """Return the settings and the provenance by full names; credentials are hidden."""
+        """Return the settings and the provenance by full name, with credentials hidden."""
         try:
             kept = tomllib.loads(self._small_file(CONFIG).decode())
         except (FileNotFoundError, ValueError, RecursionError):
@@ -159,7 +159,7 @@ class Run:
         return {"settings": _shown(kept), PROVENANCE: _shown(provenance if isinstance(provenance, dict) else {})}
 
     def samples(self) -> dict[str, list[int]]:
-        """Return, for each kind of sample image, the numbers of images seen at which one was saved."""
+        """Return, for each kind of sample image, how many images had been seen when each one was saved."""
         found: dict[str, list[int]] = {}
         for entry in self.files.entries(self._path(SAMPLES)):
             match = SAMPLE_NAME.fullmatch(entry.basename)
@@ -181,7 +181,7 @@ class Run:
         return dict(sorted((int(match[1]), entry) for match, entry in entries.items() if match))
 
     def log(self, entry: Entry, at_most: int = LOG_BYTES) -> str:
-        """Return the end of a rank's log; credentials are hidden."""
+        """Return the end of a rank's log, with credentials hidden."""
         content = self.files.read(entry.name, max(0, entry.size - at_most), entry.size)
         text = content.decode(errors="replace")
         if entry.size > at_most:
@@ -189,7 +189,7 @@ class Run:
         return redact(text)
 
     def _state(self, locked: bool | None) -> tuple[str, str]:
-        """Return the state and its reason: from the lock, else status.json, else the time of the last write."""
+        """Return the state and its reason, from the lock, else from status.json, else from the last write time."""
         status = self.status
         if locked:
             return "running", ""
@@ -201,7 +201,7 @@ class Run:
         if locked is False and status.host == socket.gethostname():
             return "failed", KILLED
         if quiet_seconds > SILENT_AFTER_SECONDS:
-            return "silent", f"its status is running on {status.host}, but it has not written anything for a long time"
+            return "silent", f"recorded as running on {status.host}, but nothing has been written for a long time"
         return "running", ""
 
     def _last_write(self) -> float:
@@ -230,7 +230,7 @@ class Run:
 
 
 def _time_split(table: Table) -> dict[str, float]:
-    """Return the seconds of each section of the loop, over the whole run.
+    """Return the total time in seconds that each section of the loop took.
 
     Log lines have the seconds of the evaluations in their interval, and the line of an evaluation has its own again.
     """
@@ -246,7 +246,7 @@ def _changed(entry: Entry) -> float:
 
 
 def _shown(table: Mapping[str, Any], prefix: str = "") -> dict[str, SettingValue]:
-    """Return a TOML table flattened to full names, as text or numbers; credentials are hidden."""
+    """Flatten a TOML table to full names with text or numbers as values, and hide credentials."""
     flat: dict[str, SettingValue] = {}
     for name, value in table.items():
         full = prefix + name

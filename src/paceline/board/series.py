@@ -1,7 +1,7 @@
-"""One metric over a run of any length, in a bounded number of points.
+"""One metric over a run of any length, as a bounded number of points.
 
-At first, each value is one point. When the capacity is reached, neighboring points are merged into one with their
-mean and range, and each point then holds twice as many values. Memory is bounded and nothing is read twice.
+At first, each value is one point. When the capacity is reached, each pair of neighboring points is merged into one
+point with their mean and range, which halves the number of points. Memory is bounded and nothing is read twice.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-CAPACITY = 2048  # points; more than a screen has columns
+CAPACITY = 2048  # points; more than a chart has pixel columns
 Numbers: TypeAlias = npt.NDArray[np.float64]
 ROWS = ("images", "seconds", "mean", "low", "high")
 
 
 class Series:
-    """Points of a metric by images seen and by seconds."""
+    """The points of a metric, by images seen and by training time."""
 
     def __init__(self) -> None:
         self.values = 0  # number of values added
-        self.total = 0.0  # their sum
-        self.last: float | None = None  # the newest finite value
+        self.total = 0.0  # sum of all finite values
+        self.last: float | None = None  # newest finite value
         self._stride = 1  # values per point
         self._num = 0
         self._points = np.empty((6, 64))  # images, seconds, sum, count, low, high
 
     def extend(self, images: Numbers, seconds: Numbers, values: Numbers) -> None:
-        """Append values; one that is not finite is a gap."""
+        """Append values; a value that is not finite becomes a gap."""
         if not len(values):
             return
         finite = np.isfinite(values)
@@ -83,7 +83,7 @@ class Series:
 
 
 def _merge(points: Numbers, starts: npt.NDArray[np.intp]) -> Numbers:
-    """Merge the columns from each start up to the next one, at the position of the last column."""
+    """Merge the columns from each start up to the next; the result has the position of the last merged column."""
     if not len(starts):
         return points[:, :0]
     ends = np.append(starts[1:], points.shape[1]) - 1

@@ -1,4 +1,4 @@
-"""The page and its JSON API over HTTP. Every response is read from files; nothing is modified."""
+"""The HTTP server for the page and its JSON API. Responses are read from files; nothing is modified."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ UNCOMPRESSED = {"content-encoding": "identity"}  # disables gzip for content tha
 
 
 class Curve(NamedTuple):
-    """A downsampled series of a run."""
+    """A downsampled series from a run."""
 
     label: JsonObject
     points: Numbers
 
 
 def make_app(gallery: Gallery, token: str, host: str, port: int) -> Starlette:
-    """Return the board over a gallery of runs."""
+    """Return the board's web application for a gallery of runs."""
     board = Board(gallery)
     routes = [
         Route("/", board.page),
@@ -69,7 +69,7 @@ class Board:
         self._page = {file.name: file.read_bytes() for file in PAGE.iterdir() if file.suffix in KINDS}
 
     def page(self, request: Request) -> Response:
-        """Return a file of the page itself, from memory."""
+        """Return one of the page's own files, from memory."""
         self.gallery.note_request()
         name = request.path_params.get("file", "index.html")
         if name not in self._page:
@@ -116,7 +116,7 @@ class Board:
         return _json(self._run(request.path_params["run"]).settings())
 
     def samples(self, request: Request) -> Response:
-        """Return the numbers of images seen at which sample images were saved."""
+        """Return how many images had been seen when each sample image was saved."""
         return _json({"samples": self._run(request.path_params["run"]).samples()})
 
     def sample(self, request: Request) -> Response:
@@ -162,7 +162,7 @@ def _json(content: object) -> Response:
 
 
 def _binary(found: list[Curve]) -> Response:
-    """Return the page's binary format: length of a JSON header, the header, and each series as float32 rows."""
+    """Return curves in the page's binary format: length of a JSON header, the header, and float32 rows per curve."""
     labels = [label | {"points": points.shape[1]} for label, points in found]
     header = json.dumps({"rows": ROWS, "series": labels}).encode()
     header += b" " * (-len(header) % 4)  # aligns the numbers for a Float32Array

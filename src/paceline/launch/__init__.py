@@ -1,1 +1,1 @@
-"""Child processes, torchrun, SLURM, Kubernetes."""
+"""Launch runs: worker processes under torchrun's agent, SLURM jobs and Kubernetes jobs."""

@@ -1,4 +1,4 @@
-"""torchrun's agent with our rules for restarts, and a watchdog over the agent and its worker processes."""
+"""torchrun's agent with our restart rules, and a watchdog for the agent and its worker processes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
 from paceline.parallel.torch_internals import ElasticAgent
 
-EXIT_BARRIER_SECONDS = 60  # for the other hosts to finish, once this one has
+EXIT_BARRIER_SECONDS = 60  # how long to wait for the other hosts after this one has finished
 POLL_SECONDS = 0.2
-END_SECONDS = 3.0  # for the agent to end after its workers
-SLACK_SECONDS = 30.0  # on top of the time that hosts may wait for each other
+END_SECONDS = 3.0  # how long the agent may take to exit after its workers
+SLACK_SECONDS = 30.0  # added to the time that hosts may wait for each other
 
 
 class Agent(ElasticAgent):
-    """Starts the workers of this host and restarts them after a failure, unless the run is over."""
+    """Starts the workers on this host and restarts them after a failure, unless the run is over."""
 
     def __init__(self, spec: WorkerSpec, mailbox: Mailbox, is_over: Callable[[], bool]) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=str(mailbox.folder)), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
@@ -31,41 +31,41 @@ class Agent(ElasticAgent):
 
     @property
     def restarts_left(self) -> int:
-        """How often the workers may still be restarted; 0 once the run is over."""
+        """The number of restarts left; 0 once the run is over."""
         return 0 if self._is_over() else self.remaining_restarts
 
     def before_start(self) -> None:
         self._mailbox.start_round()
 
     def review(self, result: RunResult) -> RunResult:
-        """Return the result to act on: no restart of a run that is over, a restart where a host wants to join."""
+        """Return the result to act on: never restart a run that is over, but restart if a host wants to join."""
         if result.is_failed():
             self.remaining_restarts = self.restarts_left
             if self.remaining_restarts:
                 print_restart(describe_failure(result.failures), self.remaining_restarts - 1)
         elif result.state is WorkerState.SUCCEEDED and self._mailbox.stop_code() and self.num_hosts_waiting():
-            # The user did not stop them: another host's agent did, so that the waiting host can join.
+            # The workers were not stopped by the user but by another host's agent, so that the waiting host can join.
             return RunResult(state=WorkerState.HEALTHY)
         return result
 
 
 def describe_failure(failures: Mapping[int, ProcessFailure]) -> str:
-    """Return which worker ended first, and how."""
+    """Describe which worker ended first, and how."""
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     how = f"ended with exit code {first.exitcode}" if first.exitcode > 0 else f"was killed by signal {-first.exitcode}"
     return f"rank {rank} {how}"
 
 
 def print_restart(reason: str, left: int) -> None:
-    """Print that the run restarts, why, and how many restarts are left."""
+    """Print why the run restarts and how many restarts are left."""
     print(f"{reason}; restarting from the last checkpoint ({left} restarts left)", file=sys.stderr, flush=True)
 
 
 class Watchdog(threading.Thread):
-    """Kills what hangs: workers without progress, workers that a dead peer left behind, finally the launcher.
+    """Kills processes that hang: workers without progress, workers whose peer died, and finally the launcher.
 
-    The agent waits half a minute for a worker that ignores it, and forever for a host that it cannot reach. Here every
-    wait ends in SIGKILL. The workers die with their launcher.
+    The agent waits 30 seconds for a worker that ignores it, and forever for a host that it cannot reach. The watchdog
+    ends every such wait with SIGKILL. Workers die with their launcher.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Watchdog(threading.Thread):
         self.mailbox, self.timeout = mailbox, timeout
         self.longest_idle = join_timeout + SLACK_SECONDS
         self._ask_restarts_left = restarts_left
-        self._restarts_left = 0  # when all workers were last alive
+        self._restarts_left = 0  # as of the last time all workers were alive
         self._all_alive_at = self._some_alive_at = time.monotonic()
         self._killed_some = False
         self._ended = threading.Event()
@@ -85,7 +85,7 @@ class Watchdog(threading.Thread):
             self._poll()
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop watching."""
         self._ended.set()
 
     def _poll(self) -> None:
@@ -98,19 +98,20 @@ class Watchdog(threading.Thread):
             if alive:
                 self._killed_some = False
                 self._restarts_left = self._ask_restarts_left()
-        elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # they had time to report why they ended
+        elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # they have had time to report a user error
             self._kill(processes)
         silent = max(map(self.mailbox.seconds_silent, alive), default=0.0)
         if silent > self.timeout:
             print(
-                f"no progress of a process for {silent:.0f} s (--timeout {self.timeout:g}); killing those of this host",
+                f"a worker made no progress for {silent:.0f} s (--timeout {self.timeout:g}); "
+                "killing all workers on this host",
                 file=sys.stderr,
                 flush=True,
             )
             self._kill(processes)
         will_not_restart = self._killed_some and not self._restarts_left
         if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):
-            print("the launcher does not end by itself; killed", file=sys.stderr, flush=True)
+            print("the launcher did not exit by itself; killing it", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _kill(self, processes: Mapping[int, bool]) -> None:

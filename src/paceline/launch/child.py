@@ -1,4 +1,4 @@
-"""A `paceline` command in a process of its own: its arguments, its log, and an orderly end when this one is stopped."""
+"""Run a `paceline` command in a child process, with a log file and a clean stop when this process is stopped."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from types import FrameType
 from paceline.core.heartbeat import die_with_parent
 from paceline.core.types import SettingValue
 
-MAX_REASON_LENGTH = 400  # characters
-POLL_SECONDS = 0.2
+REASON_CHARACTERS = 400  # maximum length of a failure reason
+LOOK_EVERY_SECONDS = 0.2
 
 
 class Stopped(Exception):
-    """Raised when the user asked to stop and the command has ended in order."""
+    """Raised after the user asked to stop and the command has exited."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
 
-def to_arguments(flags: Mapping[str, SettingValue], config_file: str, assignments: Iterable[str]) -> list[str]:
-    """Return the settings of a run as arguments of a command, in the order of the command line's layers."""
-    arguments = []
+def words_of(flags: Mapping[str, SettingValue], config_file: str, assignments: Iterable[str]) -> list[str]:
+    """Return a run's settings as command-line arguments: flags, then --config, then --set."""
+    words = []
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
@@ -41,7 +41,10 @@ def to_arguments(flags: Mapping[str, SettingValue], config_file: str, assignment
 
 
 def run_paceline(arguments: Sequence[str], log: Path, on_poll: Callable[[], None] | None = None) -> int:
-    """Run the command to its end with its output in `log`; return the exit code. Ctrl-C reaches it once."""
+    """Run a command with its output in `log`; return the exit code. Ctrl-C is forwarded to the command.
+
+    `look` is called several times per second while the command runs.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -49,7 +52,7 @@ def run_paceline(arguments: Sequence[str], log: Path, on_poll: Callable[[], None
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # else a terminal's Ctrl-C reaches it twice
+            start_new_session=True,  # otherwise Ctrl-C in a terminal would reach it twice
             preexec_fn=die_with_parent,
         )
         signals: list[int] = []
@@ -77,7 +80,7 @@ def run_paceline(arguments: Sequence[str], log: Path, on_poll: Callable[[], None
 
 
 def failure_reason(log: Path) -> str:
-    """Return why a command failed, from the end of its log: the line of a user error, or a traceback's last."""
+    """Return why a command failed, from its log: the last user error, or else the last line."""
     text = log.read_text(errors="replace") if log.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("paceline: ")]

@@ -1,4 +1,4 @@
-"""The `paceline train` command that the hosts of a job run, with the user's own words."""
+"""The `paceline train` command that the hosts of a job run, with the arguments that the user passed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SET_BY_LAUNCH = ("devices", "nnodes", "rdzv", "join_timeout")
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """What to train, on how many hosts, and in how many processes on each."""
+    """What to train, on how many hosts, and on how many devices per host."""
 
     recipe: str
-    flags: Mapping[str, SettingValue]  # settings by name, as the command line has them
+    flags: Mapping[str, SettingValue]  # settings by name, as passed on the command line
     config_file: str
     assignments: tuple[str, ...]
     nodes: int
-    devices: int  # of each host
+    devices: int  # per host
     join_timeout: float
 
     def words(self, rdzv: str, **changes: str) -> list[str]:
@@ -36,7 +36,7 @@ class TrainCommand:
 
 
 def quoted(words: Iterable[str], lead: str = "") -> str:
-    """Return words quoted for a shell, which executes nothing in them; each flag begins a line."""
+    """Quote words for a shell so that nothing in them is expanded; each flag starts a new line."""
     lines = [lead]
     for word in words:
         if word.startswith("--"):
@@ -46,17 +46,17 @@ def quoted(words: Iterable[str], lead: str = "") -> str:
 
 
 def plain_name(text: str) -> str:
-    """Return a name that schedulers accept: lower case letters, digits and hyphens, at most 40."""
+    """Return a name that schedulers accept: at most 40 lowercase letters, digits and hyphens."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].rstrip("-")
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Raise UserError for what no job file should hold: credentials, and characters that end a line."""
+    """Raise UserError for words that must not be in a job file: credentials and control characters."""
     for word in words:
         if any(ord(character) < 32 for character in word):
-            raise UserError(f"{word!r}: a job file cannot hold line breaks or control characters")
+            raise UserError(f"{word!r}: a job file cannot contain line breaks or control characters")
         if has_credentials(word):
             raise UserError(
-                f"{redact(word)}: holds a credential, and a job file is kept; give it through the job's environment"
+                f"{redact(word)}: contains a credential, which does not belong in a job file; set it in the environment"
             )

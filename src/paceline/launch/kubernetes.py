@@ -1,7 +1,7 @@
-"""Kubernetes objects for a run: Kubeflow's TrainJob with a runtime of its own, or a plain Indexed Job.
+"""Kubernetes objects for a run: a Kubeflow TrainJob with its own runtime, or a plain Indexed Job.
 
-The TrainJob comes with its own runtime, whose fields for volumes are stable. How a TrainJob patches a shared runtime
-has changed between versions of Kubeflow Trainer.
+The TrainJob gets its own runtime because the volume fields of a runtime are stable, whereas the way in which a TrainJob
+patches a shared runtime has changed between versions of Kubeflow Trainer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.launch.command import TrainCommand, check_words
 
 PORT, PORT_NAME = 29400, "rendezvous"
 DATA, RUNS = "/data", "/runs"
-USER = 1000  # the Containerfile's
+USER = 1000  # user ID in the Containerfile
 TRAINER = "trainer.kubeflow.org/v1alpha1"
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]i?)?")
@@ -38,21 +38,21 @@ class KubernetesOptions:
     cpus: str = ""
     memory: str = ""
     shared_memory: str = "8Gi"
-    environment: tuple[str, ...] = ()  # each NAME=VALUE
-    secrets: tuple[str, ...] = ()  # Secrets whose keys become environment variables
+    environment: tuple[str, ...] = ()  # NAME=VALUE pairs
+    secrets: tuple[str, ...] = ()  # names of Secrets whose keys become environment variables
 
     def check(self) -> None:
-        """Raise UserError for what Kubernetes would reject, and for credentials in the environment."""
+        """Raise UserError for values that Kubernetes would reject, and for credentials in the environment."""
         names = {"--name": self.name, "--runs-claim": self.runs_claim, "--data-claim": self.data_claim}
         for flag, name in [*names.items(), ("--namespace", self.namespace), *(("--secret", s) for s in self.secrets)]:
             if name and not NAME.fullmatch(name):
-                raise UserError(f"{flag} {name!r}: expected up to 40 lower case letters, digits and hyphens")
+                raise UserError(f"{flag} {name!r}: expected up to 40 lowercase letters, digits and hyphens")
         if not self.image:
             raise UserError(
-                "--image: missing; give the container image to run (the repository's Containerfile builds one)"
+                "--image: missing; pass the container image to run (the repository's Containerfile builds one)"
             )
         if not self.runs_claim:
-            raise UserError("--runs-claim: missing; give the PersistentVolumeClaim that holds the run")
+            raise UserError("--runs-claim: missing; pass the PersistentVolumeClaim that holds the run")
         check_words([self.image])
         for flag, amount in (("--memory", self.memory), ("--cpus", self.cpus), ("--shared-memory", self.shared_memory)):
             if amount and not QUANTITY.fullmatch(amount):
@@ -62,12 +62,12 @@ class KubernetesOptions:
             if not equals or not VARIABLE.fullmatch(name):
                 raise UserError(f"--env {name}: expected NAME=VALUE")
             if is_private_name(name) or has_credentials(value):
-                raise UserError(f"--env {name}: keep credentials in a Secret, and give its name with --secret")
+                raise UserError(f"--env {name}: keep credentials in a Secret, and pass its name with --secret")
             check_words([value])
 
 
 def train_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObject]:
-    """Return Kubeflow's objects: a runtime with the volumes, and the job that uses it."""
+    """Return the Kubeflow objects: a runtime with the volumes, and the job that uses it."""
     options.check()
     work = _work(command, options, f"{options.name}-node-0-0.{options.name}")
     trainer: JsonObject = {"numNodes": command.nodes, "image": options.image, "command": work["command"]}
@@ -103,7 +103,7 @@ def train_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObj
 
 
 def plain_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObject]:
-    """Return an Indexed Job, and the headless Service through which its pods find the first one."""
+    """Return an Indexed Job, and the headless Service that lets its pods find the first pod."""
     options.check()
     work = _work(command, options, f"{options.name}-0.{options.name}")
     pod = _pod(options, _container(options) | work) | {"subdomain": options.name}
@@ -114,7 +114,7 @@ def plain_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObj
         "spec": {
             "clusterIP": "None",
             "selector": {"job-name": options.name},
-            "publishNotReadyAddresses": True,  # the pods find each other before any is ready
+            "publishNotReadyAddresses": True,  # pods must find each other before any of them is ready
             "ports": [{"name": PORT_NAME, "port": PORT}],
         },
     }
@@ -134,7 +134,7 @@ def plain_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObj
 
 
 def to_yaml(objects: list[JsonObject], note: str) -> str:
-    """Return the objects as one file that begins with a note on its use."""
+    """Return the objects as one YAML file that begins with `note` as a comment."""
     documents = [yaml.safe_dump(one, sort_keys=False, allow_unicode=True, width=100) for one in objects]
     return f"# {note}\n" + "---\n".join(documents)
 
@@ -145,12 +145,12 @@ def _metadata(options: KubernetesOptions) -> JsonObject:
 
 
 def _backoff_limit(command: TrainCommand) -> int:
-    """Return how many pods may fail: each host may be preempted several times."""
+    """Return how many pod failures to tolerate, so that each host may be preempted several times."""
     return 6 * command.nodes
 
 
 def _work(command: TrainCommand, options: KubernetesOptions, first: str) -> JsonObject:
-    """Return what a host's container runs: a launcher, which starts a process for each device."""
+    """Return what a host's container runs: a launcher, which starts one process per device."""
     data_root = {"data_root": DATA} if options.data_claim else {}
     words = command.words(f"{first}:{PORT}", out=f"{RUNS}/{options.name}", **data_root)
     check_words(words)
@@ -167,12 +167,12 @@ def _work(command: TrainCommand, options: KubernetesOptions, first: str) -> Json
 
 
 def _literal(word: str) -> str:
-    """Return a word as Kubernetes must get it: it replaces $(NAME), and $$ stands for a plain $."""
+    """Escape a word for Kubernetes, which expands $(NAME) and reads $$ as a literal $."""
     return word.replace("$", "$$")
 
 
 def _container(options: KubernetesOptions) -> JsonObject:
-    """Return a host's container without its work: image, volumes, the rendezvous port and secrets."""
+    """Return a host's container without its command: image, volumes, rendezvous port and secrets."""
     container: JsonObject = {
         "name": "node",
         "image": options.image,
@@ -185,10 +185,10 @@ def _container(options: KubernetesOptions) -> JsonObject:
 
 
 def _pod(options: KubernetesOptions, container: JsonObject) -> JsonObject:
-    """Return a host: one container and its volumes."""
+    """Return the pod of one host: a container and its volumes."""
     return {
         "restartPolicy": "OnFailure",
-        # The image's user is not root; as the volumes' group it may write to them.
+        # The image's user is not root. With its group on the volumes, it may write to them.
         "securityContext": {"fsGroup": USER},
         "containers": [container],
         "volumes": [{"name": name, **origin} for name, _, origin in _volumes(options)],
@@ -196,7 +196,7 @@ def _pod(options: KubernetesOptions, container: JsonObject) -> JsonObject:
 
 
 def _volumes(options: KubernetesOptions) -> list[tuple[str, str, JsonObject]]:
-    """Return each volume's name, where it is mounted, and what it is."""
+    """Return the name, mount path and source of each volume."""
     volumes: list[tuple[str, str, JsonObject]] = [
         ("shared-memory", "/dev/shm", {"emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}}),
         ("runs", RUNS, {"persistentVolumeClaim": {"claimName": options.runs_claim}}),

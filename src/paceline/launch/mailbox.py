@@ -1,8 +1,8 @@
-"""The mailbox: a folder of files through which a launcher and its worker processes report to each other.
+"""The mailbox: a folder of files through which worker processes report to their launcher.
 
-process-PID   a worker that started; its time is that of the last progress, and it has content once it trains
-user-error    the one line of a UserError that a worker raised
-stopped-CODE  the workers were asked to stop, have saved, and want to end with this exit code
+process-PID   a worker that has started; rewritten with every progress report, and empty until training starts
+user-error    the message of a UserError that a worker raised
+stopped-CODE  the workers have saved and stopped on request; the launcher exits with this code
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.core.heartbeat import PULSE_FILE, die_with_parent, is_child
 from paceline.training.stop import INTERRUPTED, RESUME_LATER
 
-LAUNCHER = "PACELINE_LAUNCHER"  # the launcher's process id, in the environment of its workers
+LAUNCHER = "PACELINE_LAUNCHER"  # environment variable with the launcher's process ID, set for its workers
 MAILBOX_FOLDER = "PACELINE_MAILBOX_FOLDER"
 USER_ERROR = "user-error"
 USER_ERROR_WAIT_SECONDS = 2.0  # how long a worker that lost its peers waits for the user error that ended them
@@ -27,16 +27,16 @@ class Mailbox:
         self.folder = folder
 
     def processes(self) -> dict[int, bool]:
-        """Return the workers that started and have not ended in order, and whether each is alive."""
+        """Return the workers that have started but not exited normally, and whether each is alive."""
         found = [int(file.name.removeprefix("process-")) for file in self.folder.glob("process-*")]
         return {process: is_child(process, os.getpid()) for process in found}
 
     def alive(self) -> list[int]:
-        """Return the workers that can be asked to stop."""
+        """Return the workers that are alive, and so can be asked to stop."""
         return [process for process, is_alive in self.processes().items() if is_alive]
 
     def seconds_silent(self, process: int) -> float:
-        """Return the seconds since a worker's last progress; 0 before it trains."""
+        """Return the seconds since a worker's last progress; 0 before training starts."""
         try:
             about = (self.folder / f"process-{process}").stat()
         except FileNotFoundError:
@@ -48,23 +48,23 @@ class Mailbox:
         (self.folder / f"process-{process}").unlink(missing_ok=True)
 
     def start_round(self) -> None:
-        """Remove the reports of the last round of workers, which have all ended; a user error stays."""
+        """Remove the reports of the previous workers, all of which have ended; keep a user error."""
         for pattern in ("process-*", "stopped-*"):
             for file in self.folder.glob(pattern):
                 file.unlink(missing_ok=True)
 
     def user_error(self) -> str:
-        """Return the line of the user error that ended the workers; empty where none did."""
+        """Return the message of the user error that ended the workers; empty if there was none."""
         file = self.folder / USER_ERROR
         return file.read_text() if file.exists() else ""
 
     def stop_code(self) -> int:
-        """Return the exit code of workers that were asked to stop and have saved; else 0."""
+        """Return the exit code of workers that saved and stopped on request, or 0."""
         return next((code for code in (INTERRUPTED, RESUME_LATER) if (self.folder / f"stopped-{code}").exists()), 0)
 
 
 def register_worker() -> None:
-    """Report that this process started; from then on it dies with its launcher and can be asked to stop."""
+    """Report that this process has started; from now on it dies with its launcher and can be asked to stop."""
     if LAUNCHER not in os.environ:
         return
     die_with_parent(int(os.environ[LAUNCHER]))
@@ -74,9 +74,9 @@ def register_worker() -> None:
 
 
 def unregister_worker(code: int) -> int:
-    """Report that this process ends; return the exit code for torchrun's agent.
+    """Report that this process is about to exit; return the exit code for torchrun's agent.
 
-    To the agent any code but 0 is a failure of all hosts, so a stop that was asked for goes through the mailbox.
+    The agent treats any code but 0 as a failure of all hosts, so a requested stop is reported in the mailbox instead.
     """
     if LAUNCHER not in os.environ or code not in (0, INTERRUPTED, RESUME_LATER):
         return code
@@ -88,7 +88,7 @@ def unregister_worker(code: int) -> int:
 
 
 def report_user_error(line: str) -> bool:
-    """Hand a user error to the launcher, which prints it once; return False without a launcher of ours."""
+    """Pass a user error to the launcher, which prints it once; return False if our launcher did not start us."""
     if MAILBOX_FOLDER not in os.environ:
         return False
     try:

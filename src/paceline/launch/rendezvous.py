@@ -1,4 +1,4 @@
-"""The rendezvous of a run's hosts: where they meet, how many there are, how long they wait for each other."""
+"""The rendezvous of a run's hosts: its address, the number of hosts, and how long they wait for each other."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from paceline.core.errors import UserError
 from paceline.parallel.store import LOOPBACK, is_here, is_loopback, join_store, own_address, serve_store
 from paceline.parallel.torch_internals import TCPStore
 
-LAST_CALL_SECONDS = 3  # for late hosts, once the minimum is there; hosts that come later join by a restart
-KEEP_ALIVE_SECONDS, KEEP_ALIVE_ATTEMPTS = 1, 4  # a host that is silent for longer is lost
+LAST_CALL_SECONDS = 3  # wait for more hosts once the minimum has joined; later hosts join through a restart
+KEEP_ALIVE_SECONDS, KEEP_ALIVE_ATTEMPTS = 1, 4  # a host that is silent for longer counts as lost
 STORE_SECONDS = 30
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What `--nnodes`, `--rdzv`, `--max-restarts` and the timeouts mean; by default one host alone."""
+    """The values of `--nnodes`, `--rdzv`, `--max-restarts` and the timeouts; by default, a single host."""
 
     host: str = LOOPBACK
     port: int = 0
@@ -35,17 +35,17 @@ class Rendezvous:
 
     @classmethod
     def of(cls, run: RunSettings) -> Rendezvous:
-        """Return the rendezvous that a run's settings describe; raise UserError for one that cannot be."""
+        """Return the rendezvous for a run's settings; raise UserError if they are inconsistent."""
         min_hosts, max_hosts = parse_nodes(run.nnodes)
         host, port = parse_endpoint(run.rdzv) if run.rdzv else (LOOPBACK, 0)
         if max_hosts > 1 and not run.rdzv:
             raise UserError(
-                f"--nnodes {run.nnodes}: hosts need a rendezvous; give --rdzv HOST:PORT, where HOST is one of them"
+                f"--nnodes {run.nnodes}: several hosts need a rendezvous; set --rdzv HOST:PORT with one of them as HOST"
             )
         if min_hosts < max_hosts and "/" in run.batch_size:
             raise UserError(
                 f"--batch-size {run.batch_size}: with --nnodes {run.nnodes} the number of devices may change; "
-                "give the batch over all devices"
+                "set the total batch size over all devices"
             )
         try:
             own_address(host)
@@ -55,11 +55,11 @@ class Rendezvous:
 
     @property
     def endpoint(self) -> str:
-        """The address, as messages show it."""
+        """The address as shown in messages."""
         return f"{self.host}:{self.port}"
 
     def open(self) -> DynamicRendezvousHandler:
-        """Serve the rendezvous if its address is this host's, else wait until it can be reached; return its handler."""
+        """Serve the rendezvous if its address is this host's, else wait until it is reachable; return its handler."""
         store = self._store()
         parameters = RendezvousParameters(
             backend="c10d",
@@ -77,11 +77,11 @@ class Rendezvous:
         return create_handler(store, C10dRendezvousBackend(store, parameters.run_id), parameters)
 
     def _local_address(self) -> str | None:
-        """Return the address at which the other hosts reach this one."""
+        """Return the address at which other hosts can reach this one."""
         return None if self._knows_itself_only() else own_address(self.host)
 
     def _knows_itself_only(self) -> bool:
-        """Return whether this host's own name is a loopback address here, as Debian writes it in /etc/hosts."""
+        """Return whether the rendezvous host resolves to a loopback address, as in Debian's /etc/hosts."""
         return self.max_hosts > 1 and is_loopback(self.host)
 
     def _store(self) -> TCPStore:
@@ -90,7 +90,7 @@ class Rendezvous:
             try:
                 served: TCPStore = serve_store(self.host, self.port, patience, on_all=self._knows_itself_only())
                 return served
-            except OSError:  # another process of this host serves it
+            except OSError:  # another process on this host serves it
                 if self.max_hosts == 1:
                     raise
         self._wait_for_host()
@@ -111,7 +111,7 @@ class Rendezvous:
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """Return `2` as (2, 2) and `1:4` as (1, 4)."""
+    """Parse `2` as (2, 2) and `1:4` as (1, 4)."""
     low, colon, high = text.partition(":")
     if not low.isdigit() or (colon and not high.isdigit()):
         raise UserError(f"--nnodes {text}: expected the number of hosts, or MIN:MAX like 1:4")
@@ -122,7 +122,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return `HOST:PORT` in its parts; an IPv6 address stands in brackets."""
+    """Split `HOST:PORT` into host and port; an IPv6 address is in brackets."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or not 1024 <= int(port) < 65536:

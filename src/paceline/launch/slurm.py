@@ -1,4 +1,4 @@
-"""A SLURM job: one launcher on each host, through srun. A preempted job saves, is requeued and resumes."""
+"""SLURM jobs: srun starts one launcher per host. A preempted job saves, is requeued and resumes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from paceline.launch.command import TrainCommand, check_words, plain_name, quote
 from paceline.parallel.world import FIRST_PORT, NUM_PORTS
 from paceline.training.stop import RESUME_LATER
 
-FOLDER = "launch"  # in the run's folder: the job's script and logs
+FOLDER = "launch"  # subfolder of the run folder that holds the job script and its logs
 JOB_FILE = "slurm.sh"
-WARNING_SECONDS = 120  # before its time limit, a job gets a signal to save
+WARNING_SECONDS = 120  # a job is told to save this long before its time limit
 POLL_SECONDS = 1.0
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
 WORD = re.compile(r"[\w.@,+-]+")
@@ -42,11 +42,11 @@ class SlurmOptions:
             raise UserError(f"--time {self.time}: expected hours:minutes:seconds, like 2:00:00")
         for flag, value in (("--partition", self.partition), ("--account", self.account)):
             if value and not WORD.fullmatch(value):
-                raise UserError(f"{flag} {value!r}: expected a name of letters, digits and . _ - @ +")
+                raise UserError(f"{flag} {value!r}: expected a name made of letters, digits and . _ - @ +")
 
 
 def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: str = sys.executable) -> str:
-    """Return the job's script, for sbatch and for human readers."""
+    """Return the job script for sbatch, formatted so that users can read it."""
     options.check()
     words = command.words("\0", out=str(run))
     check_words(word for word in [*words, str(run)] if word != "\0")
@@ -80,10 +80,10 @@ fi
 
 cd {shlex.quote(str(Path.cwd()))} || exit 1
 
-# The rendezvous is on the first host, which runs this script, at a port that follows from the job's id.
+# The rendezvous is on the first host, which runs this script. Its port is derived from the job ID.
 rendezvous="$(hostname):$(({FIRST_PORT} + (7919 * SLURM_JOB_ID) % {NUM_PORTS}))"
 
-# SLURM sends USR1 before the time limit and TERM before a preemption: the hosts finish a step together and save.
+# SLURM sends USR1 before the time limit and TERM before preemption. All hosts then finish the same step and save.
 step= asked=
 ask_to_stop() {{ asked=yes; [ -n "$step" ] && kill -USR1 "$step"; }}
 trap ask_to_stop USR1 TERM
@@ -104,7 +104,7 @@ exit "$code"
 
 
 def write_job(script: str, run: Path) -> Path:
-    """Write the job's script into the run's folder and return its path."""
+    """Write the job script to the run folder and return its path."""
     try:
         (run / FOLDER).mkdir(parents=True, exist_ok=True)
         file = run / FOLDER / JOB_FILE
@@ -117,7 +117,7 @@ def write_job(script: str, run: Path) -> Path:
 
 
 def check_cluster(command: TrainCommand, options: SlurmOptions) -> None:
-    """Raise UserError for what this cluster does not have."""
+    """Raise UserError if the cluster lacks the partition, hosts, GPUs or ports that the job needs."""
     rows = [line.split("|") for line in _query("sinfo", "-h", "-o", "%R|%D|%G|%a").splitlines()]
     names = sorted({row[0] for row in rows})
     if options.partition and options.partition not in names:
@@ -125,39 +125,39 @@ def check_cluster(command: TrainCommand, options: SlurmOptions) -> None:
     mine = [row for row in rows if not options.partition or row[0] == options.partition]
     hosts = sum(int(row[1]) for row in mine)
     if command.nodes > hosts:
-        raise UserError(f"--nodes {command.nodes}: {options.partition or 'this cluster'} has {hosts}")
+        raise UserError(f"--nodes {command.nodes}: {options.partition or 'this cluster'} has only {hosts}")
     gpus = max((_gpus(row[2]) for row in mine), default=0)
     if options.gpus_per_node > gpus:
-        raise UserError(f"--gpus-per-node {options.gpus_per_node}: SLURM lists {gpus} GPUs on each host")
+        raise UserError(f"--gpus-per-node {options.gpus_per_node}: SLURM lists at most {gpus} GPUs per host")
     _check_ports(command.nodes)
 
 
 def _gpus(resources: str) -> int:
-    """Return the number of GPUs in SLURM's `gpu:a100:4(S:0-1),shard:8`."""
+    """Return the number of GPUs in a SLURM resource list like `gpu:a100:4(S:0-1),shard:8`."""
     counts = re.findall(r"(?:^|,)gpu(?::[^,:(]+)?:(\d+)", resources)
     return sum(map(int, counts))
 
 
 def _check_ports(nodes: int) -> None:
-    """Raise UserError where srun has too few ports: it would wait for one without a message."""
+    """Raise UserError if srun has too few ports; it would wait for one without printing anything."""
     found = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", _query("scontrol", "show", "config"), re.MULTILINE)
     first, last = map(int, found.groups()) if found else (0, 0)
-    wanted = 3 + 2 * (-(-nodes // 48))  # srun listens on three, and on two more for every 48 hosts
+    wanted = 3 + 2 * (-(-nodes // 48))  # srun listens on three ports, plus two for every 48 hosts
     if last and last - first + 1 < wanted:
         raise UserError(
-            f"--nodes {nodes}: srun needs {wanted} ports, and SLURM's SrunPortRange {first}-{last} has "
+            f"--nodes {nodes}: srun needs {wanted} ports, but SLURM's SrunPortRange {first}-{last} has only "
             f"{last - first + 1}; ask the cluster's administrators for more"
         )
 
 
 def submit(file: Path) -> int:
-    """Submit the job's script and return the job's id."""
+    """Submit the job script and return the job ID."""
     answer = _query("sbatch", "--parsable", str(file))
     return int(answer.split(";")[0])
 
 
 def follow(job: int, run: Path) -> int:
-    """Print the job's log as it grows until the job ends; return its exit code."""
+    """Print the job's log as it grows, until the job ends; return its exit code."""
     log, shown = run / FOLDER / f"slurm-{job}.log", 0
     try:
         while True:
@@ -174,12 +174,12 @@ def follow(job: int, run: Path) -> int:
                 return code if state != "COMPLETED" else 0
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        print(f"\njob {job} continues; `scancel {job}` ends it, `tail -f {shlex.quote(str(log))}` follows it")
+        print(f"\njob {job} keeps running; `scancel {job}` cancels it, `tail -f {shlex.quote(str(log))}` shows its log")
         return 0
 
 
 def _state(job: int) -> tuple[str, int]:
-    """Return a job's state and exit code, 128 + N after signal N."""
+    """Return a job's state and exit code, which is 128 + N after signal N."""
     answer = _query("scontrol", "show", "job", "-o", str(job))
     found = re.search(r"JobState=(\w+)", answer)
     code = re.search(r"ExitCode=(\d+):(\d+)", answer)
@@ -188,7 +188,7 @@ def _state(job: int) -> tuple[str, int]:
 
 
 def _query(*words: str) -> str:
-    """Return what a SLURM command prints."""
+    """Return the output of a SLURM command."""
     if not shutil.which(words[0]):
         raise UserError(
             f"{words[0]}: SLURM is not installed on this machine; run this on a login node, or leave out --submit"

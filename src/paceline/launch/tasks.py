@@ -1,6 +1,6 @@
-"""Functions that run in one process per device: named by module and function, with arguments as JSON.
+"""Functions that run in one process per device, identified by module and name, with arguments as JSON.
 
-A task is made from the function itself, so a type checker sees its arguments and no table has to list it.
+A task is created from the function itself, so type checkers see its arguments and nothing has to be registered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKER = "paceline.launch.worker"
 
 
 class Task(NamedTuple):
-    """A module-level function and its arguments, as words of a command."""
+    """A module-level function and its arguments, as strings for a command line."""
 
     module: str
     function: str
@@ -53,7 +53,7 @@ class Task(NamedTuple):
 
 
 def run_in_processes(task: Task, config: Config, rendezvous: Rendezvous | None = None) -> int:
-    """Run a task in one process per device of this host and return the exit code."""
+    """Run a task in one process per device on this host; return the exit code."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         path = Path(folder) / "config.toml"
         path.write_text(to_toml(config.values(), {}))

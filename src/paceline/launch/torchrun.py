@@ -1,4 +1,4 @@
-"""Worker processes of this host, alone or as its part of a run on several hosts, under torchrun's agent."""
+"""Run worker processes on this host under torchrun's agent, alone or as part of a run on several hosts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from paceline.parallel.torch_internals import local_address, stop_heartbeats
 from paceline.training.stop import INTERRUPTED, RESUME_LATER, SIGNALS
 
 AGENT_ENVIRONMENT = {
-    # The first process of each round serves a store of its own: a shared one would be lost with its host.
+    # The first process of each round serves its own store. A shared store would be lost with its host.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGHUP,SIGQUIT",  # the others are forwarded below, with time to save
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGHUP,SIGQUIT",  # others are forwarded below, with time to save
 }
 
 
 def run_processes(module: str, arguments: Sequence[str], processes: int, rendezvous: Rendezvous | None = None) -> int:
-    """Run `python -m module arguments` in several processes of this host; return their common exit code."""
+    """Run `python -m module arguments` in several processes on this host; return their common exit code."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     rendezvous = rendezvous or Rendezvous()
     with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as name:
@@ -60,7 +60,7 @@ def run_processes(module: str, arguments: Sequence[str], processes: int, rendezv
 
 
 class _Supervisor:
-    """Runs an agent to its end, and another one where the rendezvous host was lost and may come back."""
+    """Runs an agent until it ends; starts a new one if the rendezvous host was lost and may come back."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class _Supervisor:
         self._agent: Agent | None = None
 
     def restarts_left(self) -> int:
-        """Return how often the workers may still be restarted."""
+        """Return how many restarts are left."""
         return self._agent.restarts_left if self._agent else 0
 
     def run(self) -> RunResult | None:
-        """Return how the workers ended; None where another host ended the run."""
+        """Return how the workers ended, or None if another host ended the run."""
         left = self.rendezvous.max_restarts
         while True:
             handler = self.rendezvous.open()
@@ -120,7 +120,7 @@ class _Supervisor:
 
 
 def _leave(handler: DynamicRendezvousHandler, closes: bool) -> None:
-    """End this host's part in the rendezvous, as far as the other hosts can still be reached."""
+    """Leave the rendezvous; give up quickly if the other hosts cannot be reached."""
 
     def close() -> None:
         with suppress(Exception):
@@ -135,7 +135,7 @@ def _leave(handler: DynamicRendezvousHandler, closes: bool) -> None:
 
 
 def _exit_code(result: RunResult | None, mailbox: Mailbox, signals: Sequence[int]) -> int:
-    """Return the exit code of ended workers; print why they ended, where they did not print it themselves."""
+    """Return the exit code of the workers; print why they ended if they did not print it themselves."""
     if mailbox.user_error():
         raise UserError(mailbox.user_error()) from None
     if mailbox.stop_code():
@@ -146,15 +146,15 @@ def _exit_code(result: RunResult | None, mailbox: Mailbox, signals: Sequence[int
     if not result.is_failed():
         return 0
     if signals:
-        print("stopped before training began" if len(signals) == 1 else "stopped at once", file=sys.stderr)
+        print("stopped before training began" if len(signals) == 1 else "stopped immediately", file=sys.stderr)
         return _code_of(signals[0])
     rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
-    print(f"{describe_failure(result.failures)}; logs/rank-{rank}.txt has details", file=sys.stderr)
+    print(f"{describe_failure(result.failures)}; see logs/rank-{rank}.txt for details", file=sys.stderr)
     return first.exitcode if first.exitcode > 0 else 1
 
 
 def _print_why_alone(error: Exception, rendezvous: Rendezvous, mailbox: Mailbox) -> int:
-    """Print one line for a host that lost the others or never met them; return the exit code."""
+    """Print why this host lost the others or never reached them; return the exit code."""
     if mailbox.user_error():
         raise UserError(mailbox.user_error()) from None
     if mailbox.stop_code():
@@ -164,8 +164,8 @@ def _print_why_alone(error: Exception, rendezvous: Rendezvous, mailbox: Mailbox)
         print(f"another host ended the run at {endpoint}", file=sys.stderr)
     elif isinstance(error, RendezvousTimeoutError):
         print(
-            f"waited {rendezvous.join_timeout:g} s at {endpoint} for {rendezvous.min_hosts} hosts (--nnodes, "
-            "join_timeout); the same command resumes from the last checkpoint",
+            f"fewer than {rendezvous.min_hosts} hosts (--nnodes) joined at {endpoint} within "
+            f"{rendezvous.join_timeout:g} s (join_timeout); the same command resumes from the last checkpoint",
             file=sys.stderr,
         )
     else:
@@ -174,7 +174,7 @@ def _print_why_alone(error: Exception, rendezvous: Rendezvous, mailbox: Mailbox)
 
 
 def _code_of(number: int) -> int:
-    """Return the exit code of a run that a signal stopped before there was anything to save."""
+    """Return the exit code for a run that was stopped by a signal before there was anything to save."""
     return INTERRUPTED if number == signal.SIGINT else RESUME_LATER
 
 
@@ -190,10 +190,10 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _forwarding(mailbox: Mailbox) -> Iterator[list[int]]:
-    """Forward requests to stop to the workers, which may take their time; yield the signals that came.
+    """Forward stop signals to the workers without a time limit; yield the signals received.
 
-    torchrun's agent would send them to the workers' children too, and kill all after half a minute. A second Ctrl-C
-    kills the workers at once.
+    torchrun's agent would also send them to the workers' children, and kill everything after 30 seconds. A second
+    Ctrl-C kills the workers immediately.
     """
     signals: list[int] = []
 
@@ -204,7 +204,7 @@ def _forwarding(mailbox: Mailbox) -> Iterator[list[int]]:
         for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL if again else number)
-        if not processes:  # none has started: SIGTERM ends them, where Ctrl-C would print tracebacks
+        if not processes:  # none has registered yet: SIGTERM ends them quietly, SIGINT would print tracebacks
             raise SignalException("asked to stop", signal.SIGTERM)
 
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""A worker process that our launcher started: finds its task and its config, and does its part.
+"""A worker process started by our launcher: loads the task and the config, and runs the task.
 
 `python -m paceline.launch.worker MODULE FUNCTION ARGUMENTS RECIPE CONFIG_FILE`
 """
@@ -41,4 +41,4 @@ if __name__ == "__main__":
     code = unregister_worker(main())
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # skips the interpreter's shutdown, in which threads of a process group can hang
+    os._exit(code)  # skips interpreter shutdown, where process group threads can hang

@@ -1,4 +1,4 @@
-"""Checkpoints: written to a temporary folder, synced, then renamed; the SHA-256 of each file in a manifest; no pickle.
+"""Checkpoints: written atomically, without pickle, with the SHA-256 of each file in a manifest.
 
     checkpoints/000000045000/  weights.safetensors  state.safetensors  state.json  manifest.json
 
@@ -24,13 +24,13 @@ from paceline.runs.tensors import TensorNotes, pack, unpack
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
 TENSORS = ("weights.safetensors", "state.safetensors")
-WRITING = ".writing-"  # before the name of a checkpoint that is not complete yet
+WRITING = ".writing-"  # prefix of a checkpoint that is still being written
 REMOVING = ".removing-"
-REPLACED = ".replaced-"  # before the name of a checkpoint while another takes its place
+REPLACED = ".replaced-"  # prefix of a checkpoint that is being replaced
 
 
 class Damaged(UserError):
-    """A checkpoint whose files do not match its manifest, and why."""
+    """Raised for a checkpoint whose files do not match its manifest."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"checkpoint {path} is damaged: {reason}")
@@ -44,7 +44,7 @@ class Checkpoints:
         self.folder = folder
 
     def all(self) -> list[int]:
-        """Return the images seen at each checkpoint, in ascending order; they may be damaged."""
+        """Return the images seen at each checkpoint, in ascending order, including damaged ones."""
         if not self.folder.is_dir():
             return []
         return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdigit())
@@ -54,7 +54,7 @@ class Checkpoints:
         return self.folder / f"{images:012d}"
 
     def save(self, snapshot: Snapshot) -> Path:
-        """Write a checkpoint that is either whole or not there; one with other numbers is replaced."""
+        """Write a checkpoint atomically, unless an intact one with the same state.json exists."""
         final, temporary = self.path(snapshot.images), self.folder / f"{WRITING}{snapshot.images:012d}"
         numbers = _encode({"images": snapshot.images, **snapshot.numbers.to_json()})
         whole = final.exists() and is_whole(final)
@@ -82,21 +82,21 @@ class Checkpoints:
         return final
 
     def restore_replaced(self) -> None:
-        """Restore checkpoints that were being replaced when their process was killed; for the folder's writer."""
+        """Restore checkpoints whose replacement was interrupted by a kill; only the folder's writer calls this."""
         for old in self.folder.glob(f"{REPLACED}*"):
             final = old.with_name(old.name.removeprefix(REPLACED))
             if not final.exists():
                 old.rename(final)
 
     def describe_newest(self) -> str:
-        """Return where the run can resume from, for the message that reports why it ended."""
+        """Describe where the run can resume from, for the message that reports why it ended."""
         kept = self.all()
-        return f"the checkpoint at {kept[-1]:,} images is unharmed" if kept else "no checkpoint was written yet"
+        return f"the checkpoint at {kept[-1]:,} images is intact" if kept else "no checkpoint has been written yet"
 
     def latest(self, report: Callable[[str], None]) -> Snapshot | None:
-        """Return the newest whole checkpoint, None where there is none; `report` gets a line for each damaged one.
+        """Return the newest intact checkpoint, or None if there are none; pass a line per damaged one to `report`.
 
-        Raise UserError where all are damaged.
+        Raise UserError if all are damaged.
         """
         kept = self.all()
         for images in reversed(kept):
@@ -106,14 +106,18 @@ class Checkpoints:
                 found = f"checkpoint {self.path(images)} is damaged ({damage.reason})"
                 if images == kept[0]:
                     raise UserError(
-                        f"{found}, and none before it is left; "
-                        f"to start again, move {self.folder} away or choose another --out"
+                        f"{found}, and there is no earlier one; "
+                        f"to start over, move {self.folder} away or choose another --out"
                     ) from None
-                report(f"{found}; using the one before it")
+                report(f"{found}; using the previous one")
         return None
 
     def prune(self, keep: int, best: int | None) -> None:
-        """Remove all but the last `keep`, the best one, and the best one of each of those: a run may fall back."""
+        """Remove all but the last `keep` checkpoints and the best one.
+
+        For each of the last ones, the checkpoint that was best when it was written is kept too. A run that falls back
+        to an older checkpoint needs it.
+        """
         last = self.all()[-keep:]
         wanted = {*last, best, *map(self._best_of, last)}
         for images in self.all():
@@ -121,7 +125,7 @@ class Checkpoints:
                 self._remove(self.path(images))
 
     def _best_of(self, images: int) -> int | None:
-        """Return the best checkpoint when this one was written, None where that cannot be read."""
+        """Return the best checkpoint at the time this one was written, or None if unknown."""
         try:
             best = CheckpointNumbers.from_json(json.loads((self.path(images) / NUMBERS).read_bytes())).best
         except (OSError, ValueError, KeyError, TypeError):
@@ -129,7 +133,7 @@ class Checkpoints:
         return best.images if best else None
 
     def set_aside_after(self, images: int) -> None:
-        """Set aside the checkpoints after the one that the run resumes from; they are damaged."""
+        """Set aside all checkpoints after the one that the run resumes from, since they are damaged."""
         for later in self.all():
             if later > images:
                 self._set_aside(self.path(later))
@@ -141,7 +145,7 @@ class Checkpoints:
         path.rename(aside)
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint; renamed first, so that a kill leaves no half of it under its name."""
+        """Remove a checkpoint; rename it first, so that a kill leaves no partial checkpoint under its name."""
         shutil.rmtree(path.rename(path.with_name(f"{REMOVING}{path.name}")))
 
     def _remove_leftovers(self) -> None:
@@ -160,7 +164,7 @@ def is_whole(path: Path) -> bool:
 
 
 def load(path: Path) -> Snapshot:
-    """Return the checkpoint in a folder; raise Damaged where its files do not match its manifest."""
+    """Return the checkpoint in a folder; raise Damaged if its files do not match its manifest."""
     files, notes = _read(path)
     try:
         content = json.loads(files[NUMBERS])
@@ -172,7 +176,7 @@ def load(path: Path) -> Snapshot:
 
 
 def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
-    """Return the checkpoint that `best`, `last` or a number of images means."""
+    """Return the checkpoint selected by `best`, `last` or a number of images."""
     last = checkpoints.latest(print)
     if last is None:
         raise UserError(f"{checkpoints.folder}: has no checkpoint yet")
@@ -192,7 +196,7 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
 
 
 def _files_of(snapshot: Snapshot, numbers: bytes) -> dict[str, bytes]:
-    """Return the content of each file of a checkpoint, the manifest last."""
+    """Return the content of each file in a checkpoint, with the manifest last."""
     weights, of_weights = pack(snapshot.weights)
     state, of_state = pack(snapshot.state)
     files = {**dict(zip(TENSORS, (weights, state), strict=True)), NUMBERS: numbers}
@@ -209,11 +213,11 @@ def _encode(content: object) -> bytes:
 
 
 def _read(path: Path) -> tuple[dict[str, bytes], dict[str, TensorNotes]]:
-    """Return the files of a checkpoint, each read once and verified, and the notes on its tensors."""
+    """Return a checkpoint's files, each read once and verified, and the notes on its tensors."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["format"] != RUN_FORMAT:
-            raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, this version reads {RUN_FORMAT}")
+            raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, but this version reads {RUN_FORMAT}")
         if manifest.pop("seal") != checksum_of_content(manifest):
             raise Damaged(path, f"{MANIFEST} does not match its own SHA-256")
         digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}

@@ -1,4 +1,4 @@
-"""The config of a run, with recipes and sources from the registry. Recipe classes are looked up here only."""
+"""Resolve a run's config with recipes and sources from the registry. Only this module looks up recipe classes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from paceline.core.registry import load_class
 from paceline.core.types import SettingValues
 from paceline.data.source_settings import RegisteredSources
 
-Layers: TypeAlias = Iterable[tuple[str, SettingValues]]  # where settings come from, and their values by name
+Layers: TypeAlias = Iterable[tuple[str, SettingValues]]  # (origin, setting values by name) pairs
 
 
 def load_recipe(name: str) -> type[Recipe]:
-    """Return the recipe class behind a name or the path of a file."""
+    """Return the recipe class for a name or a file path."""
     return load_class("recipe", name, Recipe)
 
 
 def resolve_config(recipe: str, layers: Layers, *, own_source: bool = True) -> Config:
-    """Return the config that layers of settings give for a recipe; see `config.resolve`."""
+    """Return the config of a recipe, resolved from layers of settings; see `config.resolve`."""
     return resolve(recipe, load_recipe(recipe), layers, RegisteredSources(), own_source=own_source)
 
 

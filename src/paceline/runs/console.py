@@ -1,4 +1,4 @@
-"""The output of each rank, logged in the run's logs/; that of rank 0 is printed too."""
+"""Log the output of each rank to the run's logs/ folder; rank 0 also prints it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CONTROL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\
 
 
 def log_output(folder: Path, rank: int) -> ExitStack:
-    """Log this process's output in logs/rank-N.txt until the returned stack is closed.
+    """Log this process's output to logs/rank-N.txt until the returned stack is closed.
 
-    After an error nobody closes it, so that the traceback is logged too.
+    After an error, the stack stays open until the process exits, so that the traceback is logged too.
     """
     path = folder / "logs" / f"rank-{rank}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,19 +35,19 @@ def log_output(folder: Path, rank: int) -> ExitStack:
 
 
 def user_stream(stream: TextIO) -> TextIO:
-    """Return the stream that the user sees, without the copy to the log."""
+    """Return the underlying stream, which the user sees, without the copy to the log."""
     return stream.stream if isinstance(stream, Tee) else stream
 
 
 class Tee:
-    """A text stream that is printed as it is, and logged as plain lines.
+    """A text stream that is printed unchanged and logged as plain lines.
 
-    All other attributes (isatty, fileno, encoding) are those of the stream.
+    All other attributes (isatty, fileno, encoding) come from the underlying stream.
     """
 
     def __init__(self, stream: TextIO, log: TextIO, lock: threading.RLock) -> None:
         self.stream = stream
-        self.shown = stream  # the display puts a stream here that prints above its bar
+        self.shown = stream  # the display replaces it with a stream that prints above its bar
         self._log, self._lock, self._unfinished = log, lock, ""
 
     def write(self, text: str) -> int:
@@ -55,9 +55,9 @@ class Tee:
         with self._lock:
             lines, newline, self._unfinished = (self._unfinished + text).rpartition("\n")
             if newline:
-                with suppress(OSError):  # a full disk is reported by what needs its files
+                with suppress(OSError):  # saving a checkpoint reports a full disk
                     self._log.write("".join(f"{_plain(line)}\n" for line in lines.split("\n")))
-            # Frames of a progress bar that were overwritten already take no room.
+            # Drop progress bar frames that have already been overwritten.
             self._unfinished = self._unfinished[self._unfinished.rstrip("\r").rfind("\r") + 1 :]
         return len(text)
 
@@ -69,7 +69,7 @@ class Tee:
         self.shown.flush()
 
     def finish(self) -> None:
-        """Log a last line that has no newline."""
+        """Log a final line that does not end in a newline."""
         with self._lock:
             if self._unfinished:
                 self._log.write(f"{_plain(self._unfinished)}\n")
@@ -80,7 +80,7 @@ class Tee:
 
 
 def _plain(line: str) -> str:
-    """Return a line as a terminal shows it in the end: no control codes, and only what was written last."""
+    """Return a line as a terminal finally shows it, without control codes or overwritten text."""
     return _CONTROL_CODES.sub("", line).rstrip("\r").rpartition("\r")[2]
 
 
@@ -97,14 +97,14 @@ def _print_and_log(path: Path, ending: ExitStack) -> None:
 
 
 def _only_log(path: Path, ending: ExitStack) -> None:
-    """Send the process's file descriptors to the file, so that the output of C libraries is logged too."""
+    """Redirect the process's file descriptors to the file, so that output from C libraries is logged too."""
     log = open_append(path)
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
         before = os.dup(number)
         os.dup2(log, number)
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)  # a printed line is in the file even after a kill
+            stream.reconfigure(line_buffering=True)  # a kill loses no printed line
         ending.callback(os.close, before)
         ending.callback(os.dup2, before, number)
         ending.callback(stream.flush)

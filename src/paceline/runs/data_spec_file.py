@@ -1,4 +1,4 @@
-"""The data spec that a recipe was built with, kept in its run: it can be built again without the data."""
+"""The data spec of a recipe, saved with the run so that the recipe can be rebuilt without the data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DATA_SPEC = "data_spec.json"
 
 
 def to_json(spec: DataSpec) -> str:
-    """Return a data spec as text."""
+    """Return a data spec as JSON."""
     return json.dumps(dataclasses.asdict(spec), ensure_ascii=False)
 
 
 def from_json(text: str) -> DataSpec:
-    """Return the data spec in a text; raise ValueError, KeyError or TypeError where it holds none."""
+    """Parse a data spec from JSON; raise ValueError, KeyError or TypeError if it is invalid."""
     values = json.loads(text)
     for name in ("class_names", "panels"):
         values[name] = tuple(values[name])
@@ -27,16 +27,16 @@ def from_json(text: str) -> DataSpec:
 
 
 def write_data_spec(run: Path, spec: DataSpec) -> None:
-    """Write a data spec into a run's folder."""
+    """Write a data spec to a run folder."""
     write_file(run / DATA_SPEC, to_json(spec), durable=False)
 
 
 def read_data_spec(run: Path) -> DataSpec:
-    """Return the data spec of a run; raise UserError where it cannot be read."""
+    """Return the data spec of a run; raise UserError if it cannot be read."""
     file = run / DATA_SPEC
     try:
         return from_json(file.read_text())
     except FileNotFoundError:
-        raise UserError(f"{file}: is missing: restore the file, or train the run again") from None
+        raise UserError(f"{file}: missing: restore the file, or train the run again") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read ({error}): restore the file, or train the run again") from None

@@ -1,4 +1,4 @@
-"""The progress of a run: a live bar on a terminal, plain lines elsewhere."""
+"""Show the progress of a run: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rich.text import Text
 from paceline.core.screen import open_screen
 from paceline.runs.console import Tee, user_stream
 
-_MAX_VALUES = 4  # that fit on a line
-_FRAME_SECONDS = 0.1  # between two frames of the bar, so that a fast loop does not redraw all the time
-_OTHER_GROUPS = ("gpu", "spread", "time")  # groups of metrics that are no losses; metrics.jsonl has them all
+_MAX_VALUES = 4  # losses shown on one line
+_FRAME_SECONDS = 0.1  # minimum time between two frames, so that a fast loop does not redraw constantly
+_OTHER_GROUPS = ("gpu", "spread", "time")  # metric groups that are not losses
 
 
 class Display:
-    """Shows progress while its `with` block runs; a disabled one shows nothing."""
+    """Shows progress while its `with` block runs; shows nothing if disabled."""
 
     def __init__(self, total_images: int, start_images: int, title: str, enabled: bool) -> None:
         self._total, self._images, self._title, self._enabled = total_images, start_images, title, enabled
         self._clock = time.perf_counter()
-        self._first: tuple[int, float] | None = None  # images and clock at the first update, past the warm-up
+        self._first: tuple[int, float] | None = None  # images and time at the first update, after warm-up
         self._next_frame = 0.0
         self._live: Live | None = None
         self._ending = ExitStack()
@@ -51,10 +51,10 @@ class Display:
         self._live = None
 
     def update(self, images: int, values: Mapping[str, float]) -> None:
-        """Show the progress, with the first of the values that are losses.
+        """Show the progress and the first few losses.
 
-        `images_per_second` and `data_wait` (the share of the time that the loop waited for data, from 0 to 1)
-        may be of any group; without `images_per_second`, the rate since the last update is shown.
+        `images_per_second` and `data_wait` (the fraction of time spent waiting for data, from 0 to 1) may be in any
+        group. Without `images_per_second`, the rate since the last update is shown.
         """
         if not self._enabled:
             return
@@ -72,18 +72,21 @@ class Display:
         if self._live is None:
             print("  ".join([f"  {place}", share.strip(), *shown, f"ETA {eta}"]), flush=True)
             return
-        due = now >= self._next_frame  # a frame that is not drawn now is drawn by the next one, or by the end
+        due = now >= self._next_frame  # a skipped frame is covered by the next one, or drawn at the end
         self._live.update(self._frame(images, f"{share}  ETA {eta}", "  ".join([place, *shown])), refresh=due)
         if due:
             self._next_frame = now + _FRAME_SECONDS
 
     def line(self, text: str) -> None:
-        """Print a line, above the bar where there is one."""
+        """Print a line, above the bar if there is one."""
         if self._enabled:
             print(text, flush=True)
 
     def _seconds_left(self, images: int, now: float, rate: float) -> float:
-        """Estimate by the pace since the first update, with evaluations and saves; before that, by the rate."""
+        """Estimate the time left from the average rate since the first update, including evaluations and saves.
+
+        At the first update itself, use `rate`.
+        """
         assert self._first is not None
         first_images, first_clock = self._first
         if images > first_images:
@@ -91,8 +94,8 @@ class Display:
         return max(self._total - images, 0) / rate if rate > 0 else float("inf")
 
     def _start_bar(self, console: Console) -> None:
-        # No thread redraws it: that would take time from the loop.
-        # Prints are sent above it here and not by rich, which does not know about the copy to the log.
+        # No thread redraws the bar, since that would take time from the loop.
+        # rich does not know about the copy to the log, so printed lines are redirected here.
         self._live = Live(
             self._frame(self._images, "", ""),
             console=console,
@@ -100,19 +103,19 @@ class Display:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._ending.enter_context(self._live)  # its end shows the cursor again
+        self._ending.enter_context(self._live)  # shows the cursor again on exit
         for name in ("stdout", "stderr"):
             self._print_above(name, console)
 
     def _print_above(self, name: str, console: Console) -> None:
-        """Send what is printed to a stream above the bar, if the stream is a terminal."""
+        """Redirect a stream so that it prints above the bar, if the stream is a terminal."""
         stream = getattr(sys, name)
         if not stream.isatty():
             return
         owner, attribute = (stream, "shown") if isinstance(stream, Tee) else (sys, name)
         proxy = FileProxy(console, user_stream(stream))
         self._ending.callback(setattr, owner, attribute, user_stream(stream))
-        self._ending.callback(proxy.flush)  # a last line without a newline
+        self._ending.callback(proxy.flush)  # prints a final line that has no newline
         setattr(owner, attribute, cast(TextIO, proxy))
 
     def _frame(self, images: int, right: str, below: str) -> Group:
@@ -136,8 +139,8 @@ def _losses(values: Mapping[str, float]) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
-    """Return hours, minutes and seconds as text."""
-    if seconds > 1e8:  # years: the pace is not known yet
+    """Format a duration as hours:minutes:seconds, or minutes:seconds below one hour."""
+    if seconds > 1e8:  # years: the rate is not known yet
         return "?"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -1,4 +1,4 @@
-"""A run that exists, opened to use its settings and weights."""
+"""Open an existing run to use its settings and weights."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from paceline.runs.recipe import make_recipe
 from paceline.runs.record import CONFIG
 from paceline.runs.weights import load_weights
 
-MAX_LISTED = 5  # runs of a folder, in one line
+MAX_LISTED = 5  # runs listed in one message
 
 
 def config_of(run: str, layers: Iterable[tuple[str, SettingValues]] = (), *, own_source: bool = True) -> Config:
-    """Return the settings that a run was made with, overridden by `layers`; see `config.resolve`.
+    """Return the settings that a run was trained with, overridden by `layers`; see `config.resolve`.
 
-    Raise UserError where there is no run, or one of another format.
+    Raise UserError if there is no run or its format is not supported.
     """
     folder = RunFolder(Path(run))
     record = folder.read_record(run)
     if record is None:
-        raise UserError(f"{run}: not a run's folder (it has no {CONFIG}){name_stages(Path(run))}")
+        raise UserError(f"{run}: not a run folder (it has no {CONFIG}){name_stages(Path(run))}")
     kept = Inherited({name: value for name, value in record.settings.items() if name not in NOT_INHERITED})
     return resolve_config(record.recipe, [(str(folder.config_file), kept), *layers], own_source=own_source)
 
 
 def name_stages(folder: Path) -> str:
-    """Return the end of a message for a folder that holds runs, of several stages or any: which to use instead."""
+    """Return the end of an error message that lists the runs in a folder; empty if there are none."""
     runs = stages_in(folder)
     listed = ", ".join(map(str, runs[:MAX_LISTED]))
     more = f" and {len(runs) - MAX_LISTED} more" if len(runs) > MAX_LISTED else ""
-    return f"; name one of the runs in it: {listed}{more}" if runs else ""
+    return f"; choose one of the runs in it: {listed}{more}" if runs else ""
 
 
 def stages_in(folder: Path) -> list[Path]:
-    """Return the runs in a folder, by name."""
+    """Return the runs in a folder, sorted by name."""
     return sorted(file.parent for file in folder.glob(f"*/{CONFIG}"))
 
 
 def open_run(run: str) -> OpenedRun:
-    """Return a run with the weights of its best checkpoint, on the CPU."""
+    """Open a run on the CPU with the weights of its best checkpoint."""
     config = config_of(run)
     sources = open_sources(config)
     recipe = make_recipe(config, sources)

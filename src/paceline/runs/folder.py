@@ -20,9 +20,9 @@ from paceline.runs.record import CONFIG, Provenance, RunRecord, read_record
 from paceline.runs.segments import earlier_segments
 from paceline.runs.status import Status
 
-BEFORE_A_RUN = ("launch", "cell.json")  # what launchers and comparisons put into a run's folder before it starts
+BEFORE_A_RUN = ("launch", "cell.json")  # written by launchers and comparisons before the run starts
 PROTOCOLS = "protocols.json"
-LEFTOVER_SECONDS = 3600.0  # after which no command is still writing a temporary file
+LEFTOVER_SECONDS = 3600.0  # a temporary file this old is no longer being written
 
 
 class RunFolder:
@@ -41,11 +41,11 @@ class RunFolder:
 
     @property
     def protocols_file(self) -> Path:
-        """How the numbers of each split were measured."""
+        """How the metrics of each split were measured."""
         return self.path / PROTOCOLS
 
     def check_free(self) -> None:
-        """Raise UserError for a folder that holds other files; hidden ones, and those that prepare a run, are fine."""
+        """Raise UserError if the folder holds other files, apart from hidden ones and `BEFORE_A_RUN`."""
         started = self.config_file.exists() or os.path.lexists(self.path / LOCK)
         if started or not self.path.is_dir():
             return
@@ -53,12 +53,12 @@ class RunFolder:
         others = [name for name in names if name not in BEFORE_A_RUN and not name.startswith(".")]
         if others:
             raise UserError(
-                f"--out {self.path}: the folder exists and is no run (it holds {others[0]}); "
-                "choose a folder that is new or empty"
+                f"--out {self.path}: the folder exists and is not a run (it holds {others[0]}); "
+                "choose a new or empty folder"
             )
 
     def claim(self) -> None:
-        """Make this process the folder's one writer; the claim dies with the process."""
+        """Make this process the folder's only writer, until `release` or the end of the process."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.path)
@@ -71,11 +71,11 @@ class RunFolder:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process is the folder's one writer."""
+        """Whether this process is the folder's only writer."""
         return self._lock is not None
 
     def release(self) -> None:
-        """Release the claim."""
+        """Allow another process to write to the folder."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -93,53 +93,53 @@ class RunFolder:
         return status is not None and status.state == "finished"
 
     def end(self, state: str, reason: str = "") -> None:
-        """Record how a run ended; does nothing before `begin` and in other ranks."""
+        """Record how the run ended; does nothing before `begin` or in other ranks."""
         if self._total_images is not None:
             with suppress(OSError):  # a full disk may be why it ended
                 Status.now(state, self._total_images, redact(" ".join(reason.split()))).write(self.path)
             self._total_images = None
 
     def read_record(self, where: str = "") -> RunRecord | None:
-        """Return the content of config.toml, None where there is none; see `record.read_record`."""
+        """Return the content of config.toml, or None if there is none; see `record.read_record`."""
         return read_record(self.path, where)
 
     def check_settings(self, config: Config, data: str) -> None:
-        """Raise UserError for other settings or other data than those of the checkpoints in the folder."""
+        """Raise UserError if settings or data differ from those of the checkpoints in the folder."""
         if not self.checkpoints.all():
             return
         record = self.read_record(f"--out {self.path}")
         if record is None:
             raise UserError(
-                f"--out {self.path}: has checkpoints and no {CONFIG}: restore the file, or choose another --out"
+                f"--out {self.path}: has checkpoints but no {CONFIG}: restore the file, or choose another --out"
             )
         if record.recipe != config.recipe_name:
-            raise UserError(f"--out {self.path}: this run is of another recipe; choose another --out")
+            raise UserError(f"--out {self.path}: this run was trained with a different recipe; choose another --out")
         changed = changed_settings(record.settings, config)
         if changed:
             raise UserError(
-                f"--out {self.path}: this run was made with other settings ({'; '.join(changed)}); "
-                "use the same ones to resume it, or choose another --out"
+                f"--out {self.path}: this run was trained with different settings ({'; '.join(changed)}); "
+                "use the same settings to resume it, or choose another --out"
             )
         if record.provenance.data != data:
             raise UserError(
-                f"--out {self.path}: this run was made from other data ({record.provenance.data} → {data}); "
+                f"--out {self.path}: this run was trained on different data ({record.provenance.data} → {data}); "
                 "use the same data to resume it, or choose another --out"
             )
 
     def record_protocol(self, split: str, label: str, protocol: Protocol, *, overwrite: bool) -> None:
-        """Keep how the metrics of a split that carry this label are measured; raise UserError where that changes."""
+        """Record how a split's metrics with this label are measured; raise UserError if that has changed."""
         kept = {} if overwrite else self._protocols()
         before = kept.setdefault(split, {}).setdefault(label, dict(protocol))
         changed = differences(before, protocol)
         if changed:
             raise UserError(
-                f"--out {self.path}: its metrics on {split!r} were measured with another protocol "
-                f"({'; '.join(changed)}); use the same one to resume, or choose another --out"
+                f"--out {self.path}: its metrics on {split!r} were measured with a different protocol "
+                f"({'; '.join(changed)}); use the same protocol to resume, or choose another --out"
             )
         write_json(self.protocols_file, kept, durable=False, indent=1)
 
     def protocol_of(self, metric: str) -> Protocol:
-        """Return how a metric like `train/FID[resnet18-digits]` was measured; empty where it has no label."""
+        """Return how a metric like `train/FID[resnet18-digits]` was measured; empty if it has no label."""
         split, _, name = metric.partition("/")
         return self._protocols().get(split, {}).get(name.partition("[")[2].removesuffix("]"), {})
 
@@ -153,7 +153,7 @@ class RunFolder:
         return kept
 
     def record_settings(self, config: Config, provenance: Provenance, images: int) -> None:
-        """Write config.toml for a run that starts, or resumes from `images`; its earlier segments stay in it."""
+        """Write config.toml for a run that starts or resumes at `images`, and keep its earlier segments."""
         record = _record_of(config, provenance)
         before = self.read_record() if images else None
         if before:
@@ -162,7 +162,7 @@ class RunFolder:
         record.write(self.path)
 
     def record_length(self, config: Config) -> None:
-        """Write the length of a run that had seen enough images before; the rest of its record stays."""
+        """Update only the training length in config.toml, for a run that has already seen enough images."""
         record = self.read_record()
         assert record is not None
         length = {"epochs": config.run.epochs, "images": config.run.images}

@@ -1,4 +1,4 @@
-"""Readings of a GPU: load, memory, power, temperature and energy, from NVML and torch."""
+"""GPU readings from NVML and torch: load, memory, power, temperature and energy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 import torch
 
 _GIB = 2**30
-_SECONDS_BETWEEN_READINGS = 2.0  # NVML takes milliseconds, and its own averages change no faster
+_SECONDS_BETWEEN_READINGS = 2.0  # a reading takes milliseconds, and NVML's averages change no faster
 
 
 class GpuReadings:
-    """Reads one GPU, by torch's index; there are no readings for None or without NVML."""
+    """Reads one GPU, given its torch index; with None there are no readings.
+
+    Without NVML, only the peak memory is read.
+    """
 
     def __init__(self, device_index: int | None) -> None:
         self._device_index = device_index if torch.cuda.is_available() else None
@@ -21,7 +24,10 @@ class GpuReadings:
         self._next_at = 0.0
 
     def read(self) -> dict[str, float]:
-        """Return the readings by name, or none shortly after the last; energy is since the driver's start."""
+        """Return the readings by name, or none if the last ones are too recent.
+
+        Energy is the total since the driver was loaded.
+        """
         if self._device_index is None or time.monotonic() < self._next_at:
             return {}
         self._next_at = time.monotonic() + _SECONDS_BETWEEN_READINGS
@@ -29,7 +35,7 @@ class GpuReadings:
         for name, reading in self._readings.items():
             try:
                 values[name] = float(reading())
-            except Exception:  # NVML's errors: not supported by this GPU, or the GPU is lost
+            except Exception:  # NVML error: not supported by this GPU, or the GPU is lost
                 continue
         values["gpu/peak_memory_gib"] = torch.cuda.max_memory_allocated(self._device_index) / _GIB
         return values
@@ -53,10 +59,10 @@ def _nvml_readings(device_index: int) -> dict[str, Callable[[], float]]:
 
 
 def _nvml_handle(pynvml: Any, device_index: int) -> Any:
-    """Return NVML's handle of torch's GPU: the two count differently if CUDA_VISIBLE_DEVICES is set."""
+    """Return NVML's handle for a torch device; the indices differ if CUDA_VISIBLE_DEVICES is set."""
     properties: Any = torch.cuda.get_device_properties(device_index)
     try:
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
-    except pynvml.NVMLError:  # a slice of a GPU has a UUID of another form; its whole GPU has the bus address
+    except pynvml.NVMLError:  # a MIG slice has a different kind of UUID; find the full GPU by bus address
         bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
         return pynvml.nvmlDeviceGetHandleByPciBusId(bus)

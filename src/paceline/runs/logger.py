@@ -1,8 +1,8 @@
-"""The logger contract, and the group of loggers of one run.
+"""The logger contract, and the group of loggers that a run uses.
 
-A logger copies metrics and sample images to another place: event files, a server, a database. It is one file with one
-subclass of `Logger`, in `runs/loggers/` or a user's own, and is chosen with `--loggers NAME,./my_logger.py`. The run's
-own record (metrics.jsonl, samples/) does not depend on it.
+A logger sends metrics and sample images elsewhere: to event files, a server or a database. It is one subclass of
+`Logger` in its own file, either in `runs/loggers/` or written by the user. Loggers are chosen with
+`--loggers NAME,./my_logger.py`. The run's own record (metrics.jsonl, samples/) does not depend on them.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ Pixels = npt.NDArray[np.uint8]
 
 
 class Logger:
-    """Gets what the first process of a run logs.
+    """Receives the metrics and sample images that rank 0 of a run logs.
 
     A logger that raises is reported once and switched off; it never stops training. `flush` may be called from another
     thread. Import large packages in `__init__`, not at the top of the file.
     """
 
     def __init__(self, folder: Path, images: int) -> None:
-        """Open the sink for the run in `folder`, which exists; drop what was logged after `images` seen."""
+        """Open the log for the run in `folder`, which exists; drop entries past `images` seen."""
 
     def write(self, images: int, values: Mapping[str, float]) -> None:
-        """Log values, by `group/name`, at this number of images seen; a value may be NaN or infinite."""
+        """Log values by `group/name` at this number of images seen; a value may be NaN or infinite."""
         raise NotImplementedError
 
     def image(self, name: str, images: int, pixels: Pixels) -> None:
-        """Log a sample image, uint8 [height, width, 1 or 3 channels]."""
+        """Log a sample image, a uint8 [height, width, channels] array with 1 or 3 channels."""
 
     def flush(self) -> None:
-        """Return when all that was logged is stored; a checkpoint follows."""
+        """Return once all entries are stored; called before a checkpoint is written."""
 
     def close(self) -> None:
-        """End the sink; nothing is logged after that."""
+        """Close the log; nothing is logged afterwards."""
 
 
 def logger_names(setting: str) -> list[str]:
-    """Return the names and paths in `--loggers`."""
+    """Return the names and paths listed in `--loggers`."""
     return list(dict.fromkeys(name.strip() for name in setting.split(",") if name.strip()))
 
 
 def check_loggers(setting: str) -> None:
-    """Raise UserError unless every name in `--loggers` means a logger."""
+    """Raise UserError unless every name in `--loggers` is a logger."""
     for name in logger_names(setting):
         load_class("logger", name, Logger)
 
 
 class LoggerGroup:
-    """The loggers of one run. One that raises is reported by name and left out from then on."""
+    """The loggers of one run. A logger that raises is reported by name and switched off."""
 
     def __init__(self, setting: str, folder: Path, images: int) -> None:
         self._open: dict[str, Logger] = {}
@@ -88,7 +88,7 @@ class LoggerGroup:
             try:
                 call(logger)
             except Exception as error:
-                if self._open.pop(name, None):  # the saver's thread may have met it too
+                if self._open.pop(name, None):  # the saver thread may have reported it
                     _report(name, error)
 
 

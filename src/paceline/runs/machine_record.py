@@ -1,4 +1,4 @@
-"""What `paceline doctor` measured on this machine, cached for commands that use or report it."""
+"""Results of `paceline doctor` on this machine, saved for commands that depend on them or report them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from paceline.core.files import read_json
 from paceline.runs.provenance import describe_gpus
 
 SELF_TEST, LOADERS = "self-test.json", "loaders.json"
-HOW_TO_TEST = "`paceline doctor --self-test` shows whether it can be"
+HOW_TO_TEST = "run `paceline doctor --self-test`"
 
 
-def cache_file(name: str) -> Path:
-    """Return where a result is cached."""
+def kept_file(name: str) -> Path:
+    """Return the path of a saved result."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "paceline" / name
 
 
-def read_cached(name: str) -> Mapping[str, Any]:
-    """Return a cached result; an empty one where there is none, or a damaged one."""
-    return read_json(cache_file(name))
+def read_kept(name: str) -> Mapping[str, Any]:
+    """Return a saved result; empty if it is missing or damaged."""
+    return read_json(kept_file(name))
 
 
 def identity() -> dict[str, str]:
-    """Return what a result is valid for: the host, its GPUs, and torch, whose build includes NCCL."""
+    """Return what a result is valid for: the host, its GPUs and driver, and the torch build, which includes NCCL."""
     gpus = describe_gpus()
     return {
         "host": platform.node(),
@@ -40,18 +40,24 @@ def identity() -> dict[str, str]:
     }
 
 
+def loader_ceilings(data: str) -> list[JsonObject]:
+    """Return this machine's measurements of loader throughput without training, for the source with this name."""
+    measured = read_kept(LOADERS).get("measured", [])
+    return [one for one in measured if one["data"] == data and one["machine"] == identity()]
+
+
 @dataclass(frozen=True)
 class _GraphTest:
-    """The outcome of a captured step in a self-test."""
+    """The result of replaying a captured step in a self-test."""
 
     passed: bool
-    result: str  # in words
+    what: str  # what went wrong, or what was compared
     processes: int
 
 
 @dataclass(frozen=True)
 class _SelfTest:
-    """What a self-test found about captured steps."""
+    """The results of a self-test that concern captured steps."""
 
     machine: Mapping[str, str]
     verified: bool
@@ -59,33 +65,29 @@ class _SelfTest:
 
     @classmethod
     def read(cls) -> _SelfTest | None:
-        """Return the cached self-test, None where there is none that can be read."""
-        cached = read_cached(SELF_TEST)
-        try:
-            graph = cached["graph"]
-            tested = _GraphTest(graph["passed"], graph["result"], graph["processes"]) if graph else None
-            return cls(cached["machine"], bool(cached["verified"]), tested)
-        except (KeyError, TypeError):
+        """Return the saved self-test, or None if there is none."""
+        kept = read_kept(SELF_TEST)
+        if not kept:
             return None
 
 
 def graph_obstacle(processes: int, hosts: int) -> str:
-    """Return why a step over several GPUs should not be captured here; empty where the self-test captured one."""
+    """Return why a step on several GPUs should not be captured here; empty if the self-test captured one."""
     if hosts > 1:
-        return "a captured step was never shown to work over several hosts"
+        return "capturing a step is untested on several hosts"
     test = _SelfTest.read()
     if test is None:
-        return f"not shown to work over several GPUs on this machine; {HOW_TO_TEST}"
+        return f"capturing a step is untested on this machine's GPUs; {HOW_TO_TEST}"
     for name, here in identity().items():
         then = test.machine.get(name, "")
         if then != here:
-            return f"the last self-test is of another {name} ({then or 'unknown'}, here {here}); {HOW_TO_TEST}"
+            return f"the last self-test is outdated ({name}: {then or 'unknown'}, now {here}); {HOW_TO_TEST}"
     if not test.verified:
         return "this machine's self-test failed"
     if not test.graph:
-        return f"this machine's self-test did not have several GPUs to try it on; {HOW_TO_TEST}"
+        return f"this machine's self-test did not use several GPUs; {HOW_TO_TEST}"
     if not test.graph.passed:
-        return f"in this machine's self-test {test.graph.result}"
+        return f"in this machine's self-test, {test.graph.result}"
     if processes > test.graph.processes:
-        return f"this machine's self-test had {test.graph.processes} GPUs, not {processes}; {HOW_TO_TEST}"
+        return f"this machine's self-test used fewer GPUs ({test.graph.processes}, not {processes}); {HOW_TO_TEST}"
     return ""

@@ -1,8 +1,8 @@
 """A run's metrics.jsonl and its sample images as PNG files.
 
-A line of metrics.jsonl is `{"images": …, "seconds": …, "time": …, "group/name": …}`: the images seen, the seconds of
-training over all resumes, the Unix time, and the values. JSON has no NaN and no infinity: a value that is not finite
-is written as null. The run's loggers get the same values, as they are.
+A line of metrics.jsonl is `{"images": …, "seconds": …, "time": …, "group/name": …}`: the images seen, the training time
+in seconds across resumes, the Unix time, and the values. JSON has no NaN or infinity, so a value that is not finite is
+written as null. The run's loggers receive the original values.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ SAMPLES = "samples"
 SAMPLE_NAME = re.compile(r"(.+)-(\d{12})\.png")
 _OWN_NAMES = {"images", "seconds", "time"}
 
-MetricsLine: TypeAlias = dict[str, float | None]  # "images" is always an int; None is a value that was not finite
+MetricsLine: TypeAlias = dict[str, float | None]  # "images" is always an int; None means not finite
 
 
 class MetricsWriter:
-    """Writes a run's metrics and sample images, and passes them to its loggers; only rank 0 makes one."""
+    """Writes a run's metrics and sample images and passes them to its loggers; exists only on rank 0."""
 
     def __init__(self, folder: Path, images: int = 0, loggers: str = "") -> None:
-        """Cut what the folder holds back to `images` seen, to append from there; 0 starts from scratch.
+        """Truncate the folder's metrics and samples to `images` seen and append from there; 0 starts from scratch.
 
-        `loggers` is the setting of that name.
+        `loggers` is the value of the `--loggers` setting.
         """
         folder.mkdir(parents=True, exist_ok=True)
         kept = _cut_metrics(folder / METRICS, images)
         _cut_samples(folder / SAMPLES, images)
         self._samples = folder / SAMPLES
-        # Unbuffered, so that a line is one write: a reader never sees half of it, and a kill loses none.
+        # Unbuffered, so that each line is one write: readers see no partial line, and a kill loses none.
         self._file = os.fdopen(open_append(folder / METRICS), "ab", buffering=0)
         self._seconds_before = float(kept[-1].get("seconds") or 0.0) if kept else 0.0
         self._started = time.perf_counter()
@@ -51,12 +51,12 @@ class MetricsWriter:
 
     @property
     def seconds(self) -> float:
-        """The seconds of training so far, over all resumes."""
+        """Training time so far in seconds, including the time before the run was resumed."""
         return self._seconds_before + time.perf_counter() - self._started
 
     def write(self, images: int, values: Mapping[str, float]) -> None:
-        """Add one line of values at this number of images seen."""
-        assert not _OWN_NAMES & values.keys(), f"{_OWN_NAMES & values.keys()} are the line's own"
+        """Append one line of values at this number of images seen."""
+        assert not _OWN_NAMES & values.keys(), f"{_OWN_NAMES & values.keys()} are reserved names"
         numbers = {name: float(value) for name, value in values.items()}
         line: MetricsLine = {
             "images": images,
@@ -68,7 +68,7 @@ class MetricsWriter:
         self._loggers.write(images, numbers)
 
     def image(self, name: str, images: int, pixels: Pixels) -> None:
-        """Add a sample image, uint8 [height, width, channels], as samples/NAME-IMAGES.png."""
+        """Write a sample image, a uint8 [height, width, channels] array, to samples/NAME-IMAGES.png."""
         assert pixels.dtype == np.uint8 and pixels.ndim == 3, f"{pixels.dtype} {pixels.shape}"
         assert "/" not in name, name
         self._samples.mkdir(exist_ok=True)
@@ -77,7 +77,7 @@ class MetricsWriter:
         self._loggers.image(name, images, pixels)
 
     def flush(self) -> None:
-        """Put all that was written on the disk, so that no checkpoint is newer than its metrics."""
+        """Flush everything to disk, so that no checkpoint is newer than its metrics."""
         os.fsync(self._file.fileno())
         self._loggers.flush()
 
@@ -88,7 +88,7 @@ class MetricsWriter:
 
 
 def read_metrics(folder: Path) -> list[MetricsLine]:
-    """Return the lines of a run's metrics without broken ones."""
+    """Return the lines of a run's metrics, skipping broken ones."""
     try:
         content = (folder / METRICS).read_bytes()
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def read_metrics(folder: Path) -> list[MetricsLine]:
 
 
 def parse_line(line: bytes) -> JsonObject | None:
-    """Return one line's values by name, None where it is broken; a line from elsewhere may hold more than numbers."""
+    """Return one line's values by name, or None if it is broken; other tools may have written non-numeric values."""
     try:
         row = json.loads(line, parse_constant=reject_constant)
     except (ValueError, RecursionError):
@@ -112,15 +112,15 @@ def _is_number(value: Json) -> TypeGuard[float | None]:
 
 
 def reject_constant(constant: str) -> None:
-    """Raise ValueError for NaN and infinity, which are not JSON; for `json.loads`."""
+    """Raise ValueError for NaN and infinity, which are not JSON; pass it to `json.loads` as `parse_constant`."""
     raise ValueError(f"{constant} is not JSON")
 
 
 def _cut_metrics(path: Path, images: int) -> list[MetricsLine]:
-    """Drop broken lines and those past `images` from the file; return those that stay."""
+    """Remove broken lines and lines past `images` from the file; return the remaining lines."""
     if not path.exists():
         return []
-    # Before the first checkpoint nothing was seen: a line at 0 images will be written again.
+    # Without a checkpoint the run starts over and writes the line at 0 images again.
     kept = [row for row in read_metrics(path.parent) if images > 0 and (row["images"] or 0) <= images]
     content = b"".join(json.dumps(row).encode() + b"\n" for row in kept)
     if content != path.read_bytes():

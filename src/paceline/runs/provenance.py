@@ -1,4 +1,4 @@
-"""The versions, hardware, commit and time that a run's config.toml keeps."""
+"""The versions, hardware, commit and start time that are recorded in a run's config.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def versions_and_hardware() -> dict[str, str]:
-    """Return versions and hardware by name; what this machine does not have is left out."""
+    """Return versions and hardware by name, omitting what this machine does not have."""
     found = {package: _version(package) for package in ("paceline", "torch", "torchvision", "lightning")}
     found |= {
         "python": platform.python_version(),
@@ -45,12 +45,12 @@ def _cpu_model() -> str:
 
 
 def _num_cores() -> int:
-    """Return how many cores this process may use, which can be fewer than the machine has."""
+    """Return the number of cores that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_gpus() -> dict[str, str]:
-    """Return the machine's GPUs by NVML, since torch would allocate memory on each of them."""
+    """Describe the machine's GPUs with NVML, since torch would allocate memory on each of them."""
     try:
         import pynvml
 
@@ -69,7 +69,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _git_commit() -> str:
-    """Return the commit of the current folder, and whether files differ from it."""
+    """Return the Git commit of the current folder, and whether tracked files have changed."""
     commit = _git("rev-parse", "HEAD")
     return f"{commit} with changes" if commit and _git("status", "--porcelain", "--untracked-files=no") else commit
 

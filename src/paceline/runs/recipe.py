@@ -14,7 +14,7 @@ from paceline.data.source import Source
 
 
 def make_recipe(config: Config, sources: Mapping[str, Source]) -> Recipe:
-    """Return the recipe with its initial weights, which depend on the seed alone."""
+    """Return the recipe with its initial weights, which depend only on the seed."""
     torch.manual_seed(config.run.seed)
     spec = sources.get("train", next(iter(sources.values()))).spec
     recipe = config.recipe_class(config.recipe, cropped(spec, config.run.crop))
@@ -28,19 +28,20 @@ def make_recipe(config: Config, sources: Mapping[str, Source]) -> Recipe:
 
 
 def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> None:
-    """Raise UserError for a source that the recipe cannot train on, before hours of training."""
+    """Raise UserError before training starts if the recipe cannot train on a source."""
     fields = source.read(0).keys() if recipe.required_fields or recipe.rejected_fields else set()
     missing = sorted(set(recipe.required_fields) - fields)
     if missing:
         usual = f", e.g. --data {recipe.defaults['data']}" if "data" in recipe.defaults else ""
-        raise UserError(f"--data {config.run.data}: its samples have no {missing[0]!r}; use another source{usual}")
+        raise UserError(f"--data {config.run.data}: its samples have no {missing[0]!r}; use a different source{usual}")
     ignored = sorted(recipe.rejected_fields.keys() & fields)
     if ignored:
         raise UserError(
-            f"--data {config.run.data}: its samples have a {ignored[0]!r}, which {config.recipe_name} would not "
-            f"learn from; such data is for: paceline train {recipe.rejected_fields[ignored[0]]}"
+            f"--data {config.run.data}: its samples have a {ignored[0]!r}, which {config.recipe_name} would ignore; "
+            f"to use it, run: paceline train {recipe.rejected_fields[ignored[0]]}"
         )
     if recipe.output_scale > 1 and source.spec.scale not in (0, recipe.output_scale):
         raise UserError(
-            f"scale={recipe.output_scale}: the low-resolution images for {split} are smaller by {source.spec.scale}"
+            f"scale={recipe.output_scale}: the low-resolution {split} images are smaller by a factor of "
+            f"{source.spec.scale}; use files that match the scale"
         )

@@ -1,4 +1,4 @@
-"""A run's config.toml: its settings, and in the table [provenance] how and where it was trained."""
+"""A run's config.toml: its settings and, in the [provenance] table, how and where it was trained."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from paceline.runs.segments import Choices, Segment, segment_of
 
 CONFIG = "config.toml"
 DATA = "data"
-EARLIER = "earlier"  # the segments before the last one, as an array of tables
+EARLIER = "earlier"  # all segments but the last, as an array of tables
 
 
 @dataclass(frozen=True)
 class Provenance:
     """How and where a run was trained."""
 
-    data: str  # the number of its samples, and their fingerprint
+    data: str  # number of samples and their fingerprint
     choices: Choices
     versions_and_hardware: Mapping[str, str] = field(default_factory=dict)
     earlier: tuple[Segment, ...] = ()
 
     def to_table(self) -> dict[str, SettingValue | list[Table]]:
-        """Return the content of [provenance]."""
+        """Return the content of the [provenance] table."""
         table: dict[str, SettingValue | list[Table]] = {FORMAT: RUN_FORMAT, DATA: self.data, **asdict(self.choices)}
         table |= self.versions_and_hardware
         return table | ({EARLIER: [segment.to_table() for segment in self.earlier]} if self.earlier else {})
 
     @classmethod
     def from_table(cls, table: Mapping[str, object]) -> Provenance:
-        """Return what [provenance] holds; raise KeyError, TypeError or ValueError where something is missing."""
+        """Parse the [provenance] table; raise KeyError, TypeError or ValueError if it is invalid."""
         names = [f.name for f in fields(Choices)]
         texts = {name: str(table[name]) for name in (DATA, *names)}
         choices = Choices(
@@ -46,7 +46,7 @@ class Provenance:
         others = {name: value for name, value in table.items() if name not in (FORMAT, DATA, EARLIER, *names)}
         earlier = table.get(EARLIER, [])
         if not isinstance(earlier, list):
-            raise TypeError(f"{EARLIER} is no list")
+            raise TypeError(f"{EARLIER} is not a list")
         segments = tuple(Segment.from_table(one) for one in earlier)
         return cls(texts[DATA], choices, {name: str(value) for name, value in others.items()}, segments)
 
@@ -56,7 +56,7 @@ class RunRecord:
     """The content of a run's config.toml."""
 
     recipe: str
-    settings: SettingValues  # those of one network as a table
+    settings: SettingValues  # per-network settings are nested tables
     provenance: Provenance
 
     @property
@@ -70,15 +70,15 @@ class RunRecord:
         return [*self.provenance.earlier, self.segment]
 
     def write(self, run: Path) -> None:
-        """Replace the config.toml in a run's folder."""
+        """Write config.toml to a run folder, replacing the old one."""
         settings: dict[str, SettingValue] = {"recipe": self.recipe, **flatten(self.settings)}
         write_file(run / CONFIG, to_toml(settings, self.provenance.to_table()))
 
 
 def read_record(run: Path, where: str = "") -> RunRecord | None:
-    """Return the record in a run's folder, None where there is no config.toml.
+    """Return the record in a run folder, or None if it has no config.toml.
 
-    Raise UserError for a run of another format, beginning with `where`, and for a file that cannot be read.
+    Raise UserError if the file cannot be read or its run format is not supported. `where` begins the format message.
     """
     file = run / CONFIG
     try:
@@ -89,7 +89,7 @@ def read_record(run: Path, where: str = "") -> RunRecord | None:
         raise UserError(f"{file}: cannot be read ({error}): restore the file, or choose another --out") from None
     recipe, provenance = kept.pop("recipe", None), kept.pop(PROVENANCE, {})
     if not isinstance(recipe, str):
-        raise UserError(f"{file}: names no recipe, so {run} is not a run's folder")
+        raise UserError(f"{file}: lists no recipe, so {run} is not a run folder")
     check_format(provenance.get(FORMAT) if isinstance(provenance, dict) else None, where or str(run))
     try:
         return RunRecord(recipe, kept, Provenance.from_table(provenance))

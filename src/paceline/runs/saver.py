@@ -1,4 +1,4 @@
-"""Checkpoints are written by a thread: the loop only copies its state."""
+"""Write checkpoints in a thread, so that the training loop only has to copy its state."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from types import TracebackType
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.snapshot import Snapshot
 
-LAST_SECONDS = 2.0  # that a save may take after a second Ctrl-C
+LAST_SECONDS = 2.0  # how long a save may still take after a second Ctrl-C
 
 
 class Saver:
     """Writes one checkpoint at a time; an error in its thread is raised at the next call from the loop.
 
-    Its `with` block ends when nothing is being written any more, also after an error.
+    Its `with` block waits for a pending save before it exits, even after an error.
     """
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
         self.num_saves = 0
-        self.seconds = 0.0  # that the thread took
+        self.seconds = 0.0  # total time spent in the thread
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -35,7 +35,7 @@ class Saver:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start to write a snapshot that nobody changes any more; `before` and `after` are called in the thread."""
+        """Start writing a snapshot, which must no longer change; `before` and `after` are called in the thread."""
         self.wait()
 
         def write() -> None:
@@ -54,13 +54,13 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when the last checkpoint is written; raise the error where it could not be."""
+        """Wait until the last checkpoint is written; raise the error if that failed."""
         if self._thread:
             self._thread.join()
         self.check()
 
     def check(self) -> None:
-        """Raise the error that the thread met, if any; costs nothing, so the loop calls it at every step."""
+        """Raise the thread's error, if any; cheap enough to call at every step."""
         if self._error:
             error, self._error = self._error, None
             raise error
@@ -73,5 +73,5 @@ class Saver:
     ) -> None:
         if kind is None:
             self.wait()
-        elif self._thread:  # the first error is the one to report
+        elif self._thread:  # report the first error, not one from the save
             self._thread.join(LAST_SECONDS if issubclass(kind, KeyboardInterrupt) else None)

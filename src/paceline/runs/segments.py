@@ -1,4 +1,4 @@
-"""Segments of a run: parts with the same devices, strategy, loader and machine. A resumed run may start another."""
+"""Segments of a run: parts with the same devices, strategy, loader and machine. Resuming may start a new segment."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, fields
 
 from paceline.core.types import SettingValue, SettingValues
 
-HARDWARE = ("cpu", "cores", "gpus", "torch")  # and torch: what determines a run's speed besides its settings
+HARDWARE = ("cpu", "cores", "gpus", "torch")  # what determines a run's speed, apart from its settings
 UNTIL = "until_images"
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What `auto` came to when a run was started."""
+    """The values that `auto` settings resolved to when a run was started."""
 
     strategy: str
     devices: int
     accelerator: str
     loader: str
-    workers: int = 0  # processes or threads that the loader uses
+    workers: int = 0  # number of loader processes or threads
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One part of a run; None is what does not apply to it, or what its machine does not have."""
+    """One part of a run. A field is None if it does not apply to the run or its machine."""
 
     strategy: str
     devices: int
@@ -39,24 +39,24 @@ class Segment:
     cores: str | None = None
     gpus: str | None = None
     torch: str | None = None
-    until_images: int = 0  # the images at which it ended; 0 for the last one
+    until_images: int = 0  # images seen when the segment ended; 0 for the last segment
 
     def to_table(self) -> dict[str, SettingValue]:
-        """Return the segment as a table of TOML, which has no None."""
+        """Return the segment as a TOML table, without fields that are None."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     @classmethod
     def from_table(cls, table: Mapping[str, object]) -> Segment:
-        """Return the segment in a table; raise TypeError or ValueError where it holds something else."""
+        """Parse a segment from a table; raise TypeError or ValueError if it is invalid."""
         known = {f.name for f in fields(cls)}
         segment = cls(**{name: value for name, value in table.items() if name in known})  # type: ignore[arg-type]
         if type(segment.until_images) is not int:
-            raise TypeError(UNTIL)
+            raise TypeError(f"{UNTIL} is not an integer")
         return segment
 
 
 def segment_of(settings: SettingValues, choices: Choices, hardware: Mapping[str, str]) -> Segment:
-    """Return the segment that a run is in, from its settings, what `auto` came to, and its machine."""
+    """Return the current segment of a run, given its settings, the resolved choices and the machine."""
     on_gpus = choices.accelerator == "cuda"
     return Segment(
         strategy=choices.strategy,
@@ -77,7 +77,7 @@ def segment_of(settings: SettingValues, choices: Choices, hardware: Mapping[str,
 def earlier_segments(before: Iterable[Segment], images: int, now: Segment) -> tuple[Segment, ...]:
     """Return the segments before `now` that led to the checkpoint at `images`, from which the run resumes.
 
-    `before` are all earlier segments in order; the last one ends at `images`, wherever it stopped.
+    `before` lists all earlier segments in order. The last of these ends at `images`, even if it ran further.
     """
     found: list[Segment] = []
     for one in before:
@@ -91,6 +91,6 @@ def earlier_segments(before: Iterable[Segment], images: int, now: Segment) -> tu
 
 
 def changes(before: Segment, after: Segment) -> list[str]:
-    """Return what differs between two segments, as `name was → is`, where it applies to both."""
+    """Return the differences between two segments as `name old → new`, for fields that apply to both."""
     pairs = [(f.name, getattr(before, f.name), getattr(after, f.name)) for f in fields(Segment) if f.name != UNTIL]
     return [f"{name} {was} → {now}" for name, was, now in pairs if None not in (was, now) and was != now]

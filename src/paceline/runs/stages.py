@@ -1,4 +1,4 @@
-"""A recipe's stages: one setting that means several runs, each starting from the weights of the previous one."""
+"""Recipe stages: one setting that expands to several runs, each starting from the weights of the previous one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from paceline.runs.metrics import read_metrics
 
 
 def stages_of(config: Config, world: World | None = None) -> list[Config]:
-    """Return the runs that a config means: itself, or RUN/STAGE for each stage that is not over.
+    """Return the runs that a config expands to: itself, or RUN/STAGE for each stage that is not over.
 
-    A stage is over when the next one has started, from its best weights. Where hosts have disks of their own, a stage
-    has started for all once it has for one: the others were replaced, or lost before they wrote anything.
+    A stage is over once the next one has started from its best weights. If each host has its own disk, a stage counts
+    as started on all hosts once it has started on one. The others were replaced, or failed before writing anything.
     """
     names = config.recipe_class.stages.get(getattr(config.recipe, "stage", ""), ())
     if not names:
@@ -47,7 +47,7 @@ def stages_of(config: Config, world: World | None = None) -> list[Config]:
 
 
 def last_finished(path: str) -> str:
-    """Return the last finished stage in a folder of stages; any other path as it is."""
+    """Return the last finished stage in a folder of stages; return any other path unchanged."""
     place = Path(path).expanduser()
     runs = stages_in(place)
     if RunFolder(place).config_file.exists() or not runs:
@@ -63,7 +63,7 @@ def last_finished(path: str) -> str:
 
 
 def _has_ever_finished(run: Path) -> bool:
-    """Return whether a run has finished, or had before it was resumed: its final evaluation stays in its metrics."""
+    """Return whether a run has ever finished. Its final evaluation stays in the metrics even if it is resumed."""
     return RunFolder(run).has_finished or any("test/checkpoint_images" in line for line in read_metrics(run))
 
 

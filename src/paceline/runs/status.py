@@ -1,7 +1,7 @@
-"""The state of a run in its folder: status.json (running, finished, stopped or failed, and why) and mirror.json.
+"""The state files in a run folder: status.json (running, finished, stopped or failed, and why) and mirror.json.
 
-A process that is killed cannot write its end: its file still says running. Readers then look at the lock, which dies
-with the process, or at how long nothing was written.
+A killed process cannot update its status, which stays "running". Readers then check the lock, which is released when
+the process dies, or how long ago anything was written.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Status:
 
     state: str
     since: float  # Unix time
-    total_images: int = 0  # the length of training; 0 where it is not known
-    reason: str = ""  # why the run failed, in one line
+    total_images: int = 0  # length of training; 0 if unknown
+    why: str = ""  # reason for a failure, in one line
     host: str = ""
     pid: int = 0
 
     @classmethod
     def now(cls, state: str, total_images: int, reason: str = "") -> Status:
-        """Return a status of this process at this moment."""
+        """Return a status for this process with the current time."""
         assert state in STATES, state
         return cls(state, round(time.time(), 3), total_images, reason, socket.gethostname(), os.getpid())
 
     @classmethod
     def parse(cls, content: bytes) -> Status | None:
-        """Return the status in a file's content, None where it cannot be read."""
+        """Parse a status file; return None if it cannot be read."""
         try:
             read: Any = json.loads(content)
             return cls(
@@ -57,27 +57,27 @@ class Status:
 
     @classmethod
     def of(cls, folder: Path) -> Status | None:
-        """Return the status of a run, None where it has none."""
+        """Return the status of a run, or None if it has none."""
         file = folder / STATUS
         return cls.parse(file.read_bytes()) if file.is_file() else None
 
     def write(self, folder: Path) -> None:
-        """Replace the status in a run's folder."""
+        """Write the status to a run folder, replacing the old one."""
         write_json(folder / STATUS, asdict(self), durable=False)
 
 
 @dataclass(frozen=True)
 class MirrorState:
-    """How far a run's mirror is."""
+    """The progress of a run's mirror."""
 
     url: str
-    images: int = 0  # seen at the newest checkpoint that is published there; 0 where none is
-    since: float = 0.0  # Unix time of that
-    error: str = ""  # why nothing can be sent at the moment, in one line
+    images: int = 0  # images seen at the newest published checkpoint; 0 if there is none
+    since: float = 0.0  # Unix time when `images` was last set
+    error: str = ""  # why uploads are failing, in one line
 
     @classmethod
     def parse(cls, content: bytes) -> MirrorState | None:
-        """Return the state in a file's content, None where it cannot be read."""
+        """Parse a mirror state file; return None if it cannot be read."""
         try:
             read: Any = json.loads(content)
             return cls(str(read["url"]), int(read["images"]), float(read["since"]), str(read["error"]))
@@ -85,5 +85,5 @@ class MirrorState:
             return None
 
     def write(self, folder: Path) -> None:
-        """Replace the mirror's state in a run's folder."""
+        """Write the mirror's state to a run folder, replacing the old one."""
         write_json(folder / MIRROR_STATE, asdict(self), durable=False)

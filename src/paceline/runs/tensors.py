@@ -1,7 +1,7 @@
-"""Tensors to files and back: safetensors, never pickle.
+"""Serialize tensors with safetensors, never with pickle.
 
-safetensors stores contiguous tensors that share no memory. So tensors are written contiguous, with their memory format
-next to them, and aliased tensors once, with a table of their other names.
+safetensors stores contiguous tensors that share no memory. So each tensor is made contiguous and its memory format is
+recorded separately. Tensors that share memory are stored once, with a table of their aliases.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Memory = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class TensorNotes:
-    """What a safetensors file does not say of its tensors, by name."""
+    """Properties of tensors that a safetensors file cannot store, by tensor name."""
 
-    aliases: dict[str, str] = field(default_factory=dict)  # other names of a tensor, with the one in the file
-    formats: dict[str, str] = field(default_factory=dict)  # memory formats other than contiguous
+    aliases: dict[str, str] = field(default_factory=dict)  # alias → name in the file
+    formats: dict[str, str] = field(default_factory=dict)  # memory format, if not contiguous
 
 
 def pack(tensors: Mapping[str, Tensor]) -> tuple[bytes, TensorNotes]:
-    """Return the bytes of a safetensors file, and the notes that `unpack` needs."""
+    """Return the content of a safetensors file and the notes that `unpack` needs."""
     notes = TensorNotes()
     kept: dict[str, Tensor] = {}
     seen: dict[Memory, str] = {}
@@ -43,7 +43,7 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[bytes, TensorNotes]:
 
 
 def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
-    """Return the tensors in the bytes of a file, on the CPU, under all their names."""
+    """Return the tensors in a file's content, on the CPU, including aliases."""
     tensors: dict[str, Tensor] = safetensors.torch.load(content)
     for name in notes.formats:
         tensors[name] = tensors[name].to(memory_format=torch.channels_last)
@@ -53,13 +53,13 @@ def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
 
 
 def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies on the CPU, aliased where the tensors are; waits for GPUs once."""
+    """Copy tensors to the CPU and preserve aliases; waits for the GPUs only once."""
     copies: dict[tuple[Memory, str], Tensor] = {}
     named = {}
     for name, tensor in tensors.items():
         key = (_memory_of(tensor), name if not tensor.numel() else "")
         if key not in copies:
-            # Page-locked memory, which torch keeps for the next time: the copies of many tensors need not wait.
+            # Pinned memory makes the copies asynchronous. torch caches it for the next call.
             copy = torch.empty_like(tensor.detach(), device="cpu", pin_memory=tensor.is_cuda)
             copies[key] = copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
         named[name] = copies[key]

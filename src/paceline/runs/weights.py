@@ -1,4 +1,4 @@
-"""The weights of a snapshot by their names in a recipe, and back into the recipe."""
+"""Map a snapshot's weights to the parameter names of a recipe, and load them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ EMA = "ema/"
 
 
 def load_weights(recipe: Recipe, weights: Mapping[str, Tensor], *, ema: bool = False) -> None:
-    """Load weights into a recipe; with `ema`, their EMAs where there are any."""
+    """Load weights into a recipe; with `ema`, use the EMA of each weight that has one."""
     plain = evaluated_values(weights) if ema else _without_ema(weights)
     own = recipe.state_dict()
     differing = sorted(plain.keys() ^ own.keys())
     differing += [name for name in plain.keys() & own.keys() if plain[name].shape != own[name].shape]
     if differing:
         raise UserError(
-            f"these weights are of another network: {differing[0]!r} does not fit ({len(differing)} differ)"
+            f"these weights belong to a different network: {differing[0]!r} does not match ({len(differing)} differ)"
         )
     recipe.load_state_dict(plain)
 
 
 def evaluated_values(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a snapshot's weights by their names in the recipe: EMAs where there are any."""
+    """Return a snapshot's weights by their names in the recipe, using EMAs if available."""
     emas = {name.removeprefix(EMA): value for name, value in weights.items() if name.startswith(EMA)}
     return _without_ema(weights) | emas
 

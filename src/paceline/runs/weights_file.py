@@ -1,4 +1,4 @@
-"""A weights file that needs nothing else: its metadata has the recipe, its settings and the data spec."""
+"""A self-contained weights file: its metadata holds the recipe, its settings and the data spec."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WeightsFile:
 
 
 def write_weights(path: Path, config: Config, spec: DataSpec, weights: dict[str, Tensor]) -> None:
-    """Write weights and all that is needed to use them."""
+    """Write weights together with everything needed to use them."""
     metadata = {
         "format": "pt",
         FORMAT: str(RUN_FORMAT),
@@ -51,13 +51,13 @@ def write_weights(path: Path, config: Config, spec: DataSpec, weights: dict[str,
 
 
 def read_weights(path: Path) -> WeightsFile:
-    """Return the content of a weights file; it runs no code. Raise UserError where it is not one."""
+    """Read a weights file, without running code from it; raise UserError if it is not a weights file."""
     try:
         weights, metadata = read_tensors(path)
     except UNREADABLE as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     if RECIPE not in metadata:
-        raise UserError(f"{path}: does not name its recipe; use a run's folder, or `paceline import` it")
+        raise UserError(f"{path}: its metadata lists no recipe; use a run folder, or convert it with `paceline import`")
     check_weights_format(metadata, str(path))
     try:
         settings: dict[str, SettingValue] = {**json.loads(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
@@ -68,12 +68,12 @@ def read_weights(path: Path) -> WeightsFile:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and the metadata of any safetensors file; raise OSError or SafetensorError."""
+    """Return the tensors and metadata of any safetensors file; raise OSError or SafetensorError if unreadable."""
     with safetensors.safe_open(path, framework="pt") as file:
         metadata: dict[str, str] = file.metadata() or {}
     return safetensors.torch.load_file(path), metadata
 
 
 def check_weights_format(metadata: dict[str, str], where: str) -> None:
-    """Raise UserError for a weights file that another version wrote."""
+    """Raise UserError if a weights file has a format that this version does not read."""
     check_format(metadata.get(FORMAT), where, remedy="import it again")

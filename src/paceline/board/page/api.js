@@ -4,7 +4,7 @@ export class Unauthorized extends Error {}
 async function request(path, parameters = []) {
   const query = new URLSearchParams(parameters).toString();
   const response = await fetch(query ? `${path}?${query}` : path, { signal: AbortSignal.timeout(60000) });
-  if (response.status === 401) throw new Unauthorized("the board was restarted: open the URL that it printed");
+  if (response.status === 401) throw new Unauthorized("the board was restarted: open the new URL that it printed");
   if (!response.ok) throw new Error(`${response.status} from ${path}`);
   return response;
 }

@@ -5,13 +5,13 @@ import { duration, logTicks, short, smoothed, ticks, timeTicks, whole } from "./
 
 const LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 20;
 const MAX_TIP_ROWS = 8;
-const EXACT = /^(train|validation|test|lr)\//; // few and exact values: smoothing would show numbers that were never measured
-const MAX_MARKED_POINTS = 30; // up to so many points are drawn as dots
+const EXACT = /^(train|validation|test|lr)\//; // few, exact values: smoothing would show numbers that were never measured
+const MAX_MARKED_POINTS = 30; // curves with at most this many points get dots
 
 export class Chart {
   constructor(name, options, events) {
     this.name = name;
-    this.options = options; // {axis, scale, smooth, band, zoom, focus}: shared by all charts, changed by the page
+    this.options = options; // {axis, scale, smooth, band, zoom, focus}, shared by all charts and changed by the page
     this.events = events; // {zoom(range or null)}
     this.curves = [];
     this.exact = EXACT.test(name);

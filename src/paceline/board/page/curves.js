@@ -1,4 +1,4 @@
-// The charts: one per metric, drawn when scrolled into view and fetched again when its runs change.
+// One chart per metric, drawn when scrolled into view and fetched again when the runs change.
 import { fetchSeries } from "./api.js";
 import { Chart } from "./chart.js";
 import { colorOf } from "./colors.js";
@@ -75,7 +75,7 @@ export class Curves {
     this.frame = requestAnimationFrame(() => { for (const name of this.visible) this.charts.get(name)?.draw(); });
   }
 
-  // runs: the selected runs, each with its index; called after every poll.
+  // Called after every poll with the selected runs, each of which has an index.
   show(runs) {
     this.runs = runs;
     this.arrange(runs);
@@ -135,7 +135,7 @@ export class Curves {
     return this.runs.length > 20 ? 300 : this.runs.length > 6 ? 600 : 1200;
   }
 
-  // Fetches the series that visible charts are missing, one request at a time.
+  // Fetches the series that visible charts still need, one request at a time.
   async load() {
     if (this.loading) { this.again = true; return; }
     this.loading = true;

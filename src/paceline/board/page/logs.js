@@ -1,4 +1,4 @@
-// The end of a run's logs, and why a run failed.
+// The end of a run's log, and the reason for a failure.
 import { fetchLog } from "./api.js";
 import { $, make } from "./dom.js";
 

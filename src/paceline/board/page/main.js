@@ -50,7 +50,7 @@ function showStatus() {
   $("pulse").textContent = !polledAt ? "connecting" : seconds < 3 ? "live" : `${seconds} s ago`;
   $("pulse").classList.toggle("lost", Boolean(lost));
   $("notice").hidden = !(lost || error);
-  $("notice").textContent = lost || (error && `the runs cannot be read: ${error}`);
+  $("notice").textContent = lost || (error && `cannot read the runs: ${error}`);
 }
 
 let waiting = null;

@@ -1,11 +1,11 @@
-// The list of runs, their states, and which of them are shown.
+// The list of runs with their states, and the selection of runs to show.
 import { colorOf } from "./colors.js";
 import { $, make, remember, remembered } from "./dom.js";
 import { duration, short } from "./numbers.js";
 
 const STATES = ["running", "failed", "silent", "stopped", "finished", "unknown"];
 
-// Running runs come first, the newest on top, in a stable order; then the others by their last change.
+// Active runs come first, most recently started on top, so that their order is stable. Others are sorted by last change.
 function byActivity(one, other) {
   const runs = (other.state === "running") - (one.state === "running");
   return runs || lastActivity(other) - lastActivity(one) || (one.name < other.name ? -1 : 1);
@@ -96,16 +96,16 @@ export class Runs {
       make("span", { class: "state", "data-state": run.state, title: run.reason || run.state }, run.state),
       make("span", { class: "details" }, ...details.map((detail) => make("span", {}, detail)),
         run.broken_lines ? make("span", { class: "warn", title: "invalid lines in metrics.jsonl" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
-        run.mirror ? make("span", { class: run.mirror.error ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.error || "works"}` }, this.mirror(run.mirror)) : null,
-        run.read_share < 1 ? make("span", { title: "the curves show a sample of the lines until all are read" }, `read ${Math.round(100 * run.read_share)} %`) : null),
+        run.mirror ? make("span", { class: run.mirror.error ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.error || "no errors"}` }, this.mirror(run.mirror)) : null,
+        run.read_share < 1 ? make("span", { title: "the curves show a sample of the lines until all have been read" }, `${Math.round(100 * run.read_share)} % read`) : null),
       share === null ? null : make("span", { class: "bar" }, make("i", { width: `${100 * share}%` })),
-      run.state === "failed" ? make("span", { class: "reason", role: "button", tabindex: 0, title: "open its log", onclick: () => this.open("logs", run) }, run.reason || run.log_tail.at(-1) || "no output") : null);
+      run.state === "failed" ? make("span", { class: "reason", role: "button", tabindex: 0, title: "open the log", onclick: () => this.open("logs", run) }, run.reason || run.log_tail.at(-1) || "no output") : null);
     this.items.set(run.id, { key, item });
     return item;
   }
 
   mirror({ images, error }) {
-    const there = images ? `mirrored to ${short(images)}` : "not mirrored yet";
+    const there = images ? `mirrored up to ${short(images)} images` : "not mirrored yet";
     return error ? `mirror failing, ${there}` : there;
   }
 
@@ -117,7 +117,7 @@ export class Runs {
       details.push(`${short(speed)}/s`);
       if (run.total_images > run.images) details.push(`${duration((run.total_images - run.images) / speed)} left`);
       const quiet = this.now - run.last_line_time;
-      if (run.last_line_time && quiet > 60) details.push(`quiet ${duration(quiet)}`);
+      if (run.last_line_time && quiet > 60) details.push(`quiet for ${duration(quiet)}`);
     } else if (run.seconds) details.push(duration(run.seconds));
     return details;
   }

@@ -1,4 +1,4 @@
-// Sample images of one or two runs, with one slider over training.
+// Sample images of one or two runs, with one slider through training time.
 import { fetchSamples, imageUrl } from "./api.js";
 import { $, make } from "./dom.js";
 import { whole } from "./numbers.js";
@@ -8,13 +8,13 @@ const FRAME_MS = 220;
 export class Samples {
   constructor(fail) {
     this.fail = fail;
-    this.kept = new Map(); // run id → {revision, moments by kind}
+    this.kept = new Map(); // run ID → {revision, kinds}; kinds: images seen at each sample, by kind
     this.chosen = [null, null];
-    this.follow = true; // show the newest until the user moves the slider
+    this.follow = true; // show the newest image until the user moves the slider
     this.slider = make("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "images seen", oninput: () => { this.follow = Number(this.slider.value) === this.moments.length - 1; this.draw(); } });
     this.moment = make("output");
     this.play = make("button", { class: "quiet", onclick: () => this.run() }, "Play");
-    this.kind = make("select", { "aria-label": "kind of image", hidden: true, onchange: () => this.arrange() });
+    this.kind = make("select", { "aria-label": "kind of sample image", hidden: true, onchange: () => this.arrange() });
     this.panes = [0, 1].map((side) => {
       const select = make("select", { "aria-label": side ? "right run" : "left run", onchange: () => { this.chosen[side] = select.value || null; this.arrange(); } });
       const image = make("img", { alt: "", decoding: "async" });
@@ -88,7 +88,7 @@ export class Samples {
       if (image.getAttribute("src") !== source) image.src = source;
       image.alt = `${name} at ${whole(shown)} images`;
       image.dataset.images = shown;
-      caption.textContent = shown === moment ? `at ${whole(shown)} images` : `at ${whole(shown)} images, its latest before ${whole(moment)}`;
+      caption.textContent = shown === moment ? `at ${whole(shown)} images` : `at ${whole(shown)} images (no image at ${whole(moment)})`;
     }
   }
 

@@ -18,7 +18,7 @@ export class Settings {
 
   async show(runs) {
     this.runs = runs.slice(0, MAX_RUNS);
-    this.note.textContent = runs.length > MAX_RUNS ? `the first ${MAX_RUNS} of ${runs.length} runs` : "";
+    this.note.textContent = runs.length > MAX_RUNS ? `showing the first ${MAX_RUNS} of ${runs.length} runs` : "";
     try {
       const stale = this.runs.filter((run) => this.kept.get(run.id)?.revision !== run.revision);
       await Promise.all(stale.map(async (run) => this.kept.set(run.id, { revision: run.revision, ...(await fetchSettings(run.id)) })));

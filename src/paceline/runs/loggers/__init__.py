@@ -1,1 +1,1 @@
-"""Sinks for metrics and sample images besides the run's own files: one file per logger, named by `--loggers`."""
+"""Optional loggers for metrics and sample images: one file per logger, chosen with `--loggers`."""

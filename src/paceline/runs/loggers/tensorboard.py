@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, in the run's folder: `tensorboard --logdir RUN`."""
+"""TensorBoard event files in the run folder: view them with `tensorboard --logdir RUN`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from paceline.runs.logger import Logger, Pixels
 
 FOLDER = "tensorboard"
-SAMPLES = "samples"  # the group that TensorBoard shows sample images in
-MAX_QUEUE = 1000  # events; a short queue would make `write` wait for the disk
+SAMPLES = "samples"  # TensorBoard's group for sample images
+MAX_QUEUE = 1000  # events; with a short queue, `write` would wait for the disk
 FLUSH_SECONDS = 30
 
 
@@ -19,7 +19,7 @@ class TensorBoard(Logger):
     def __init__(self, folder: Path, images: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
-        # TensorBoard hides the events of earlier files from this step on.
+        # From this step on, TensorBoard hides events from earlier files.
         first_step = images + 1 if images else 0
         self._events = SummaryWriter(
             str(folder / FOLDER), purge_step=first_step, max_queue=MAX_QUEUE, flush_secs=FLUSH_SECONDS

@@ -1,7 +1,7 @@
-"""Where a mirror lies: a URL that fsspec supports, or one that a package adds.
+"""Mirror destinations: URLs that fsspec supports, and URLs that other packages add.
 
-A package adds a kind of URL through the entry point group `paceline.mirrors`: the name is the URL's scheme, the object
-is called with the URL and returns a `Destination`.
+A package adds a URL scheme through the entry point group `paceline.mirrors`. The name of the entry point is the scheme.
+Its object is called with the URL and returns a `Destination`.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from paceline.core.errors import UserError, install_extra
 from paceline.core.secrets import has_credentials, redact
 
 GROUP = "paceline.mirrors"
-EXTRAS = {"s3": "s3", "s3a": "s3"}  # of this package, by scheme
-# File systems where readers can see a file that is being written: files are written under a temporary name and moved.
+EXTRAS = {"s3": "s3", "s3a": "s3"}  # extra to install for each URL scheme
+# On these file systems, readers can see a partly written file, so files get their name only after writing.
 OF_FOLDERS = {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
 WRITING = ".writing"
 
 
 class Destination(Protocol):
-    """A remote folder. Names are relative to it, with slashes; every failure is raised."""
+    """A remote folder. File names are relative to it and use slashes. Every failure raises an exception."""
 
     def send(self, file: Path, name: str) -> None:
-        """Upload a file under a name, whole or not at all; what had the name before is replaced."""
+        """Upload a file atomically, replacing any existing file with the same name."""
 
     def fetch(self, name: str, file: Path) -> None:
-        """Download a file into a new local file; raise FileNotFoundError where nothing has the name."""
+        """Download a file to a new local file; raise FileNotFoundError if it does not exist."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size of every file under a folder, by name; empty where there is no such folder."""
+        """Return the size of every file under a folder, by name; empty if there is no such folder."""
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that does not exist is no error."""
+        """Remove a file, if it exists."""
 
 
 def open_destination(url: str, flag: str) -> Destination:
-    """Return the destination behind a URL without connecting to it. `flag` is where the URL was given."""
+    """Return the destination for a URL, without connecting to it; `flag` is the option that set the URL."""
     if has_credentials(url):
         raise UserError(
-            f"{flag} {redact(url)}: holds a credential: pass it through the environment or the service's own file"
+            f"{flag} {redact(url)}: contains a credential: pass it in the environment or the service's config file"
         )
     scheme = url.partition("://")[0] if "://" in url else ""
     for entry in entry_points(group=GROUP):
@@ -54,11 +54,11 @@ def open_destination(url: str, flag: str) -> Destination:
 
 
 def open_file_system(url: str, shown: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it; raise UserError where there is none."""
+    """Return fsspec's file system for a URL and the path in it; raise UserError if there is none."""
     import fsspec
 
     if "::" in url:
-        raise UserError(f"{redact(shown)}: give one URL, not a chain of them")
+        raise UserError(f"{redact(shown)}: chained URLs are not supported: use a single URL")
     try:
         found: tuple[Any, str] = fsspec.url_to_fs(url, use_listings_cache=False)
         return found
@@ -71,7 +71,7 @@ def open_file_system(url: str, shown: str) -> tuple[Any, str]:
 
 
 class FsspecDestination:
-    """A folder behind a URL that fsspec supports."""
+    """A folder at a URL that fsspec supports."""
 
     def __init__(self, file_system: Any, root: str) -> None:
         self._files, self._root = file_system, root.rstrip("/")

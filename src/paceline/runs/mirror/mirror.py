@@ -1,8 +1,9 @@
-"""A thread that copies a run's folder to its mirror while it trains.
+"""A thread that copies a run folder to its mirror during training.
 
-The mirror holds two things. Files to look at (metrics, samples, settings, status, logs) have their own names and are
-replaced as they change. Snapshots to resume from are published: see `published`. A step never waits for either.
-Failures are retried with growing pauses; the log reports them once and then rarely, mirror.json always.
+The mirror holds two kinds of files. Files for users to view (metrics, samples, settings, status, logs) keep their names
+and are replaced as they change. Snapshots to resume from are published: see `published`. A training step never waits
+for either. Failures are retried with growing pauses. mirror.json always shows the current failure; the log reports it
+once and then rarely.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ from paceline.runs.mirror.published import (
 from paceline.runs.mirror.staging import Staging
 from paceline.runs.status import MirrorState
 
-NUM_KEPT_MANIFESTS = 2  # each of another number of images
-RESPONSE_SECONDS = 10.0  # that the start of a run waits for its mirror
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0  # before a retry
+NUM_KEPT_MANIFESTS = 2  # each for a different number of images
+RESPONSE_SECONDS = 10.0  # how long a starting run waits for its mirror
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0  # pause before a retry
 MAX_FINAL_PAUSE_SECONDS = 2.0
-FIRST_REMINDER_SECONDS = 600.0  # before the log reports a failure again; doubled each time
-MAX_TIME_SHARE = 0.2  # that updates may take
+FIRST_REMINDER_SECONDS = 600.0  # until the log reports a failure again; doubled each time
+MAX_TIME_SHARE = 0.2  # maximum fraction of time spent on updates
 
 
 class Mirror:
     """The mirror of one run, in the process that writes its folder."""
 
     def __init__(self, folder: Path, destination: Destination, url: str, run: str, every: float) -> None:
-        """Start the thread; `run` identifies the run, `every` are the seconds between two updates."""
+        """Start the thread; `run` identifies the run, `every` is the number of seconds between updates."""
         self.folder, self.destination, self.url, self.run, self.every = folder, destination, redact(url), run, every
         self._state = MirrorState(self.url)
         self._written: MirrorState | None = None
         self._staging = Staging(folder)
         self._first_images = max(self._staging.checkpoints(), default=0)
-        self._sent: dict[str, str] = {}  # the SHA-256 of each file at the destination
-        self._sent_stat: dict[str, tuple[int, int]] = {}  # time and size of a file when it was sent
-        self._manifests: dict[str, Manifest] = {}  # published, by name, newest first
+        self._sent: dict[str, str] = {}  # SHA-256 of each file at the destination
+        self._sent_stat: dict[str, tuple[int, int]] = {}  # modification time and size of each file when it was sent
+        self._manifests: dict[str, Manifest] = {}  # published manifests by name, newest first
         self._connected = False
         self._rejected = ""
         self._answered, self._started, self._wake = threading.Event(), threading.Event(), threading.Event()
@@ -62,7 +63,10 @@ class Mirror:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise UserError for a mirror of another run, or one that is ahead of the folder, if it answers in time."""
+        """Raise UserError if the mirror holds another run or is ahead of the folder.
+
+        A mirror that does not answer in time is not checked here.
+        """
         self._answered.wait(RESPONSE_SECONDS)
         if self._rejected:
             raise UserError(self._rejected)
@@ -72,7 +76,7 @@ class Mirror:
         self._started.set()
 
     def cancel(self) -> None:
-        """End the thread of a run that has not started."""
+        """Stop the thread of a run that has not started."""
         self._cancelled = True
         self._started.set()
 
@@ -81,7 +85,7 @@ class Mirror:
         self._wake.set()
 
     def finish(self, seconds: float, beat: Callable[[], None] = lambda: None) -> str:
-        """Wait until all files are sent, for so many seconds at most; return a line about the outcome."""
+        """Wait until all files are sent or `seconds` have passed; return a line that reports the result."""
         self._ending = True
         self._started.set()
         self._wake.set()
@@ -103,7 +107,7 @@ class Mirror:
         return behind or ["the last metrics and logs are"]
 
     def _follow(self) -> None:
-        """Update the mirror again and again, and retry after failures; runs in the thread."""
+        """Update the mirror repeatedly and retry after failures; runs in the thread."""
         pause = FIRST_PAUSE_SECONDS
         while not (self._rejected or self._cancelled):
             ending, began = self._ending, time.monotonic()
@@ -125,17 +129,17 @@ class Mirror:
                 self._rejected = str(rejection)
                 self._answered.set()
                 self._started.wait()
-                self._report_error(self._rejected)
-            except Exception as error:  # a storage may raise anything
+                self._note_trouble(self._rejected)
+            except Exception as error:  # storage libraries may raise anything
                 self._answered.set()
-                self._started.wait()  # until then there is no log
+                self._started.wait()  # the log is only open once the run has started
                 self._report_error(one_line(error))
                 longest = MAX_FINAL_PAUSE_SECONDS if self._ending else MAX_PAUSE_SECONDS
                 self._wait_to_retry(min(pause, longest))
                 pause *= 2
 
     def _wait_to_retry(self, seconds: float) -> None:
-        """Wait before a retry; the end of the run cuts it short."""
+        """Wait before a retry; return early when the run ends."""
         ending, until = self._ending, time.monotonic() + seconds
         while time.monotonic() < until and self._ending == ending:
             time.sleep(0.05)
@@ -145,7 +149,7 @@ class Mirror:
             return
         now = time.monotonic()
         if error and now >= self._silent_until:
-            again = "; training continues, and so do retries" if not self._rejected else ""
+            again = "; training continues and the upload is retried" if not self._rejected else ""
             print(f"mirror: {self.url} failed ({error}){again}", flush=True)
             self._silent_until, self._reminder = now + self._reminder, 2 * self._reminder
         elif not error and self._state.error:
@@ -155,12 +159,12 @@ class Mirror:
     def _set_state(self, state: MirrorState) -> None:
         self._state = state
         if state != self._written and self._started.is_set():
-            with suppress(OSError):  # a full disk is reported by what needs its files
+            with suppress(OSError):  # saving a checkpoint reports a full disk
                 state.write(self.folder)
             self._written = state
 
     def _connect(self) -> None:
-        """Read what is published; raise UserError where that is another run, or this one at more images."""
+        """Read the published manifests; raise UserError if they are from another run or ahead of this folder."""
         if self._connected:
             return
         self._manifests = {}
@@ -176,8 +180,8 @@ class Mirror:
             if manifest.images > self._first_images:
                 raise UserError(
                     f"--mirror {self.url}: holds this run at {manifest.images:,} images, "
-                    f"--out at {self._first_images:,}; "
-                    f"use --resume-from {self.url} to resume from there"
+                    f"but --out is at {self._first_images:,}; "
+                    f"use --resume-from {self.url} to resume from the mirror"
                 )
             self._manifests[name] = manifest
             for piece in manifest.files.values():
@@ -188,7 +192,7 @@ class Mirror:
         self._connected = True
 
     def _update(self, ending: bool) -> None:
-        """Send what is new, a new checkpoint first."""
+        """Send all new files, a new checkpoint first."""
         newest = next(iter(self._manifests.values()), None)
         if ending or self._staging.checkpoints() != _checkpoints_in(newest):
             self._publish(newest)
@@ -197,7 +201,7 @@ class Mirror:
         self._staging.clear()
 
     def _publish(self, newest: Manifest | None) -> None:
-        """Publish the folder as a snapshot: send its files, then their manifest, then remove old ones."""
+        """Publish the folder as a snapshot: send its files, then the manifest, then remove old snapshots."""
         files = self._staging.take()
         images = max(self._staging.staged_checkpoints(), default=0)
         if not images:
@@ -225,7 +229,7 @@ class Mirror:
             self._sent[piece.object] = piece.sha256
 
     def _unpublish_differing(self, pieces: Mapping[str, Piece]) -> None:
-        """Remove manifests with an object that is about to be replaced by another of its name."""
+        """Remove manifests that list an object whose content is about to change."""
         new = {piece.object: piece.sha256 for piece in pieces.values() if piece.object.startswith(CHECKPOINTS)}
         for name, manifest in list(self._manifests.items()):
             if any(new.get(one.object, one.sha256) != one.sha256 for one in manifest.files.values()):
@@ -233,16 +237,16 @@ class Mirror:
                 del self._manifests[name]
 
     def _check_complete(self, manifest: Manifest) -> None:
-        """Raise OSError, which leads to a retry, where the destination has lost a file."""
+        """Raise OSError, which triggers a retry, if a file at the destination is missing or has the wrong size."""
         there = self.destination.sizes(CHECKPOINTS) | self.destination.sizes(OBJECTS) | self.destination.sizes(SAMPLES)
         lost = [piece.object for piece in manifest.files.values() if there.get(piece.object) != piece.size]
         for one in lost:
             self._sent.pop(one, None)
         if lost:
-            raise OSError(f"{lost[0]} is missing or cut off ({len(lost)} in all)")
+            raise OSError(f"{lost[0]} is missing or truncated ({len(lost)} in total)")
 
     def _prune(self) -> None:
-        """Remove old manifests, then the objects that no manifest lists any more."""
+        """Remove old manifests, then the objects that no remaining manifest lists."""
         kept: list[int] = []
         for name, manifest in list(self._manifests.items()):
             if manifest.images not in kept and len(kept) < NUM_KEPT_MANIFESTS:

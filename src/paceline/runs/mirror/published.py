@@ -1,11 +1,11 @@
-"""What a mirror has published: whole snapshots of a run's folder, each listed in a manifest that is sent last.
+"""Published snapshots of a run folder on a mirror, each listed in a manifest that is sent last.
 
-    mirror/000000045000-0001.json   a manifest: every file's object, size and SHA-256, under a seal of its own
+    mirror/000000045000-0001.json   a manifest: the object, size and SHA-256 of every file, and its own checksum
     mirror/files/SHA-256            files that change: metrics, settings, protocols
-    checkpoints/  samples/          files that do not, under their own names
+    checkpoints/  samples/          files that never change, under their own names
 
-A manifest is never changed and no object in one is replaced. So a reader that trusts only manifests with a valid seal
-sees whole snapshots, whatever is being uploaded. All other files at the destination are for users to look at.
+A manifest never changes, and no object that it lists is replaced. So a reader that trusts only manifests with a valid
+checksum sees complete snapshots, even during an upload. All other files at the destination are for users to view.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAMPLE_FILE = re.compile(rf"{SAMPLES}/[^/\\]+-\d{{12}}\.png")
 class Piece:
     """One file of a snapshot."""
 
-    object: str  # its name at the destination
+    object: str  # name at the destination
     sha256: str
     size: int
 
@@ -50,12 +50,12 @@ class Piece:
 class Manifest:
     """One published snapshot."""
 
-    run: str  # the identity of the run
-    images: int  # seen at its newest checkpoint
-    files: Mapping[str, Piece]  # by name in the run's folder
+    run: str  # identity of the run
+    images: int  # images seen at the newest checkpoint
+    files: Mapping[str, Piece]  # by name in the run folder
 
     def encode(self) -> bytes:
-        """Return the content of its file."""
+        """Return the content of the manifest file."""
         content = {
             "format": RUN_FORMAT,
             "run": self.run,
@@ -66,9 +66,10 @@ class Manifest:
 
     @classmethod
     def parse(cls, content: bytes) -> Manifest:
-        """Return the manifest in a file's content.
+        """Parse the content of a manifest file.
 
-        Raise ValueError where it is damaged or lists what no snapshot holds, UserError where it has another format.
+        Raise ValueError if it is damaged or lists files that are not part of a snapshot. Raise UserError if its format
+        is not supported.
         """
         try:
             read: Any = json.loads(content)
@@ -85,17 +86,17 @@ class Manifest:
         for name, piece in files.items():
             own = piece.object == name and (CHECKPOINT_FILE.fullmatch(name) or SAMPLE_FILE.fullmatch(name))
             if not own and not (name in CHANGING and _OBJECT_NAME.fullmatch(piece.object)):
-                raise ValueError(f"it lists {name!r}, which is no part of a snapshot")
+                raise ValueError(f"it lists {name!r}, which is not part of a snapshot")
         return manifest
 
 
 def manifest_name(images: int, serial: int) -> str:
-    """Return the name of a manifest; later ones have later names."""
+    """Return the name of a manifest; newer manifests sort later."""
     return f"{MANIFESTS}/{images:012d}-{serial:04d}.json"
 
 
 def order_of(name: str) -> tuple[int, int]:
-    """Return the images and the serial number in a manifest's name."""
+    """Return the number of images and the serial number in a manifest's name."""
     match = _MANIFEST_NAME.fullmatch(name)
     assert match, name
     return int(match[1]), int(match[2])
@@ -108,7 +109,7 @@ def list_manifests(destination: Destination) -> list[str]:
 
 
 def read_manifest(destination: Destination, name: str) -> Manifest:
-    """Return one manifest; raise ValueError where it is damaged."""
+    """Download one manifest; raise ValueError if it is damaged."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         file = Path(folder) / "manifest.json"
         destination.fetch(name, file)
@@ -118,10 +119,10 @@ def read_manifest(destination: Destination, name: str) -> Manifest:
 def restore(
     destination: Destination, folder: Path, later_than: int, report: Callable[[str], None], beat: Callable[[], None]
 ) -> int | None:
-    """Download the newest whole snapshot into a run's folder if it is later; return its images, None for none at all.
+    """Download the newest intact snapshot to a run folder, if its number of images exceeds `later_than`.
 
-    `report` gets a line for each damaged snapshot. The checkpoints are moved into place last: after a kill before
-    that, the next call starts again.
+    Return the number of images of that snapshot, or None if nothing is published. `report` gets a line for each damaged
+    snapshot. Checkpoints are moved into place last, so that an interrupted download starts over at the next call.
     """
     names = list_manifests(destination)
     for name in names:
@@ -134,9 +135,9 @@ def restore(
             manifest = read_manifest(destination, name)
             _fetch_all(destination, manifest, restored, report, beat)
         except UserError:
-            raise  # of another format
+            raise  # the format is not supported
         except (ValueError, FileNotFoundError) as error:
-            report(f"the snapshot {name} is damaged ({one_line(error)}); using the one before it")
+            report(f"the snapshot {name} is damaged ({one_line(error)}); using the previous one")
             continue
         _move_into_place(restored, folder)
         return manifest.images
@@ -164,7 +165,7 @@ def _fetch_all(
             if not SAMPLE_FILE.fullmatch(name):  # a run can resume without an old sample
                 raise
             file.unlink(missing_ok=True)
-            report(f"{name} does not match its SHA-256 and is left out")
+            report(f"skipping {name}: it is missing or does not match its SHA-256")
 
 
 def _move_into_place(restored: Path, folder: Path) -> None:
@@ -174,7 +175,7 @@ def _move_into_place(restored: Path, folder: Path) -> None:
     for file in sorted((restored / SAMPLES).glob("*")):
         (folder / SAMPLES).mkdir(exist_ok=True)
         file.replace(folder / SAMPLES / file.name)
-    for checkpoint in sorted((restored / CHECKPOINTS).glob("*")):  # the newest last
+    for checkpoint in sorted((restored / CHECKPOINTS).glob("*")):  # newest last
         place = folder / CHECKPOINTS / checkpoint.name
         place.parent.mkdir(exist_ok=True)
         if place.exists():

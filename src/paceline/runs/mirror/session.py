@@ -1,4 +1,4 @@
-"""A run's `--mirror` and `--resume-from`, in the process that writes its folder."""
+"""Apply `--mirror` and `--resume-from` in the process that writes the run folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.runs.mirror.staging import Staging
 
 
 class Mirroring:
-    """Does nothing without these settings, and in all processes but the first."""
+    """Restores and mirrors a run; does nothing without these settings, or on ranks other than 0."""
 
     def __init__(self, config: Config, folder: RunFolder, is_first: bool) -> None:
         self.is_first = is_first
@@ -27,11 +27,11 @@ class Mirroring:
         self._started = False
 
     def prepare(self, data: str) -> None:
-        """Restore the run where its mirror is ahead, and open the mirror; raise UserError for that of another run."""
+        """Restore the run if `--resume-from` is ahead, and open the mirror; raise UserError if it holds another run."""
         self.folder.check_settings(self.config, data)
         if not self.is_first:
             return
-        Staging(self.folder.path).clear()  # of a run that was killed
+        Staging(self.folder.path).clear()  # leftovers of a killed run
         if self.settings.resume_from:
             self._restore()
             self.folder.check_settings(self.config, data)
@@ -50,7 +50,7 @@ class Mirroring:
             found = restore(source, self.folder.path, here, print, beat)
         except UserError as error:
             raise UserError(f"--resume-from {url}: {error}") from None
-        except Exception as error:  # a storage may raise anything
+        except Exception as error:  # storage libraries may raise anything
             if not here:
                 raise UserError(f"--resume-from {url}: cannot be read ({one_line(error)})") from None
             print(f"--resume-from {url}: cannot be read ({one_line(error)}); resuming from --out")
@@ -74,7 +74,7 @@ class Mirroring:
             self._mirror.notify()
 
     def finish(self, at_most: float = math.inf) -> None:
-        """Wait for the mirror within the limit and print the outcome; a second call does nothing."""
+        """Wait for the mirror within the time limit and print the result; a second call does nothing."""
         mirror, self._mirror = self._mirror, None
         if mirror and self._started:
             seconds = min(self.settings.mirror_wait, self.settings.timeout / 2, at_most)

@@ -1,4 +1,4 @@
-"""A run's files as they are at one moment, while training prunes and appends to the originals."""
+"""A consistent copy of a run's files, taken while training changes the originals."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ LOGS = "logs"
 
 
 class Staging:
-    """The hidden folder in a run's where files wait until they are sent."""
+    """A hidden folder in the run folder that holds files until they are sent."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / STAGING
         self._digests: dict[tuple[str, int, int, int], str] = {}
 
     def take(self) -> dict[str, Path]:
-        """Stage a snapshot; return its files by name in the run's folder. Samples never change and are not copied."""
+        """Stage a snapshot; return its files by name in the run folder. Samples never change and are not copied."""
         self.clear()
         for images in self.checkpoints():
             name = f"{CHECKPOINTS}/{images:012d}"
             _link_all(self.folder / name, self.path / name)
-        for name in CHANGING:  # after the checkpoints: the metrics that led to them are in it
+        for name in CHANGING:  # after the checkpoints, so that all metrics up to them are included
             self.copy(name)
         staged = {file.relative_to(self.path).as_posix(): file for file in self.path.rglob("*") if file.is_file()}
         samples = {f"{SAMPLES}/{file.name}": file for file in self._samples()}
         return dict(sorted((staged | samples).items()))
 
     def copy(self, name: str) -> Path | None:
-        """Return a copy of a file that may grow; None where there is no such file."""
+        """Return a copy of a file that may grow, or None if there is no such file."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -49,7 +49,7 @@ class Staging:
         return target
 
     def describe(self, files: dict[str, Path]) -> dict[str, Piece]:
-        """Return the manifest's entry of each file; a file that has not changed is not read again."""
+        """Return the manifest entry of each file; an unchanged file is not read again."""
         keys = {name: _key(name, file) for name, file in files.items()}
         self._digests = {
             keys[name]: self._digests.get(keys[name]) or checksum_of_file(file) for name, file in files.items()
@@ -57,7 +57,7 @@ class Staging:
         return {name: _piece(name, self._digests[key], key[-1]) for name, key in keys.items()}
 
     def clear(self) -> None:
-        """Remove what was staged."""
+        """Remove all staged files."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def checkpoints(self) -> list[int]:
@@ -69,7 +69,7 @@ class Staging:
         return _checkpoints(self.path)
 
     def live_files(self) -> Iterator[Path]:
-        """Yield the files that users look at while the run trains."""
+        """Yield the files that users look at during training."""
         yield from (self.folder / name for name in (*CHANGING, STATUS) if (self.folder / name).exists())
         yield from sorted((self.folder / LOGS).glob("rank-*.txt"))
         yield from self._samples()
@@ -92,13 +92,13 @@ def _checkpoints(folder: Path) -> list[int]:
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """Link a folder's files to another folder; none where the folder is being removed or replaced."""
+    """Hard-link a folder's files into a new folder; leave none if the source is being removed or replaced."""
     target.mkdir(parents=True)
     try:
         before = source.stat().st_ino
         for file in source.iterdir():
             _link(file, target / file.name)
-        same = source.stat().st_ino == before  # then nothing of it was removed
+        same = source.stat().st_ino == before  # then no file was removed in the meantime
     except FileNotFoundError:
         same = False
     if not same:
@@ -110,5 +110,5 @@ def _link(file: Path, target: Path) -> None:
         os.link(file, target)
     except FileNotFoundError:
         raise
-    except OSError:  # a file system without links
+    except OSError:  # the file system does not support hard links
         shutil.copyfile(file, target)
