@@ -269,7 +269,7 @@ def test_a_diverging_run_ends_before_it_is_saved(tmp_path: Path) -> None:
 
 def test_a_parameter_without_a_gradient_is_reported(tmp_path: Path) -> None:
     rejected = run_fork(tmp_path, "train", TINY, "--set", "unused=true", "--out", "run")
-    assert_one_line(rejected, "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)")
+    assert_one_line(rejected, "computes no gradient for 2 parameters of 'classifier' (spare.weight, spare.bias)")
 
 
 def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> None:
@@ -291,6 +291,6 @@ def test_externally_launched_processes_print_their_user_errors(tmp_path: Path) -
         for rank in start_ranks(tmp_path, 2, "train", TINY, *flags, "--out", "run"):
             assert_one_line(rank, expected)
     first, second = start_ranks(tmp_path, 2, "train", TINY, "--devices", "2", "--set", "unused=true", "--out", "run")
-    expected = "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)"
+    expected = "computes no gradient for 2 parameters of 'classifier' (spare.weight, spare.bias)"
     assert_one_line(first, expected)
     assert second.wait() == 2 and expected in (tmp_path / "run" / "logs" / "rank-1.txt").read_text()

@@ -240,7 +240,7 @@ def test_unusable_files_are_listed_and_the_others_processed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nowhere", "photos", "--out", "o"], "nowhere: expected a run's folder or a .safetensors file"),
+        (["nowhere", "photos", "--out", "o"], "nowhere: expected a run folder or a .safetensors file"),
         (["photos", "photos", "--out", "o"], "photos: not a run's folder (it has no config.toml)"),
         (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: does not name its recipe"),
         (["damaged.safetensors", "photos", "--out", "o"], "damaged.safetensors: cannot be read"),
