@@ -285,7 +285,7 @@ def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> 
 
 def test_externally_launched_processes_print_their_user_errors(tmp_path: Path) -> None:
     for flags, expected in (
-        (("--strategy", "single"), "--strategy single: one process, but 2 were started; use ddp or lightning"),
+        (("--strategy", "single"), "--strategy single: needs 1 process, but 2 were started; use ddp or lightning"),
         (("--devices", "2", "--batch-size", "1"), "--batch-size 1: smaller than its 2 parts (2 devices × 1"),
     ):
         for rank in start_ranks(tmp_path, 2, "train", TINY, *flags, "--out", "run"):
