@@ -182,7 +182,7 @@ def test_training_saves_strips_that_sample_shows_and_animates(capsys):
     for flags in (["--grid", "2x2"], ["--interpolate"]):
         assert run(["sample", "both/pretrain", "--accelerator", "cpu", *flags]) == 2
         assert (
-            f"{' '.join(flags)}: SuperResolution transforms images; this is for generators" in capsys.readouterr().err
+            f"{' '.join(flags)}: only for generators, but SuperResolution transforms images" in capsys.readouterr().err
         )
     assert run(["sample", "both/pretrain", "--animate", "--out", "moving.gif"]) == 0
     with Image.open("moving.gif") as moving:
