@@ -269,7 +269,7 @@ def test_a_diverging_run_ends_before_it_is_saved(tmp_path: Path) -> None:
 
 def test_a_parameter_without_a_gradient_is_reported(tmp_path: Path) -> None:
     rejected = run_fork(tmp_path, "train", TINY, "--set", "unused=true", "--out", "run")
-    assert_one_line(rejected, "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)")
+    assert_one_line(rejected, "computes no gradient for 2 parameters of 'classifier' (spare.weight, spare.bias)")
 
 
 def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> None:
@@ -285,12 +285,12 @@ def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> 
 
 def test_externally_launched_processes_print_their_user_errors(tmp_path: Path) -> None:
     for flags, expected in (
-        (("--strategy", "single"), "--strategy single: one process, but 2 were started; use ddp or lightning"),
+        (("--strategy", "single"), "--strategy single: needs 1 process, but 2 were started; use ddp or lightning"),
         (("--devices", "2", "--batch-size", "1"), "--batch-size 1: smaller than its 2 parts (2 devices × 1"),
     ):
         for rank in start_ranks(tmp_path, 2, "train", TINY, *flags, "--out", "run"):
             assert_one_line(rank, expected)
     first, second = start_ranks(tmp_path, 2, "train", TINY, "--devices", "2", "--set", "unused=true", "--out", "run")
-    expected = "gives no gradient to 2 parameters of 'classifier' (spare.weight, spare.bias)"
+    expected = "computes no gradient for 2 parameters of 'classifier' (spare.weight, spare.bias)"
     assert_one_line(first, expected)
     assert second.wait() == 2 and expected in (tmp_path / "run" / "logs" / "rank-1.txt").read_text()

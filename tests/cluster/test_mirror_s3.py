@@ -76,7 +76,7 @@ def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path
         back = run_fork(
             tmp_path, *command, "--out", f"back-{number}", "--resume-from", url, environment=server.environment
         )
-        assert back.wait() == 0 and "finished, at 640 images" in back.stdout
+        assert back.wait() == 0 and "finished at 640 images" in back.stdout
         same = weights_of(run) == expected == weights_of(tmp_path / f"back-{number}")
         tally["lost nothing"] += same
         print(f"killed after {at}+ images were up, {left} whole: {'the same bits' if same else 'OTHER BITS'}")

@@ -240,14 +240,14 @@ def test_unusable_files_are_listed_and_the_others_processed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nowhere", "photos", "--out", "o"], "nowhere: expected a run's folder or a .safetensors file"),
+        (["nowhere", "photos", "--out", "o"], "nowhere: expected a run folder or a .safetensors file"),
         (["photos", "photos", "--out", "o"], "photos: not a run folder (it has no config.toml)"),
         (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: its metadata lists no recipe"),
         (["damaged.safetensors", "photos", "--out", "o"], "damaged.safetensors: cannot be read"),
         (["partial.safetensors", "photos", "--out", "o"], "'generator.tail.bias' is missing"),
         (["restoration.safetensors", "nothing.png", "--out", "o"], "nothing.png: no such image or folder"),
         (["restoration.safetensors", "empty", "--out", "o"], "empty: has no images"),
-        (["restoration.safetensors", "photos", "--out", "photos/one.png"], "is a file; name a folder"),
+        (["restoration.safetensors", "photos", "--out", "photos/one.png"], "is a file; choose a folder"),
         (["restoration.safetensors", "photos", "--out", "o", "--downsample", "bicubic"], "keeps the size of images"),
         (["super_resolution.safetensors", "photos", "--out", "o", "--downsample", "box"], "--downsample box: expected"),
         (["super_resolution.safetensors", "photos", "--out", "o", "--tile", "-1"], "--tile -1: expected the side"),
@@ -276,7 +276,9 @@ def test_networks_that_cannot_be_tiled_take_whole_images_or_report_it(capsys, tm
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path) == 0
     assert "tiles" not in capsys.readouterr().out
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path / "tiled", "--tile", 32) == 0
-    assert "it normalises by the statistics of the whole image: seams may be visible" in capsys.readouterr().out
+    assert (
+        "the network normalises by the statistics of the whole image: seams may be visible" in capsys.readouterr().out
+    )
 
 
 def test_tiles_are_as_large_as_memory_allows(monkeypatch):
@@ -377,7 +379,7 @@ def test_images_are_listed_when_all_processes_die(tmp_path, monkeypatch, capsys)
     assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out", "--devices", 2) == 1
     *listed, last = capsys.readouterr().err.splitlines()
     assert sorted(line.split(": ")[1] for line in listed) == [str(tmp_path / f"{number}.png") for number in range(5)]
-    assert sum("the process that worked on it ended (exit code -9)" in line for line in listed) == 2
+    assert sum("the process working on it died (exit code -9)" in line for line in listed) == 2
     assert sum("all processes had ended" in line for line in listed) == 3
     assert last == "0 of 5 images were processed, 5 could not be used"
 

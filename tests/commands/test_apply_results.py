@@ -68,11 +68,11 @@ def test_an_existing_file_is_replaced_only_when_asked_to(weights, capsys):
     own = Path("vacation/1.png").read_bytes()
     words = [weights / "twice.safetensors", "vacation/1.jpg", "vacation/2.jpg", "--out", "vacation"]
     assert apply(*words) == 2
-    expected = "--out vacation: vacation/1.png exists; --overwrite replaces it, --skip-existing leaves it\n"
+    expected = "--out vacation: vacation/1.png exists; use --overwrite to replace it, or --skip-existing to keep it\n"
     assert expected in capsys.readouterr().err
     assert Path("vacation/1.png").read_bytes() == own and not Path("vacation/2.png").exists()
     assert apply(*words, "--skip-existing") == 0
-    assert "1 image left out: the results exist" in capsys.readouterr().out
+    assert "1 image skipped: results already exist" in capsys.readouterr().out
     assert Path("vacation/1.png").read_bytes() == own and Path("vacation/2.png").exists()
     assert apply(*words) == 2 and "vacation/1.png and 1 more exist" in capsys.readouterr().err
     assert apply(*words, "--overwrite") == 0
@@ -85,7 +85,7 @@ def test_an_input_image_is_never_overwritten(weights, capsys):
     before = Path("a.png").read_bytes()
     for more in ([], ["--overwrite"], ["--skip-existing"]):
         assert apply(weights / "twice.safetensors", "a.png", "--out", ".", *more) == 2
-        assert "a.png is one of the images and would be overwritten" in capsys.readouterr().err
+        assert "a.png is an input and would be overwritten" in capsys.readouterr().err
     assert Path("a.png").read_bytes() == before
 
 
@@ -97,7 +97,7 @@ def test_an_image_with_some_results_present_is_reported_and_the_others_are_proce
     Path("out/b-stain.png").unlink()
     Path("out/b-segmentation.png").unlink()
     assert apply(*words, "--skip-existing") == 1
-    assert "not used: in/a.png: out/a-segmentation.png exists, and other results" in capsys.readouterr().err
+    assert "not used: in/a.png: out/a-segmentation.png exists, but other results" in capsys.readouterr().err
     assert names_in("out") == ["a-segmentation.png", "b-segmentation.png", "b-stain.png"]
 
 
@@ -110,7 +110,7 @@ def test_names_are_made_longer_only_where_results_would_collide(weights, capsys)
     assert apply(weights / "twice.safetensors", "1/same", "2/same", "in/b.png", "--out", "other") == 1
     assert names_in("other") == ["b.png"]
     listed = capsys.readouterr().err.splitlines()
-    reason = "another image has the same name and folder; use another --out for it"
+    reason = "another image has the same name and folder; use a different --out for it"
     assert listed[:2] == [f"not used: {path}: {reason}" for path in ("1/same/x.png", "2/same/x.png")]
 
 
@@ -139,10 +139,7 @@ def test_results_among_the_input_images_print_a_warning(weights, capsys):
     assert apply(weights / "twice.safetensors", "in", "--out", "in/made") == 0
     assert "the next call" not in capsys.readouterr().out  # a folder of results holds no input images
     assert apply(weights / "twice.safetensors", "album", "--out", "album") == 0
-    assert (
-        "--out album: images are also read from it, so the next call would read these results"
-        in capsys.readouterr().out
-    )
+    assert "--out album: is also an input folder, so the next call would read these results" in capsys.readouterr().out
 
 
 def test_a_missing_image_does_not_stop_the_others(weights, capsys):
@@ -166,7 +163,7 @@ def test_a_folder_that_cannot_be_created_is_reported_before_work_starts(weights,
 def test_a_result_that_is_not_finite_is_not_written(weights, capsys):
     save("good.png")
     assert apply(weights / "broken.safetensors", "good.png", "--out", "out") == 1
-    assert "not used: good.png: the networks' output for it is not finite" in capsys.readouterr().err
+    assert "not used: good.png: the networks' output is not finite" in capsys.readouterr().err
     assert names_in("out") == []
 
 
@@ -176,7 +173,7 @@ def test_images_too_small_to_compare_are_reported_with_their_size(weights, capsy
     words = [weights / "twice.safetensors", "tiny.png", "enough.png", "--out", "out", "--downsample", "bicubic"]
     assert apply(*words) == 1
     printed = capsys.readouterr()
-    assert "tiny.png: 3×5 pixels; to downsample by 2 and compare takes at least 16×16" in printed.err
+    assert "tiny.png: 3×5 pixels; needs at least 16×16 to downsample by 2 and compare" in printed.err
     assert "enough.png: lr_psnr" in printed.out
 
 

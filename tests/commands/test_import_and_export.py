@@ -150,13 +150,13 @@ class Surprise:
         (TheirGenerator().state_dict(), ["--set", "width=64"], f"width=64: theirs.pth has width={WIDTH}"),
         (TheirGenerator(slopes=WIDTH).state_dict(), [], "first.1.weight has 6 slopes, expected one"),
         (TheirGenerator(4).state_dict(), [], "theirs.pth: upscales 16 times; supported scales are 2, 4 and 8"),
-        (without(TheirGenerator().state_dict(), "last.weight"), [], "last.bias is no tensor of SRGAN's generator"),
-        (nn.Linear(3, 3).state_dict(), [], "weight is no tensor of SRGAN's generator"),
+        (without(TheirGenerator().state_dict(), "last.weight"), [], "last.bias does not belong to an SRGAN generator"),
+        (nn.Linear(3, 3).state_dict(), [], "weight does not belong to an SRGAN generator"),
         ({"encoder.weight": torch.zeros(4, 3, 3, 3)}, [], "has 1 convolutions"),
         (
             {**TheirGenerator().state_dict(), "last.weight": torch.zeros(3, WIDTH, 3, 3)},
             [],
-            "theirs.pth: last.weight is (3, 6, 3, 3), expected (3, 6, 9, 9)",
+            "theirs.pth: last.weight has shape (3, 6, 3, 3), expected (3, 6, 9, 9)",
         ),
         ({"epoch": 3}, [], "'epoch' is not a tensor; expected a state_dict"),
         ([1, 2], [], "theirs.pth: contains no state_dict"),
@@ -225,8 +225,8 @@ def test_the_networks_of_deepliif_are_imported_together(capsys):
     ("skip", "words", "line"),
     [
         ("G21", NETS, "nets: 'generators.GS0.model"),
-        ("", [*NETS, "--set", "ngf=2"], "latest_net_G1.pth: model.1.weight is (1, 3, 7, 7) and is (2, 3, 7, 7)"),
-        ("", NETS[:8], "--set panels: name what the networks make"),
+        ("", [*NETS, "--set", "ngf=2"], "G1.pth: model.1.weight has shape (1, 3, 7, 7), but has shape (2, 3, 7, 7)"),
+        ("", NETS[:8], "--set panels: list the input and the generated panels"),
         ("", [*NETS, "--set", "norm=instance"], "choose its architecture with --set"),
     ],
 )

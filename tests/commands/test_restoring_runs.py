@@ -77,7 +77,7 @@ def test_each_stage_is_a_run_and_the_second_starts_from_the_best_of_the_first():
 
 def test_a_run_with_stages_resumes_under_another_name_of_its_folder(place):
     again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", str(place / "both"))
-    assert again.wait() == 0 and "finished, at 32 images" in again.stdout, again.stderr
+    assert again.wait() == 0 and "finished at 32 images" in again.stdout, again.stderr
 
 
 def test_what_a_later_stage_lacks_is_reported_before_the_first_starts(place):
@@ -96,7 +96,7 @@ def test_a_test_image_that_cannot_be_evaluated_is_reported_before_training(place
 def test_a_second_start_resumes_the_stage_that_had_started(place):
     before = {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
     again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", "both")
-    assert again.wait() == 0 and "finished, at 32 images" in again.stdout
+    assert again.wait() == 0 and "finished at 32 images" in again.stdout
     assert before == {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
 
 
@@ -148,7 +148,7 @@ def test_a_stage_without_a_checkpoint_starts_from_the_host_with_the_most_progres
     (folders[1] / "both/adversarial").mkdir()
     shutil.copy("both/adversarial/config.toml", folders[1] / "both/adversarial")  # killed before it saved
     hosts = run_two_hosts(*folders, "--lr", "0", "--set", "perceptual=0", "--images", "8")
-    assert "starts from both/pretrain at 32 images: generator" in hosts[0].stdout
+    assert "initialized from both/pretrain at 32 images: generator" in hosts[0].stdout
     best = weights("both/pretrain", "best")
     parameters = [name for name in best if "norm" not in name and ".body.1." not in name]
     for folder in folders:
@@ -166,7 +166,7 @@ def test_a_run_starts_from_given_weights(place, origin, tmp_path):
     words = [*TRAIN, "--set", "stage=adversarial", "--set", "perceptual=0", "--lr", "0", "--images", "8"]
     started = run_fork(place, *words, "--init-from", path, "--out", str(tmp_path / "run"))
     assert started.wait() == 0, started.stderr
-    assert f"starts from {path}" in started.stdout and "generator" in started.stdout
+    assert f"initialized from {path}" in started.stdout and "generator" in started.stdout
     found = weights(str(tmp_path / "run"))
     parameters = [name for name in best if "running" not in name and "num_batches" not in name]
     assert all(torch.equal(found[name], best[name]) for name in parameters)
@@ -182,7 +182,7 @@ def test_training_saves_strips_that_sample_shows_and_animates(capsys):
     for flags in (["--grid", "2x2"], ["--interpolate"]):
         assert run(["sample", "both/pretrain", "--accelerator", "cpu", *flags]) == 2
         assert (
-            f"{' '.join(flags)}: SuperResolution transforms images; this is for generators" in capsys.readouterr().err
+            f"{' '.join(flags)}: only for generators, but SuperResolution transforms images" in capsys.readouterr().err
         )
     assert run(["sample", "both/pretrain", "--animate", "--out", "moving.gif"]) == 0
     with Image.open("moving.gif") as moving:
@@ -215,7 +215,7 @@ def test_the_protocol_is_saved_with_the_metrics():
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--init-from", "nowhere"], "--init-from nowhere: expected a run's folder or a .safetensors file"),
+        (["--init-from", "nowhere"], "--init-from nowhere: expected a run folder or a .safetensors file"),
         (["--init-from", "photos"], "--init-from photos: has no checkpoint yet"),
         (["--init-from", "both"], "choose one of the runs in it: both/adversarial, both/pretrain"),
         (["--init-from", "both/pretrain", "--set", "scale=4"], "trained with scale=2 (not 4): use --set scale=2"),
@@ -296,7 +296,7 @@ def test_a_weights_file_of_other_networks_is_rejected(capsys, tmp_path):
     path = tmp_path / "other.safetensors"
     safetensors.torch.save_file({"encoder.weight": torch.zeros(1)}, path)
     assert run([*TRAIN, "--init-from", str(path), "--out", str(tmp_path / "run")]) == 2
-    assert "holds none of the networks generator" in capsys.readouterr().err
+    assert "contains none of the networks generator" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 

@@ -370,7 +370,7 @@ def test_a_classifier_that_reads_draws_is_not_exported_and_the_draw_is_reported(
     weights = write_weights_of(str(tmp_path / "dice.py"), DataSpec(1, 8, 8, num_classes=3), "data=digits", "size=8")
     assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
     printed = capsys.readouterr().err
-    assert "predict() of Dice reads the draw 'dice', and" in printed and len(printed.splitlines()) == 1
+    assert "predict() of Dice reads the draw 'dice', but" in printed and len(printed.splitlines()) == 1
 
 
 @can_export
@@ -384,7 +384,9 @@ def test_a_fixed_size_classifier_trained_on_crops_is_rejected_with_a_fix(tmp_pat
     assert training.wait() == 0, training.stderr
     assert run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.onnx")]) == 2
     printed = capsys.readouterr().err
-    assert "predict() of Dice cannot take whole images of 160×128 pixels" in printed and len(printed.splitlines()) == 1
+    assert (
+        "predict() of Dice does not accept whole images of 160×128 pixels" in printed and len(printed.splitlines()) == 1
+    )
 
 
 @can_export

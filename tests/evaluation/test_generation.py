@@ -136,7 +136,7 @@ def test_fewer_images_than_features_are_rejected_and_few_images_print_a_warning(
         evaluator_of(images(191, 1), 500)
     with pytest.raises(UserError, match="100 images"):
         evaluator_of(images(500, 1), 100)
-    assert "mean little" in evaluator_of(images(100, 1), 500, few_images="allow").notes[0]
+    assert "unreliable" in evaluator_of(images(100, 1), 500, few_images="allow").notes[0]
     assert "biased" in evaluator_of(images(400, 1), 500).notes[0]
     assert evaluator_of(images(960, 1), 960).notes == ()
 
@@ -148,7 +148,7 @@ def test_protocols_are_equal_only_if_all_but_the_seed_agrees():
     assert same_protocol(protocol, evaluator_of(real, 300, seed=7).protocol())
     other = evaluator_of(real, 250).protocol()
     assert not same_protocol(protocol, other)
-    with pytest.raises(UserError, match=r"run a and run b were not measured alike .*made: 300 ≠ 250"):
+    with pytest.raises(UserError, match=r"run a and run b were measured differently .*made: 300 ≠ 250"):
         require_same({"run a": protocol, "run b": other})
 
 
@@ -176,7 +176,7 @@ def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path
     path, digest = saved(tmp_path, network)
     with pytest.raises(UserError, match=f"not a known Inception file .*--inception-sha256 {digest}"):
         evaluator_of(real, 250, inception=path)
-    with pytest.raises(UserError, match=f"its SHA-256 is {digest}, not that of --inception-sha256 00ff"):
+    with pytest.raises(UserError, match=f"its SHA-256 is {digest}, but --inception-sha256 is 00ff"):
         evaluator_of(real, 250, inception=path, inception_sha256="00ff")
     with pytest.raises(UserError, match="no such file"):
         evaluator_of(real, 250, inception=str(tmp_path / "nothing.pt"))
@@ -191,15 +191,15 @@ def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_a_trusted_file_that_is_not_an_inception_network_is_rejected(tmp_path):
     for network, reason in (
-        (Scripted(10), r"gives \(1, 10\) for an image, not \(1, 2048\)"),
-        (Scripted(2048), "not the Inception of 2015: it computes other features"),
+        (Scripted(10), r"returns shape \(1, 10\) for an image, expected \(1, 2048\)"),
+        (Scripted(2048), "not the 2015 Inception network: it computes different features"),
     ):
         path, digest = saved(tmp_path, network)
         with pytest.raises(UserError, match=reason):
             evaluator_of(images(250, 1), 250, inception=path, inception_sha256=digest)
     text = tmp_path / "text.pt"
     text.write_text("not a network")
-    with pytest.raises(UserError, match="not a network in TorchScript"):
+    with pytest.raises(UserError, match="not a TorchScript network"):
         evaluator_of(images(250, 1), 250, inception=str(text), inception_sha256=sha256(text.read_bytes()).hexdigest())
 
 
@@ -269,7 +269,7 @@ def test_features_of_an_unsuitable_run_or_for_other_images_are_rejected(runs, mo
     assert rejected.wait() == 2 and "features=gan: not a classification run" in rejected.stderr
     monkeypatch.chdir(runs)
     case = Case(source_of(images(300, 1)), "train", 300, open_run)
-    with pytest.raises(UserError, match="features=classifier: trained on images of 8×8×1, and these are of 12×12×3"):
+    with pytest.raises(UserError, match="features=classifier: trained on images of 8×8×1, but these are 12×12×3"):
         Generation(case, DATA_SPEC, CPU, RunSettings(features="classifier"))
 
 

@@ -31,7 +31,7 @@ def opened(
     with computing_in("fp32"):  # a trace fixes whether its convolutions may use TF32
         torch.jit.trace(network, trial).save(str(path))
     digest = sha256(path.read_bytes()).hexdigest()
-    with pytest.raises(UserError, match="not the Inception of 2015: it computes other features"):
+    with pytest.raises(UserError, match="not the 2015 Inception network: it computes different features"):
         inception.load_inception(str(path), digest, CPU)
     patch.setattr(inception, "ANSWER", tuple(network(trial)[0, :8].tolist()))  # use this file as the Inception network
     return inception.load_inception(str(path), digest, device), network
@@ -74,8 +74,8 @@ def test_our_network_gives_the_features_of_the_file_in_every_precision(tmp_path,
 @pytest.mark.parametrize(
     "broken, reason",
     [
-        (lambda network: lambda x: network(x) + 1, "this GPU computes other features in it"),
-        (lambda network: lambda x: x / object(), r"Triton cannot compute in it here \(unsupported operand.*\)"),
+        (lambda network: lambda x: network(x) + 1, "this GPU computes wrong features"),
+        (lambda network: lambda x: x / object(), r"the Triton kernels fail here \(unsupported operand.*\)"),
     ],
 )
 @torch.no_grad()
@@ -92,14 +92,14 @@ def test_a_file_with_the_same_names_but_other_results_is_run_unchanged(tmp_path,
     assert isinstance(network, ScriptedInception)
     wanted = file(inception.enlarged(some_images()))
     assert torch.allclose(network(some_images(), "fp32").vectors, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UserError, match="feature_precision=fp16: only the Inception of a known file supports it"):
+    with pytest.raises(UserError, match="feature_precision=fp16: only Inception from a file supports it"):
         network.require("fp16", GPU)
 
 
 def test_fp16_needs_a_gpu():
     network = FoldedInception(nn.Identity(), "")
     network.require("fp16", GPU)
-    with pytest.raises(UserError, match=r"feature_precision=fp16 is for GPUs.* use feature_precision=fp32"):
+    with pytest.raises(UserError, match=r"feature_precision=fp16: needs a GPU.* use feature_precision=fp32"):
         network.require("fp16", CPU)
 
 

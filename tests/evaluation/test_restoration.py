@@ -137,7 +137,9 @@ def test_the_protocol_records_everything_that_comparable_metrics_share():
 
 
 def test_an_image_smaller_than_the_window_is_reported_before_any_is_restored():
-    with pytest.raises(UserError, match=r"sample 1: a side of 19 pixels is too short .* 8 are left; .* the test split"):
+    with pytest.raises(
+        UserError, match=r"sample 1: a side of 19 pixels is too short .* only 8 can be used; .* the test split"
+    ):
         make_evaluator(sizes=((40, 40), (40, 19), (40, 23)))
     make_evaluator(sizes=((20, 20),))  # 12 of them, without a border of 4
     make_evaluator(output_scale=1, sizes=((11, 30),))

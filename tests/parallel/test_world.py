@@ -132,7 +132,7 @@ def test_each_process_uses_its_own_gpu(gpus: Gpus, visible: int, named: str, ids
 
 def test_too_few_gpus_are_rejected(gpus: Gpus) -> None:
     gpus.see(4, 0, 4)
-    with pytest.raises(UserError, match="--gpus 0,1: 2 for the 4 processes on this machine"):
+    with pytest.raises(UserError, match="--gpus 0,1: 2 ids for 4 processes on this machine"):
         check_devices(RunSettings(devices=4, gpus="0,1"))
     gpus.see(2, 0, 4)
     with pytest.raises(UserError, match="--devices 4: there are 2 GPUs here"):

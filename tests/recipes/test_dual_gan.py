@@ -117,7 +117,7 @@ def test_d2gan_gives_the_discriminators_opposite_tasks():
     ("settings", "message"),
     [
         ({"objective": "d2gan", "against": "stronger"}, "objective=d2gan and against=stronger: d2gan needs both"),
-        ({"objective": "d2gan", "r1": 1.0}, "objective=d2gan and r1=1: the penalty is for bce, hinge and lsgan"),
+        ({"objective": "d2gan", "r1": 1.0}, "objective=d2gan and r1=1: R1 only works with bce, hinge and lsgan"),
         ({"objective": "d2gan", "d2gan_beta": 0.0}, "d2gan_beta=0: must be above 0"),
     ],
 )

@@ -306,7 +306,7 @@ def test_generators_are_shown_side_by_side_and_need_equal_protocols(tmp_path: Pa
         assert "samples-000000000640.png cannot be read" in (tmp_path / "torn/report.html").read_text()
     rejected = run_fork(tmp_path, "compare", "0", "1", "--out", "neither")
     assert rejected.wait() == 2
-    assert "0 and 1 were not measured alike and cannot be compared (resize: area to 8 ≠ none)" in rejected.stderr
+    assert "0 and 1 were measured differently and cannot be compared (resize: area to 8 ≠ none)" in rejected.stderr
 
 
 def test_a_phrase_shows_the_number_in_its_place() -> None:

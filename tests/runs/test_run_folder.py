@@ -187,10 +187,10 @@ def test_a_command_that_trains_nothing_does_not_change_a_finished_run(tmp_path: 
         return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files if "logs" not in file.parts}
 
     before = record()
-    for images, message in (("96", "finished, at 96 images\n"), ("48", "past the requested 48: nothing")):
+    for images, message in (("96", "already finished at 96 images\n"), ("48", "past the requested 48: nothing")):
         again = run_fork(tmp_path, *command, "--images", images)
         assert again.wait() == 0 and message in again.stdout, again.stderr
-        assert "test, of the checkpoint at 96 images" in again.stdout, "the trained weights are still evaluated"
+        assert "test metrics of the checkpoint at 96 images" in again.stdout, "the trained weights are still evaluated"
         assert record() == before
 
 

@@ -24,4 +24,4 @@ def test_replicas_start_and_stay_equal_and_the_first_difference_is_reported(tmp_
     settings = SMALL | {"devices": 2, "batch_size": "2"}
     ranks = start_function_in_ranks(tmp_path, 2, spoil_and_check, "translation", "generators.GS1", settings)
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
-    assert "the replicas of network 'generators.GS1' differ: ranks [1] from rank 0" in ranks[0].stdout
+    assert "the replicas of network 'generators.GS1' differ: ranks [1] do not match rank 0" in ranks[0].stdout

@@ -1,8 +1,8 @@
-"""The evaluator contract: predictions in, sums that add up over parts out, metrics at the end.
+"""The evaluator contract: predictions are reduced to sums, and the sums of all ranks to metrics.
 
 An evaluator never waits for the device while it reads batches. Its sums are added over all ranks before they become
 metrics, so that a metric does not depend on how the samples were distributed. An evaluator that compares predictions
-with the samples themselves (`needs_samples`) reads all of these first, in the same way.
+with the samples themselves (`needs_samples`) reads all samples first, in the same way.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class OpenedRun:
     """A finished run with its trained weights."""
 
     config: Config
-    spec: DataSpec  # of the training data
-    recipe: Recipe  # with the weights of the best checkpoint
+    spec: DataSpec  # describes the training data
+    recipe: Recipe  # has the weights of the best checkpoint
 
 
-OpenRun = Callable[[str], OpenedRun]  # by the run's folder
+OpenRun = Callable[[str], OpenedRun]  # takes the path of a run folder
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,26 @@ class Case:
 
     source: Source
     split: str
-    count: int  # predictions that will come
+    count: int  # expected number of predictions
     open_run: OpenRun
-    output_scale: int = 1  # how many times as high and wide as its input the recipe's output is
+    output_scale: int = 1  # ratio of the output's height and width to the input's
 
 
 class Evaluator:
-    """Measures predictions. Subclass it in a file of its own: the file's name is the evaluator's name."""
+    """Measures predictions. Put each subclass in a separate file: the file name is the evaluator's name."""
 
-    classifies: ClassVar[bool] = False  # reads "logits" of a prediction, one per class, against "label"
+    classifies: ClassVar[bool] = False  # compares the predicted "logits", one per class, with "label"
 
-    needs_samples: bool = False  # it reads the samples themselves before the predictions
-    notes: tuple[str, ...] = ()  # warnings and remarks on its metrics, to be printed
-    label: str = ""  # what the names of its metrics have in [brackets]
+    needs_samples: bool = False  # whether it reads all samples before the predictions
+    notes: tuple[str, ...] = ()  # warnings and remarks about its metrics, to be printed
+    label: str = ""  # appended to its metrics' names in [brackets]
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
-        """Prepare for one case; raise UserError where it cannot be evaluated."""
+        """Prepare for one case; raise UserError if it cannot be evaluated."""
         self.case, self.spec, self.device, self.settings = case, spec, device, settings
 
     def protocol(self) -> Protocol:
-        """Return all that two measurements must share for their metrics to be comparable; empty where all do."""
+        """Return everything that must agree for two measurements to be comparable; empty if all are comparable."""
         return {}
 
     def update_samples(self, batch: Batch) -> None:
@@ -67,19 +67,19 @@ class Evaluator:
         raise NotImplementedError
 
     def sample_sums(self) -> Tensor:
-        """Return the sums over the samples so far; like `sums`."""
+        """Return the sums over the samples so far, in the format of `sums`."""
         raise NotImplementedError
 
     def end_samples(self, sums: Tensor) -> None:
-        """Accept the sums over all samples, of all ranks."""
+        """Receive the sums over all samples of all ranks."""
         raise NotImplementedError
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
-        """Add the predictions of one batch; each sample must come once."""
+        """Add the predictions of one batch. Each sample must be added exactly once."""
         raise NotImplementedError
 
     def sums(self) -> Tensor:
-        """Return the sums so far as a tensor of the caller's own: float64, one dimension, on the device."""
+        """Return the sums so far as a new one-dimensional float64 tensor on the device."""
         raise NotImplementedError
 
     def results(self, sums: Tensor) -> dict[str, float]:
@@ -88,5 +88,5 @@ class Evaluator:
 
 
 def is_classifier(recipe_class: type[Recipe]) -> bool:
-    """Return whether a recipe predicts logits of classes: its evaluator declares it."""
+    """Return whether a recipe predicts class logits, as its evaluator declares."""
     return bool(recipe_class.evaluator) and load_class("evaluator", recipe_class.evaluator, Evaluator).classifies

@@ -1,4 +1,4 @@
-"""PSNR and SSIM of images in 0…255, in float64; evaluators and `apply --downsample` share them."""
+"""PSNR and SSIM of images in 0…255, in float64; used by evaluators and by `apply --downsample`."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from paceline.evaluation.contract import Case
 
 LUMA, LUMA_SHIFT = (65.481 / 255, 128.553 / 255, 24.966 / 255), 16.0
 PEAK = 255.0
-PSNR_OF_EQUALS = 100.0  # dB, instead of infinity
+PSNR_OF_EQUALS = 100.0  # dB for identical images, instead of infinity
 WINDOW, SIGMA = 11, 1.5
 C1, C2 = (0.01 * PEAK) ** 2, (0.03 * PEAK) ** 2
 
 
 def check_sizes(case: Case, border: int = 0) -> None:
-    """Raise UserError for an image smaller than SSIM's window, by its name and before anything is predicted."""
+    """Raise UserError that names an image smaller than SSIM's window, before anything is predicted."""
     sides = sizes_of(case.source).min(axis=1)
     left = sides // case.output_scale * case.output_scale - 2 * border
     worst = int(left.argmin())
     if left[worst] < WINDOW:
         raise UserError(
-            f"{case.source.name_of(worst)}: a side of {sides[worst]} pixels is too short to compare: SSIM's window "
-            f"has {WINDOW}, and {left[worst]} are left; remove the image from the {case.split} split"
+            f"{case.source.name_of(worst)}: a side of {sides[worst]} pixels is too short to compare: SSIM needs "
+            f"{WINDOW} pixels, but only {left[worst]} can be used; remove the image from the {case.split} split"
         )
 
 
 def to_levels(images: Tensor) -> Tensor:
-    """Round images in -1…1 to the levels of 8 bits, 0…255, in float64."""
+    """Round images in -1…1 to 8-bit levels, 0…255, in float64."""
     return ((images.detach().double() + 1) * 127.5).round().clamp(0, 255)
 
 
 def luma(levels: Tensor) -> Tensor:
-    """Return MATLAB's luma of RGB in 0…255, from 16 to 235; a grey image is its own."""
+    """Return MATLAB's luma (16…235) of RGB images in 0…255; grey images are returned unchanged."""
     if levels.shape[1] == 1:
         return levels
     red, green, blue = levels.unbind(1)
@@ -50,10 +50,10 @@ def psnr(made: Tensor, target: Tensor) -> Tensor:
 
 
 def ssim(made: Tensor, target: Tensor) -> Tensor:
-    """Return the structural similarity of each image, over all of its channels."""
+    """Return the structural similarity of each image, averaged over its channels."""
     height, width = made.shape[-2:]
     if min(height, width) < WINDOW:
-        raise UserError(f"images of {width}×{height} pixels are too small to compare: SSIM's window is {WINDOW}")
+        raise UserError(f"images of {width}×{height} pixels are too small to compare: SSIM needs {WINDOW}×{WINDOW}")
     mean1, mean2 = blurred(made), blurred(target)
     variance1, variance2 = blurred(made * made) - mean1 * mean1, blurred(target * target) - mean2 * mean2
     covariance = blurred(made * target) - mean1 * mean2
@@ -62,9 +62,9 @@ def ssim(made: Tensor, target: Tensor) -> Tensor:
 
 
 def blurred(images: Tensor) -> Tensor:
-    """Return means under the Gaussian window where it lies inside the image.
+    """Return Gaussian-weighted means for all windows that lie inside the image.
 
-    They are shifted sums, since convolutions in float64 are slow.
+    They are computed as shifted sums, since convolutions in float64 are slow.
     """
     offsets = [number - WINDOW // 2 for number in range(WINDOW)]
     weights = [math.exp(-(offset**2) / (2 * SIGMA**2)) for offset in offsets]

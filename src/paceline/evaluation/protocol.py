@@ -1,4 +1,4 @@
-"""How a metric was measured. Metrics of different protocols are not compared."""
+"""How a metric was measured. Metrics measured with different protocols are not compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 from paceline.core.errors import UserError
 
 Protocol: TypeAlias = Mapping[str, str | int | float]
-MAY_DIFFER = {"seed"}  # means are taken over runs that differ in their seeds
+MAY_DIFFER = {"seed"}  # runs that differ only in their seed are averaged
 
 
 def differences(first: Protocol, second: Protocol) -> list[str]:
@@ -18,7 +18,7 @@ def differences(first: Protocol, second: Protocol) -> list[str]:
 
 
 def same_protocol(first: Protocol, second: Protocol) -> bool:
-    """Return whether metrics of these protocols can be compared."""
+    """Return whether metrics measured with these protocols can be compared."""
     return not differences(first, second)
 
 
@@ -28,4 +28,4 @@ def require_same(protocols: Mapping[str, Protocol]) -> None:
     for other, protocol in others:
         found = differences(first, protocol)
         if found:
-            raise UserError(f"{name} and {other} were not measured alike and cannot be compared ({'; '.join(found)})")
+            raise UserError(f"{name} and {other} were measured differently and cannot be compared ({'; '.join(found)})")

@@ -1,4 +1,4 @@
-"""Metrics of two sets of features: Fréchet distance, kernel distance, precision and recall; Inception Score."""
+"""Metrics that compare sets of features: Fréchet and kernel distance, precision, recall; the Inception Score."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 KERNEL_SUBSET = 1000  # rows per estimate of the kernel distance
 NEIGHBOURS = 3
-_ROWS_AT_ONCE = 2000  # of a table of distances
+_ROWS_AT_ONCE = 2000  # rows of a distance matrix computed at a time
 
 
 def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covariance2: Tensor) -> float:
-    """Return the Fréchet distance of two normal distributions, in float64.
+    """Return the Fréchet distance between two normal distributions, in float64.
 
-    The trace of (Σ₁Σ₂)^½ is the sum of the roots of the eigenvalues of RᵀΣ₂R with RRᵀ = Σ₁, which is symmetric: no
-    general matrix square root is needed, and singular matrices (fewer samples than features) do no harm.
+    The trace of (Σ₁Σ₂)^½ is the sum of the square roots of the eigenvalues of RᵀΣ₂R, where RRᵀ = Σ₁. This matrix is
+    symmetric, so no general matrix square root is needed. Covariances may be singular (fewer samples than features).
     """
     root = _root(covariance1.double())
     product = root.T @ covariance2.double() @ root
@@ -24,11 +24,11 @@ def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covarian
     trace_of_root = eigenvalues.clamp_min(0).sqrt().sum()
     traces = covariance1.double().trace() + covariance2.double().trace()
     distance = (mean1.double() - mean2.double()).square().sum() + traces - 2 * trace_of_root
-    return max(float(distance.item()), 0.0)  # in this order a NaN stays one
+    return max(float(distance.item()), 0.0)  # in this order, max() keeps a NaN
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """Return R with RRᵀ = covariance: Cholesky's, which is fast, or by eigenvalues where that is singular."""
+    """Return R with RRᵀ = covariance: the Cholesky factor, which is fast, or via eigenvalues if it is singular."""
     factor: Tensor
     failed: Tensor
     factor, failed = torch.linalg.cholesky_ex(covariance)
@@ -41,7 +41,7 @@ def _root(covariance: Tensor) -> Tensor:
 
 
 def kernel_distance(first: Tensor, second: Tensor, subset: int = KERNEL_SUBSET) -> float:
-    """Return the unbiased squared maximum mean discrepancy with the kernel (x·y/d + 1)³: the mean over subsets."""
+    """Return the unbiased squared MMD (maximum mean discrepancy) with kernel (x·y/d + 1)³, averaged over subsets."""
     size = min(subset, len(first), len(second))
     estimates = [
         _squared_discrepancy(one.double(), other.double())
@@ -63,10 +63,10 @@ def _squared_discrepancy(first: Tensor, second: Tensor) -> Tensor:
 
 
 def precision_and_recall(real: Tensor, made: Tensor, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
-    """Return the share of made rows that lie among the real ones, and of real rows that lie among the made ones.
+    """Return the fraction of generated rows that lie among the real ones, and vice versa.
 
-    Kynkäänniemi et al. (2019): a row lies among others if it is no farther from one of them than that one's
-    third neighbour is.
+    As in Kynkäänniemi et al. (2019), a row lies among others if its distance to one of them is at most the distance
+    between that one and its third-nearest neighbour.
     """
     count = min(len(real), len(made))
     real, made = real[:count].double(), made[:count].double()
@@ -89,7 +89,8 @@ def _squared_distances(rows: Tensor, others: Tensor) -> Iterator[Tensor]:
 def inception_score(counts: Tensor, likelihoods: Tensor, negative_entropies: Tensor) -> float:
     """Return exp of the mean divergence of p(class | image) from p(class), averaged over splits of the images.
 
-    Per split: the number of images, the sum of their class likelihoods, the sum of Σ p log p.
+    The arguments contain for each split: the number of images, the sum of their class probabilities, and the sum of
+    Σ p log p.
     """
     filled = counts > 0
     counts, likelihoods, negative_entropies = counts[filled], likelihoods[filled], negative_entropies[filled]

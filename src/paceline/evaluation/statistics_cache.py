@@ -1,4 +1,4 @@
-"""A cache of the statistics of real images: they hold as long as data and protocol are the same."""
+"""A cache of the statistics of real images, which are valid as long as data and protocol stay the same."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from paceline.evaluation.sums import Statistics
 
 
 def cache_folder() -> Path:
-    """Return the folder that statistics are cached in."""
+    """Return the folder in which statistics are cached."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "paceline" / "statistics"
 
 
 def find_statistics(protocol: Protocol, device: torch.device) -> Statistics | None:
-    """Return the statistics that were cached for a protocol; None where they are missing or damaged."""
+    """Return the cached statistics for a protocol; None if they are missing or damaged."""
     path = _path(protocol)
     try:
         changed_at = path.stat().st_mtime_ns
@@ -34,7 +34,7 @@ def find_statistics(protocol: Protocol, device: torch.device) -> Statistics | No
     return _read(path, json.dumps(protocol, sort_keys=True), device, changed_at)
 
 
-@lru_cache(maxsize=1)  # a run asks again at every evaluation
+@lru_cache(maxsize=1)  # every evaluation of a run asks for it
 def _read(path: Path, protocol: str, device: torch.device, changed_at: int) -> Statistics | None:
     try:
         content = path.read_bytes()
@@ -47,10 +47,10 @@ def _read(path: Path, protocol: str, device: torch.device, changed_at: int) -> S
 
 
 def store_statistics(protocol: Protocol, statistics: Statistics) -> None:
-    """Cache statistics for later evaluations; a folder that cannot be written to is no error."""
+    """Cache statistics for later evaluations. A folder that cannot be written to is ignored."""
     path = _path(protocol)
     tensors = {name: value.cpu().contiguous() for name, value in vars(statistics).items()}
-    tensors["rows"] = tensors["rows"].float()  # as the network gave them
+    tensors["rows"] = tensors["rows"].float()  # the precision of the network's output
     content = safetensors.torch.save(tensors)
     manifest = {"protocol": dict(protocol), "sha256": sha256(content).hexdigest()}
     with suppress(OSError):

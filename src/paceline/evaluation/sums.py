@@ -1,4 +1,4 @@
-"""Sums of features over samples, which add up over parts, and the statistics computed from them."""
+"""Sums of features over samples, which can be added over ranks, and the statistics computed from them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from paceline.evaluation.features.network import Features
 
-NUM_SPLITS = 10  # of the images, for the Inception Score
+NUM_SPLITS = 10  # groups of images for the Inception Score
 
 
 class Layout(NamedTuple):
     """The sizes of the sums."""
 
-    total: int  # samples that will come
+    total: int  # expected number of samples
     num_features: int
     num_classes: int
-    num_rows: int  # the first so many samples whose features are kept
+    num_rows: int  # how many samples, from the first on, have their features kept
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the sums by name, in order."""
@@ -36,18 +36,18 @@ class Layout(NamedTuple):
 
 
 class FeatureSums:
-    """Sums features in float64; a sample is identified by its position, so the sums do not depend on the parts."""
+    """Sums features in float64. Samples are identified by position, so the sums do not depend on the ranks."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self.parts = {
             name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in layout.shapes().items()
         }
-        # The extra row takes all samples after those that are kept, so that the device is never waited for.
+        # The extra row absorbs all samples that are not kept, so that nothing waits for the device.
         self.rows = torch.zeros(layout.num_rows + 1, layout.num_features, dtype=torch.float64, device=device)
 
     def add(self, features: Features, position: Tensor) -> None:
-        """Add a batch; a sample's position is its index among all."""
+        """Add a batch. The position of a sample is its index among all samples."""
         vectors = features.vectors.double()
         self.parts["count"] += len(vectors)
         self.parts["sum"] += vectors.sum(dim=0)
@@ -68,7 +68,7 @@ class FeatureSums:
 
 
 def unflatten(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """Return the sums of a vector by name."""
+    """Split a vector returned by `flat` into sums by name."""
     shapes = layout.shapes()
     pieces = torch.split(flat, [prod(shape) for shape in shapes.values()])
     return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
@@ -76,7 +76,7 @@ def unflatten(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What distances are computed from."""
+    """The statistics from which distances are computed."""
 
     count: Tensor  # [1]
     mean: Tensor
@@ -85,7 +85,7 @@ class Statistics:
 
 
 def statistics_from(sums: dict[str, Tensor]) -> Statistics:
-    """Return mean and unbiased covariance, given the sums."""
+    """Return the statistics, with an unbiased covariance, given the sums."""
     count = sums["count"]
     mean = sums["sum"] / count
     covariance = (sums["products"] - count * mean[:, None] * mean) / (count - 1)

@@ -1,1 +1,1 @@
-"""Trained models in use: tiles, images, ONNX."""
+"""Inference with trained models: tiling, image files, ONNX export."""

@@ -14,7 +14,7 @@ from paceline.runs.metrics import SAMPLES
 
 
 def animation_frames(runs: Sequence[str]) -> list[Image.Image]:
-    """Return a frame for each number of images seen; each of several runs shows its latest samples."""
+    """Return one frame per number of images seen, with the latest samples of every run at that point."""
     samples = {run: _sample_files(run) for run in runs}
     frames = []
     for seen in sorted({images for files in samples.values() for images in files}):
@@ -29,12 +29,12 @@ def animation_frames(runs: Sequence[str]) -> list[Image.Image]:
 
 def _sample_files(run: str) -> dict[int, Path]:
     """Return the sample images that training wrote, by images seen."""
-    config_of(run, own_source=False)  # raises for what is not a run
+    config_of(run, own_source=False)  # raises if it is not a run
     found = {}
     for path in (Path(run) / SAMPLES).glob("samples-*.png"):
         images = path.stem.rpartition("-")[2]
         if images.isdigit():
             found[int(images)] = path
     if not found:
-        raise UserError(f"{run}: has no images in {SAMPLES}/ to animate; a run that generates images writes them")
+        raise UserError(f"{run}: has no images in {SAMPLES}/ to animate; only runs that write sample images have them")
     return found

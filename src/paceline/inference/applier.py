@@ -1,4 +1,4 @@
-"""One image through networks on one device: it is read, cut into tiles, composed and written."""
+"""Applies networks to one image on one device: reads it, processes it in tiles, and writes the results."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from paceline.inference.skipped import SkippedImage
 from paceline.inference.tiling import Advance, Pixels, Tiling, apply_in_tiles, choose_tiling, tiling_warning
 from paceline.parallel.precision import choose_precision
 
-BYTES_PER_PX = {False: 4, True: 6}  # of a result in memory, by whether it has 16 bits
-ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # besides, while one is written
-CPU_ALLOCATOR = "DefaultCPUAllocator"  # named in its errors, whose other words depend on the platform
+BYTES_PER_PX = {False: 4, True: 6}  # memory for a result, by whether it is 16-bit
+ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory while an alpha channel is written
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # appears in its errors; the rest of the message depends on the platform
 
 
 @dataclass(frozen=True)
 class ApplierSettings:
-    """Which model to apply, and how; a process gets them as JSON."""
+    """Which model to apply, and how. Worker processes receive these settings as JSON."""
 
-    path: str  # a run's folder or a weights file
+    path: str  # run folder or weights file
     checkpoint: str = "best"
     tile: int = 0
     downsample: str = ""
@@ -39,7 +39,7 @@ class ApplierSettings:
 
 @dataclass(frozen=True, eq=False)
 class ImageTask:
-    """One image, and the file for each result by name."""
+    """An image to process, and the output file for each result name."""
 
     path: str
     targets: dict[str, str]
@@ -55,13 +55,13 @@ class AppliedImage:
 
 
 class _Composed(NamedTuple):
-    canvases: dict[str, Canvas]  # by the result's name
+    canvases: dict[str, Canvas]  # by result name
     tiling: Tiling
     num_tiles: int
 
 
 class Applier:
-    """Networks on a device, applied to images one by one."""
+    """Applies networks on one device to one image at a time."""
 
     def __init__(
         self, settings: ApplierSettings, image_model: ImageModel | None, device: torch.device, share: int = 1
@@ -73,7 +73,7 @@ class Applier:
         self.image_model.recipe.to(device)
 
     def process(self, task: ImageTask, advance: Advance) -> AppliedImage | SkippedImage:
-        """Apply the networks to one image and write the results; a file that cannot be used is skipped."""
+        """Apply the networks to one image and write the results. A file that cannot be used is skipped."""
         try:
             image = read_image(Path(task.path))
             self._check_memory(image)
@@ -85,7 +85,7 @@ class Applier:
             raise UserError(f"--out: cannot write the results of {task.path}: {error.strerror or error}") from error
 
     def transform(self, pixels: Pixels) -> dict[str, Image.Image]:
-        """Return the results for one image of 8 bits [h, w, c], by name."""
+        """Return the results for one 8-bit [h, w, c] image, by name."""
         canvases = self._compose(pixels, False, lambda _: None).canvases
         return {name: canvas.image for name, canvas in canvases.items()}
 
@@ -105,7 +105,7 @@ class Applier:
         return AppliedImage(task.path, f"{task.path}: {width}×{height}{enlarged}{tiles} → {files}{notes}")
 
     def _compare(self, task: ImageTask, image: ImageData, advance: Advance) -> AppliedImage:
-        """Downsample the image first, and compare the result with it."""
+        """Downsample the image, apply the networks, and compare the result with the original."""
         scale = self.image_model.output_scale
         original, small = shrink(image, scale)
         pixels = np.asarray(small) if small.mode == "RGB" else np.asarray(small)[..., np.newaxis]
@@ -120,9 +120,9 @@ class Applier:
         return AppliedImage(task.path, f"{task.path}: {values} → {task.targets['']}{note}", metrics)
 
     def _compose(self, pixels: Pixels, deep: bool, advance: Advance) -> _Composed:
-        """Apply the networks in tiles; with smaller ones where the memory does not suffice."""
+        """Apply the networks in tiles; if memory runs out, try again with smaller tiles."""
         height, width = pixels.shape[:2]
-        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # colours as images of a grey network
+        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # grey network: colours become images
         tiling = choose_tiling(
             self.field,
             (height, width),
@@ -155,13 +155,13 @@ class Applier:
         return paste
 
     def _smaller(self, tiling: Tiling, height: int, width: int) -> Tiling:
-        """Return tiles half as large; raise UserError where they cannot be smaller."""
+        """Return tiles half as large; raise UserError if they cannot be smaller."""
         side = min(tiling.side_px, max(height, width))
         exact = Tiling(side, self.field.tiled_halo_px, tiling_warning(self.field) or tiling.note)
         halved = exact.halved(self.field.multiple_px)
         if halved is None:
             hint = ": use --accelerator cpu" if self.device.type == "cuda" else ""
-            raise UserError(f"{self.device} has too little memory for a tile{hint}")
+            raise UserError(f"{self.device}: not enough memory for the smallest tile{hint}")
         return halved
 
     def _check_memory(self, image: ImageData) -> None:
@@ -171,15 +171,15 @@ class Applier:
             needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[image.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
-            raise BadImage(f"its results need {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free")
+            raise BadImage(f"its results need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free")
 
     def _result_bytes(self, height: int, width: int, deep: bool) -> int:
         return height * width * self.image_model.output_scale**2 * BYTES_PER_PX[deep] * len(self.image_model.results)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether a device or the host had too little memory.
+    """Return whether an error means that a device or the host ran out of memory.
 
-    On the host torch raises a plain RuntimeError: only the name of its allocator is the same on every platform.
+    On the host, torch raises a plain RuntimeError. Only the allocator's name in it is the same on every platform.
     """
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_ALLOCATOR in str(error)

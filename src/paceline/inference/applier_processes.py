@@ -1,6 +1,6 @@
-"""Images shared among several processes, each with its own device: whoever is done gets the next one.
+"""Distributes images over worker processes, one per device. A worker gets its next image when it is done with one.
 
-A process reads tasks as lines of JSON and answers with lines of JSON: the pixels that it has done, then the outcome.
+A worker reads tasks as JSON lines and replies with JSON lines: the pixels processed so far, then the outcome.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from paceline.inference.skipped import SkippedImage
 
 Outcome: TypeAlias = AppliedImage | SkippedImage
 Waiting: TypeAlias = "queue.SimpleQueue[ImageTask]"
-Answers: TypeAlias = "queue.SimpleQueue[int | Outcome | UserError | None]"  # pixels, …; None: a process has ended
+Answers: TypeAlias = (
+    "queue.SimpleQueue[int | Outcome | UserError | None]"  # int: pixels done; None: a process has ended
+)
 
 
 def apply_in_processes(
     settings: ApplierSettings, tasks: list[ImageTask], devices: list[str], advance: Callable[[int], None]
 ) -> Iterator[Outcome]:
-    """Yield the outcomes as they come; a process that dies loses only its own image."""
+    """Yield the outcomes as they arrive. A process that dies loses only its current image."""
     waiting: Waiting = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
@@ -53,7 +55,7 @@ def apply_in_processes(
                 yield answer
             else:
                 alive -= 1
-                if not alive:  # no process is left for the images that wait
+                if not alive:  # no process is left for the remaining images
                     yield from (SkippedImage(task.path, "all processes had ended") for task in _taken(waiting))
                     return
     finally:
@@ -69,18 +71,18 @@ def _start(settings: ApplierSettings, device: str, share: int) -> subprocess.Pop
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a terminal's Ctrl-C is for the parent process
+        start_new_session=True,  # so that Ctrl-C only reaches the parent process
         preexec_fn=partial(die_with_parent, os.getpid()),
     )
 
 
 def _feed(process: subprocess.Popen[str], waiting: Waiting, answers: Answers) -> None:
-    """Give a process one task after the other, and pass on its answers."""
+    """Send tasks to a process one at a time, and forward its answers."""
     for task in _taken(waiting):
         outcome = _outcome_of(task, process, answers)
         if outcome is None:
             code = process.wait()
-            answers.put(SkippedImage(task.path, f"the process that worked on it ended (exit code {code})"))
+            answers.put(SkippedImage(task.path, f"the process working on it died (exit code {code})"))
             break
         answers.put(outcome)
         if isinstance(outcome, UserError):
@@ -89,7 +91,7 @@ def _feed(process: subprocess.Popen[str], waiting: Waiting, answers: Answers) ->
 
 
 def _outcome_of(task: ImageTask, process: subprocess.Popen[str], answers: Answers) -> Outcome | UserError | None:
-    """Have a process do a task and pass on its progress; return None where the process has died."""
+    """Run a task in a process and forward its progress; return None if the process has died."""
     assert process.stdin and process.stdout
     try:
         print(json.dumps(asdict(task)), file=process.stdin, flush=True)
@@ -109,7 +111,7 @@ def _outcome_of(task: ImageTask, process: subprocess.Popen[str], answers: Answer
 
 
 def _taken(waiting: Waiting) -> Iterator[ImageTask]:
-    """Yield one task after the other until none is left."""
+    """Yield tasks from the queue until it is empty."""
     while True:
         try:
             yield waiting.get_nowait()
@@ -118,10 +120,10 @@ def _taken(waiting: Waiting) -> Iterator[ImageTask]:
 
 
 def main() -> int:
-    """Apply the networks to the images whose tasks come on standard input."""
+    """Process the tasks that arrive on standard input."""
     settings, device, share = sys.argv[1:]
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # other prints are no answers
+    os.dup2(2, 1)  # other output goes to stderr, so that it is not taken for an answer
 
     def reply(answer: JsonObject) -> None:
         print(json.dumps(answer), file=replies, flush=True)

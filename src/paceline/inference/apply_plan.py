@@ -1,4 +1,4 @@
-"""The names of the files that `apply` writes: no file is replaced unless the user asked for it."""
+"""Names the files that `apply` writes. No file is overwritten unless the user asks for it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from paceline.inference.applier import ImageTask
 from paceline.inference.find_images import FoundImage, find_images
 from paceline.inference.skipped import SkippedImage, count_images
 
-# Ways to name a result, shortest first: by the image's name with its suffix, and under the name of its folder.
+# Ways to name a result, shortest first: whether to keep the image's suffix, and whether to add its folder's name.
 NAMINGS = ((False, False), (True, False), (False, True), (True, True))
 
 
 @dataclass(frozen=True)
 class ApplyPlan:
-    """The images to process, those that cannot be, and remarks to be printed before the work starts."""
+    """The images to process, the images to skip, and remarks to print before the work starts."""
 
     tasks: list[ImageTask]
     skipped: list[SkippedImage]
@@ -29,16 +29,16 @@ class ApplyPlan:
 
     @property
     def num_images(self) -> int:
-        """All images that the arguments name, less those whose results exist."""
+        """The number of images found, not counting those whose results exist."""
         return len(self.tasks) + len(self.skipped)
 
 
 def plan_results(
     arguments: Iterable[str], out: Path, results: Sequence[str], *, overwrite: bool = False, skip_existing: bool = False
 ) -> ApplyPlan:
-    """Find the images, and name the file of each of their results; raise UserError where one would be replaced."""
+    """Find the images and name their output files; raise UserError if one would overwrite an existing file."""
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file; name a folder")
+        raise UserError(f"--out {out}: is a file; choose a folder")
     found = find_images(arguments, out)
     targets, clashing = _name_results(found.images, out, results)
     _check_inputs(found.images, targets, out)
@@ -51,14 +51,14 @@ def plan_results(
         tasks, incomplete, num_existing = _without_existing(tasks)
         skipped += incomplete
         if num_existing:
-            notes.append(f"{count_images(num_existing)} left out: the results exist")
+            notes.append(f"{count_images(num_existing)} skipped: results already exist")
     elif not overwrite:
         _check_existing(tasks, out)
     return ApplyPlan(tasks, skipped, notes)
 
 
 def read_headers(plan: ApplyPlan) -> dict[ImageTask, int]:
-    """Return the tasks whose files have a valid header, with their pixels; the plan skips the others."""
+    """Return the number of pixels for each task with a valid image header; mark the others as skipped."""
     num_pixels: dict[ImageTask, int] = {}
     for task in plan.tasks:
         try:
@@ -72,7 +72,7 @@ def read_headers(plan: ApplyPlan) -> dict[ImageTask, int]:
 def _name_results(
     images: Sequence[FoundImage], out: Path, results: Sequence[str]
 ) -> tuple[dict[FoundImage, dict[str, Path]], list[SkippedImage]]:
-    """Return the files of each image's results, under the shortest name that is unique; and images without one."""
+    """Return each image's output files under the shortest unique names, and images without a unique name."""
     named: dict[FoundImage, dict[str, Path]] = {}
     taken: set[Path] = set()
     left = list(images)
@@ -87,7 +87,7 @@ def _name_results(
         named |= fitting
         taken.update(target for targets in fitting.values() for target in targets.values())
         left = [image for image in left if image not in fitting]
-    reason = "another image has the same name and folder; use another --out for it"
+    reason = "another image has the same name and folder; use a different --out for it"
     return {image: named[image] for image in images if image in named}, [
         SkippedImage(str(image.path), reason) for image in left
     ]
@@ -102,12 +102,12 @@ def _targets(
 
 
 def _check_inputs(images: Sequence[FoundImage], targets: dict[FoundImage, dict[str, Path]], out: Path) -> None:
-    """Raise UserError where a result would replace one of the images."""
+    """Raise UserError if a result would overwrite an input image."""
     inputs = {image.path.resolve() for image in images}
     for files in targets.values():
         for file in files.values():
             if file.resolve() in inputs:
-                raise UserError(f"--out {out}: {file} is one of the images and would be overwritten; name another")
+                raise UserError(f"--out {out}: {file} is an input and would be overwritten; choose a different folder")
 
 
 def _check_existing(tasks: Sequence[ImageTask], out: Path) -> None:
@@ -115,12 +115,12 @@ def _check_existing(tasks: Sequence[ImageTask], out: Path) -> None:
     if existing:
         more = f" and {len(existing) - 1:,} more" if len(existing) > 1 else ""
         verb, them = ("exist", "them") if more else ("exists", "it")
-        flags = f"--overwrite replaces {them}, --skip-existing leaves {them}"
+        flags = f"use --overwrite to replace {them}, or --skip-existing to keep {them}"
         raise UserError(f"--out {out}: {existing[0]}{more} {verb}; {flags}")
 
 
 def _without_existing(tasks: Sequence[ImageTask]) -> tuple[list[ImageTask], list[SkippedImage], int]:
-    """Return the tasks without results, the images with only some of theirs, and the number of complete ones."""
+    """Return the tasks without results, the images with only some results, and the number with all results."""
     left, incomplete, num_complete = [], [], 0
     for task in tasks:
         existing = [target for target in task.targets.values() if os.path.lexists(target)]
@@ -129,6 +129,6 @@ def _without_existing(tasks: Sequence[ImageTask]) -> tuple[list[ImageTask], list
         elif len(existing) == len(task.targets):
             num_complete += 1
         else:
-            reason = f"{existing[0]} exists, and other results of it do not; --overwrite writes all of them again"
+            reason = f"{existing[0]} exists, but other results are missing; use --overwrite to write all again"
             incomplete.append(SkippedImage(task.path, reason))
     return left, incomplete, num_complete

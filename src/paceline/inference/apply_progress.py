@@ -1,4 +1,4 @@
-"""The progress of `apply`: a bar on a terminal, a line every few seconds elsewhere."""
+"""The progress of `apply`: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from paceline.core.screen import open_screen
 
 SECONDS_BETWEEN_LINES = 10.0  # without a terminal
-PIXELS_IN_FULL = 10**6  # fewer are not printed as megapixels
+PIXELS_IN_FULL = 10**6  # smaller totals are not printed as megapixels
 
 
 class ApplyProgress:
-    """Counts the pixels that are done, and prints lines between."""
+    """Counts the pixels processed, and prints lines above the progress bar."""
 
     def __init__(self, total: int, bar: Progress | None) -> None:
         self._total, self._done, self._bar, self._printed_at = total, 0, bar, time.monotonic()
         self._task = bar.add_task("applying", total=total) if bar else None
 
     def advance(self, pixels: int) -> None:
-        """Count so many more pixels as done."""
+        """Count this many more pixels as processed."""
         self._done += pixels
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=self._done)
@@ -33,13 +33,13 @@ class ApplyProgress:
             self.line(f"{self._done / max(self._total, 1):.0%} of {total}")
 
     def complete(self) -> None:
-        """Fill the bar, also where images turned out to be unusable on the way."""
+        """Fill the bar, even if some images turned out to be unusable."""
         self._done = self._total
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=self._done)
 
     def line(self, text: str) -> None:
-        """Print a line, above the bar."""
+        """Print a line above the bar."""
         if self._bar:
             self._bar.console.print(text, soft_wrap=True)
         else:
@@ -49,7 +49,7 @@ class ApplyProgress:
 
 @contextmanager
 def show_progress(total: int) -> Iterator[ApplyProgress]:
-    """Show the progress over so many pixels while the block runs."""
+    """Show progress towards a total number of pixels inside the context."""
     if not sys.stdout.isatty():
         yield ApplyProgress(total, None)
         return

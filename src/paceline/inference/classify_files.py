@@ -1,4 +1,4 @@
-"""Image files through a classifier, in batches."""
+"""Classifies image files in batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ IMAGES_AT_ONCE = 32
 def classify_files(
     model: Model, images: Sequence[FoundImage], top: int, skipped: list[SkippedImage]
 ) -> Iterator[tuple[str, list[ClassProbability]]]:
-    """Yield each image's path and its likeliest classes; files that cannot be read are added to `skipped`."""
+    """Yield each image's path and its most likely classes; add files that cannot be read to `skipped`."""
     for start in range(0, len(images), IMAGES_AT_ONCE):
         paths: list[str] = []
         probabilities = model.predict(_decoded(images[start : start + IMAGES_AT_ONCE], paths, skipped))
-        # Of classes that are equally likely, the one with the lower index comes first, as in evaluation.
+        # Among equally likely classes, the one with the lower index comes first, as in evaluation.
         ranked = probabilities.sort(dim=1, descending=True, stable=True)
         for path, values, classes in zip(paths, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
             likeliest = list(zip(classes, values, strict=True))[:top]
@@ -30,10 +30,10 @@ def classify_files(
 
 
 def _decoded(images: Sequence[FoundImage], paths: list[str], skipped: list[SkippedImage]) -> Iterator[Image.Image]:
-    """Yield one image after the other, since large ones fill the memory; `paths` gets the path of each."""
+    """Yield images one at a time, since large ones need much memory; append their paths to `paths`."""
     for image in images:
         try:
-            upright_size(image.path)  # rejects animated and too large images by their header
+            upright_size(image.path)  # rejects animated and oversized images by their header
             decoded = decode(image.path)
         except BadImage as problem:
             skipped.append(SkippedImage(str(image.path), str(problem)))

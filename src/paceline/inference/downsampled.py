@@ -1,4 +1,4 @@
-"""An image downsampled and enlarged again, next to the original: what the networks add to bicubic enlargement."""
+"""Downsamples an image, enlarges it again, and compares networks with bicubic enlargement against the original."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paceline.images.decode import BadImage
 from paceline.images.grids import captioned, side_by_side
 from paceline.images.image_file import ImageData
 
-ROWS_AT_ONCE = 256  # of an image that is compared in float64
+ROWS_AT_ONCE = 256  # image rows compared at a time, in float64
 
 
 def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
-    """Return the image in 8 bits, cut to multiples of the scale, and the same downsampled."""
+    """Return the image as 8-bit, cropped to multiples of the scale, and a downsampled copy."""
     pixels = (image.pixels >> 8).astype(np.uint8) if image.deep else image.pixels
     least = math.ceil((WINDOW + 2 * scale) / scale) * scale
     height, width = pixels.shape[:2]
     if min(height, width) < least:
-        raise BadImage(f"{width}×{height} pixels; to downsample by {scale} and compare takes at least {least}×{least}")
+        raise BadImage(f"{width}×{height} pixels; needs at least {least}×{least} to downsample by {scale} and compare")
     height, width = height - height % scale, width - width % scale
     cut = pixels[:height, :width]
     original = Image.fromarray(cut[..., 0] if cut.shape[-1] == 1 else cut)
@@ -33,7 +33,7 @@ def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
 def compare(
     original: Image.Image, small: Image.Image, made: Image.Image, scale: int, protocol: str
 ) -> tuple[dict[str, Image.Image], dict[str, float]]:
-    """Return the images to write, the first one with all side by side, and PSNR and SSIM of each enlargement."""
+    """Return the images to write (the first shows all side by side), and PSNR and SSIM of each enlargement."""
     enlarged = {
         "lr": small.resize(original.size, Image.Resampling.NEAREST),
         "bicubic": small.resize(original.size, Image.Resampling.BICUBIC),
@@ -51,9 +51,9 @@ def compare(
 
 
 def measure(made: Image.Image, original: Image.Image, border: int, protocol: str) -> tuple[float, float]:
-    """Return PSNR and SSIM under a protocol, computed from a few rows at a time."""
+    """Return PSNR and SSIM for a protocol, computed a few rows at a time."""
     width, height = original.size
-    rows = height - 2 * border - WINDOW + 1  # whose window lies inside the image
+    rows = height - 2 * border - WINDOW + 1  # rows whose window lies inside the image
     squares = likeness = 0.0
     count = 0
     for first in range(0, rows, ROWS_AT_ONCE):
@@ -61,7 +61,7 @@ def measure(made: Image.Image, original: Image.Image, border: int, protocol: str
         box = (border, border + first, width - border, border + first + num + WINDOW - 1)
         one, other = (_levels(image.crop(box), protocol) for image in (made, original))
         likeness += ssim(one, other).item() * num
-        own = slice(None) if first + num == rows else slice(num)  # the next part has the others again
+        own = slice(None) if first + num == rows else slice(num)  # the next block repeats the other rows
         difference = (one - other)[..., own, :]
         squares += difference.square().sum().item()
         count += difference.numel()

@@ -1,4 +1,4 @@
-"""Finds out which draws a recipe reads when it predicts; the others are for training only."""
+"""Determines which draws a recipe reads in `predict`; the others are for training only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draws_read(recipe: Recipe, batch: Batch) -> tuple[str, ...]:
 
 
 class _RecordingBatch(dict[str, Tensor]):
-    """A batch that records which of its fields are read; copying it reads all of them."""
+    """A batch that records which of its fields are read. Copying it counts as reading all of them."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__(batch)
@@ -31,7 +31,7 @@ class _RecordingBatch(dict[str, Tensor]):
         return super().__getitem__(name)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate as usual: a class with its own __iter__ is copied through __getitem__, not past it."""
+        """Iterate as usual. Because this class defines __iter__, dict() copies it by calling __getitem__."""
         return super().__iter__()
 
     def get(self, name: str, default: Any = None) -> Any:

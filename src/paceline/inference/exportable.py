@@ -1,4 +1,4 @@
-"""What becomes an ONNX file: for each kind of model its inputs, its outputs and what to check."""
+"""What is exported to an ONNX file: inputs, outputs and checks for each kind of model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from paceline.inference.image_model import ImageModel, make_image_model
 from paceline.inference.trained import StoredModel, TrainedModel, open_trained
 from paceline.inference.uses import main_use
 
-CHECKED_PX = ((96, 128), (160, 96))  # of models that take any size, besides the traced one; rounded where need be
-TRACED_PX = (128, 160)  # of a classifier that takes any size
+CHECKED_PX = ((96, 128), (160, 96))  # sizes to check for models that accept any size; rounded if needed
+TRACED_PX = (128, 160)  # for a classifier that accepts any size
 SIDES = ("height", "width")
-CHECKED_COUNTS = (1, 3)  # batch sizes of models that take one size, besides the two that are traced
+CHECKED_COUNTS = (1, 3)  # batch sizes to check for models with a fixed image size; tracing uses 2
 BATCHES = f"on batches of {' and '.join(map(str, CHECKED_COUNTS))}"
 
 Inputs = dict[str, Tensor]
@@ -27,20 +27,20 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Exportable:
-    """A module from tensors to tensors, both in order, and how to use it."""
+    """A module with ordered input and output tensors, and how to use it."""
 
     module: nn.Module
     example: Inputs
-    dynamic_shapes: tuple[object, ...]  # for each input, its dimensions that may differ
+    dynamic_shapes: tuple[object, ...]  # for each input, the dimensions that may vary
     outputs: tuple[str, ...]
-    checks: list[Inputs]  # to be run by ONNX Runtime and by PyTorch
-    checked_on: str  # the checks in words
-    usage: str  # inputs and outputs in words
-    metadata: Mapping[str, list[str]] = field(default_factory=dict)  # to be kept in the file
+    checks: list[Inputs]  # inputs to run in ONNX Runtime and in PyTorch
+    checked_on: str  # describes the checks, for the user
+    usage: str  # describes the inputs and outputs, for the user
+    metadata: Mapping[str, list[str]] = field(default_factory=dict)  # stored in the file
 
 
 def make_exportable(stored: StoredModel, path: str) -> Exportable:
-    """Return what to export of a stored model; raise UserError where it cannot be exported."""
+    """Return what to export of a stored model; raise UserError if it cannot be exported."""
     use = main_use(stored, "export", path)
     if use == "apply":
         return _image_to_image(make_image_model(stored, path))
@@ -49,7 +49,7 @@ def make_exportable(stored: StoredModel, path: str) -> Exportable:
 
 
 def _image_to_image(image_model: ImageModel) -> Exportable:
-    """Images in, images out, of any size that the networks take."""
+    """Return the export of a model from images to images, of any size that the networks accept."""
     channels, multiple = image_model.spec.channels, image_model.receptive_field.multiple_px
     side = max(multiple, 64 // multiple * multiple) * 2
     dims = {name: torch.export.Dim(name, min=1, max=2**16 // multiple) for name in SIDES}
@@ -73,7 +73,7 @@ def _image_to_image(image_model: ImageModel) -> Exportable:
 
 
 def _classifier(trained: TrainedModel, path: str) -> Exportable:
-    """Images in 0…255 in, probabilities out: the file normalises the images."""
+    """Return the export of a classifier from images in 0…255 to probabilities; the file normalises the images."""
     spec, size = trained.spec, trained.evaluated_size
     example = torch.zeros(2, spec.channels, *(size or TRACED_PX), dtype=torch.uint8)
     _check_takes_images_alone(trained.recipe, example, path)
@@ -97,7 +97,7 @@ def _classifier(trained: TrainedModel, path: str) -> Exportable:
 
 
 def _generator(trained: TrainedModel) -> Exportable:
-    """Noise in, images out."""
+    """Return the export of a generator from noise to images."""
     recipe = trained.recipe
     drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
     names = _draws_of_images(recipe, drawer)
@@ -119,7 +119,7 @@ def _generator(trained: TrainedModel) -> Exportable:
 
 
 class _ImageToImage(nn.Module):
-    """`image_to_image` as a module's forward, with its results in order."""
+    """`image_to_image` as a module that returns its results in order."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
@@ -130,20 +130,20 @@ class _ImageToImage(nn.Module):
 
 
 class _Classify(nn.Module):
-    """`predict` of images in 0…255, with probabilities instead of logits."""
+    """`predict` as a module that takes images in 0…255 and returns probabilities instead of logits."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.recipe = recipe
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        # As transforms.py scales them, which caches a tensor and so cannot be traced.
+        # Same scaling as in transforms.py, which caches a tensor and so cannot be traced.
         scaled = (images.to(torch.float32) - 127.5) * (1 / 127.5)
         return (self.recipe.predict({"image": scaled})["logits"].softmax(dim=1),)
 
 
 class _Generate(nn.Module):
-    """`predict` of the draws that it reads."""
+    """`predict` as a module that takes only the draws that `predict` reads."""
 
     def __init__(self, recipe: Recipe, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class _Generate(nn.Module):
 
 
 def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None:
-    """Raise UserError for a classifier that reads draws, or does not take images of the evaluated size."""
+    """Raise UserError if a classifier reads draws, or does not accept images of the evaluated size."""
     drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
     draws = drawer.rows("evaluation", 0, len(images))
     try:
@@ -162,18 +162,18 @@ def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None
     except RuntimeError as error:
         size = f"{images.shape[3]}×{images.shape[2]}"
         raise UserError(
-            f"{path}: predict() of {type(recipe).__name__} cannot take whole images of {size} pixels "
-            f"({str(error).splitlines()[0]}); train with --set size=PIXELS if it takes one size only"
+            f"{path}: predict() of {type(recipe).__name__} does not accept whole images of {size} pixels "
+            f"({str(error).splitlines()[0]}); train with --set size=PIXELS if it needs a fixed size"
         ) from None
     if read:
         raise UserError(
-            f"{path}: predict() of {type(recipe).__name__} reads the draw {read[0]!r}, and a classifier's ONNX file "
-            "takes images alone; let predict() do without it"
+            f"{path}: predict() of {type(recipe).__name__} reads the draw {read[0]!r}, but a classifier's ONNX file "
+            "only takes images; change predict() so that it does not need it"
         )
 
 
 def _draws_of_images(recipe: Recipe, drawer: Drawer) -> tuple[str, ...]:
-    """Return the draws that images are generated from; raise UserError where there are none."""
+    """Return the draws from which images are generated; raise UserError if there are none."""
     names = draws_read(recipe, drawer.rows("samples", 0, 2))
     if not names:
         raise UserError(

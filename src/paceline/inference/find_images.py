@@ -1,4 +1,4 @@
-"""Finds the images that the arguments of a command mean: files, folders and patterns."""
+"""Finds the images that a command's arguments refer to: files, folders and patterns."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paceline.inference.skipped import SkippedImage
 
 @dataclass(frozen=True)
 class FoundImage:
-    """An image file that an argument names, or that lies in a folder that one names."""
+    """An image file given as an argument, or found in a folder given as an argument."""
 
     path: Path
-    name: Path  # relative to the folder that it was found in
+    name: Path  # relative to the folder in which it was found
     folder: str  # the name of that folder
 
 
 @dataclass
 class FoundImages:
-    """The images of a command, the arguments that name none, and remarks to be printed."""
+    """The images found, the arguments that match no image, and remarks to print."""
 
     images: list[FoundImage] = field(default_factory=list)
     skipped: list[SkippedImage] = field(default_factory=list)
@@ -33,9 +33,9 @@ class FoundImages:
 
 
 def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImages:
-    """Return the images, each once; raise UserError where no argument names any.
+    """Return the images without duplicates; raise UserError if there are none.
 
-    Images in `out`, the folder of results, are left out where it lies in a folder of images.
+    If `out`, the folder for results, lies inside a folder of images, the images in it are excluded.
     """
     found: dict[str, FoundImage] = {}
     others: dict[Path, None] = {}
@@ -59,12 +59,12 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
         files = "1 other file" if len(others) == 1 else f"{len(others):,} other files"
         notes.append(f"{files} ignored: {first_few([path.name for path in others])}")
     if in_out:
-        notes.append(f"--out {out}: images are also read from it, so the next call would read these results, too")
+        notes.append(f"--out {out}: is also an input folder, so the next call would read these results, too")
     return FoundImages(list(found.values()), skipped, notes)
 
 
 def _expand(argument: str, out: Path | None) -> tuple[list[FoundImage], list[Path]]:
-    """Return the images that a file, a folder or a pattern means, and the other files of a folder."""
+    """Return the images that a file, folder or pattern refers to, and the other files in a folder."""
     path = Path(argument).expanduser()
     if path.is_file():
         return [_single(path)], []

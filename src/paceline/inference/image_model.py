@@ -12,33 +12,33 @@ from paceline.inference.uses import check_use
 
 @dataclass(frozen=True)
 class ImageModel(TrainedModel):
-    """A recipe from images to images, and its receptive field."""
+    """A recipe that maps images to images, and its receptive field."""
 
     @property
     def output_scale(self) -> int:
-        """How many times as high and wide as the input the results are."""
+        """The ratio of the results' height and width to the input's."""
         return self.recipe.output_scale
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The names of the images that one image becomes."""
+        """The names of the images computed from one input image."""
         return self.receptive_field.results
 
     @cached_property
     def receptive_field(self) -> ReceptiveField:
-        """What tiles must comply with to give the result of the whole image."""
+        """The size and halo that tiles need to give the same result as the whole image."""
         return receptive_field(self.recipe.image_to_image, self.spec.channels, self.output_scale)
 
 
 def open_image_model(path: str, checkpoint: str = "best") -> ImageModel:
-    """Open a run's folder or a weights file of a recipe that transforms images."""
+    """Open a run folder or weights file whose recipe transforms images."""
     stored = read_stored(path, checkpoint)
     check_use(stored, "apply", path)
     return make_image_model(stored, path)
 
 
 def make_image_model(stored: StoredModel, path: str) -> ImageModel:
-    """Return a stored model with its weights; networks that `image_to_image` does not use may lack theirs."""
+    """Return a stored model with its weights. Networks that `image_to_image` does not use may have none."""
     image_model = ImageModel(build(stored.config, stored.spec), stored.config, stored.spec, stored.origin)
     own = image_model.recipe.state_dict(keep_vars=True)
     required = [key for key, value in own.items() if id(value) in image_model.receptive_field.used]

@@ -1,4 +1,4 @@
-"""Interpolation between the random numbers of two generated images."""
+"""Interpolation between the random inputs of two generated images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.contracts.recipe import Batch, Recipe
 
 
 def interpolate_draws(recipe: Recipe, ends: Batch, steps: int) -> Batch:
-    """Return, for each pair of rows, draws from one to the other: normal ones on an arc, so that they stay likely."""
+    """Interpolate the draws within each pair of rows; normal draws follow an arc, so that they stay likely."""
     shares = torch.linspace(0, 1, steps)
     between = {}
     for name, rows in ends.items():
@@ -22,7 +22,7 @@ def interpolate_draws(recipe: Recipe, ends: Batch, steps: int) -> Batch:
 
 
 def slerp(start: Tensor, end: Tensor, share: Tensor) -> Tensor:
-    """Return the point at a share of the arc between two vectors (spherical linear interpolation)."""
+    """Return the point at a fraction of the arc between two vectors (spherical linear interpolation)."""
     angle = torch.arccos((start @ end / (start.norm() * end.norm())).clamp(-1, 1))
     if angle.sin().abs() < 1e-6:  # parallel: the arc is a straight line
         return torch.lerp(start, end, share)

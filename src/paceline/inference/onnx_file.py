@@ -61,7 +61,7 @@ def largest_difference(exportable: Exportable, file: Path, origin: str) -> float
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the exporter's progress report, which is for its developers."""
+    """Suppress the exporter's progress report, which is meant for its developers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

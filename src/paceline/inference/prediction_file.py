@@ -1,4 +1,4 @@
-"""The file of predicted classes: a CSV table, or a line of JSON for each image."""
+"""The file of predicted classes: a CSV table, or one line of JSON per image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ClassProbability(NamedTuple):
 
 
 class PredictionFile:
-    """A file with a row for each image, of a kind that its suffix names."""
+    """A file with one row per image, in the format given by its suffix."""
 
     def __init__(self, path: Path, suffix: str, top: int) -> None:
         self._file = path.open("w", newline="", encoding="utf-8", errors="surrogateescape")
@@ -30,7 +30,7 @@ class PredictionFile:
             self._table.writerow(["file", *(f"{what}_{rank}" for rank in ranks for what in ("class", "probability"))])
 
     def write(self, image: str, classes: Sequence[ClassProbability]) -> None:
-        """Add the classes of an image, the likeliest first."""
+        """Add the classes of an image, the most likely first."""
         if self._table:
             self._table.writerow([image, *(value for one in classes for value in one)])
         else:

@@ -1,10 +1,10 @@
-"""The receptive field of a network: what a tile needs around it to give the result of the whole image.
+"""The receptive field of a network: how much context a tile needs to give the same result as the whole image.
 
-One forward pass without data (only shapes are computed) follows each operation from the input on. An axis of a
+A forward pass without data (only shapes are computed) traces every operation, starting at the input. An axis of a
 tensor is described by an affine rule: its element i is computed from elements `step·i + before` to `step·i + after` of
-the input. Convolutions, pooling, padding, pixel shuffles and enlargements change the rule; operations on single pixels
-do not. Operations that read the whole image (instance normalisation, global pooling), or that are not known here,
-are listed: with them no tile gives exactly the result of the whole image.
+the input. Convolutions, pooling, padding, pixel shuffles and upsampling change the rule; operations on single pixels
+do not. Operations that read the whole image (instance normalisation, global pooling) or that are not known here are
+recorded as obstacles: with them, tiles do not give exactly the same result as the whole image.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from paceline.parallel.torch_internals import FakeTensorMode, TorchDispatchMode, is_view
 
-TRACED_SIDE_PX = 512  # a multiple of what networks halve; only shapes are computed, so it costs nothing
+TRACED_SIDE_PX = 512  # divisible by common downsampling factors; free, since only shapes are computed
 
-# Operations on single pixels, or on the channels of one pixel; those in place have a line after their names.
+# Operations on single pixels, or on the channels of one pixel. In-place versions have a trailing underscore.
 POINTWISE = frozenset(
     (
         *("abs", "add", "alias", "clamp", "clamp_max", "clamp_min", "clone", "contiguous", "copy", "detach", "device"),
@@ -53,25 +53,25 @@ IDENTITY = Axis(Fraction(1), Fraction(0), Fraction(0))
 
 @dataclass(frozen=True)
 class ReceptiveField:
-    """What a tile must comply with."""
+    """The requirements that tiles must meet."""
 
-    halo_px: int  # pixels of the input around a tile that its result depends on
-    multiple_px: int  # tiles start, and inside the image end, at multiples of this
-    bytes_per_px: float  # of intermediate results that live at one time, for each pixel of the input
+    halo_px: int  # input pixels around a tile that its result depends on
+    multiple_px: int  # tiles start at multiples of this, and end there unless at the image's edge
+    bytes_per_px: float  # peak memory of intermediate results, per input pixel
     obstacles: tuple[str, ...]  # why tiles would not be exact; empty if they are
     results: tuple[str, ...]  # the names of the output images
-    used: frozenset[int] = field(repr=False)  # id() of the tensors of the network that took part
+    used: frozenset[int] = field(repr=False)  # id() of the network's tensors that were used
 
     @property
     def tiled_halo_px(self) -> int:
-        """The halo rounded up to the multiple, as tiles have it."""
+        """The halo of a tile, rounded up to a multiple of `multiple_px`."""
         return math.ceil(self.halo_px / self.multiple_px) * self.multiple_px
 
 
 def receptive_field(
     image_to_image: Callable[[Tensor], dict[str, Tensor]], channels: int, output_scale: int = 1
 ) -> ReceptiveField:
-    """Return the receptive field of a function from images to images `output_scale` times as large."""
+    """Return the receptive field of a function that maps images to images `output_scale` times as large."""
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         images = torch.empty(1, channels, TRACED_SIDE_PX, TRACED_SIDE_PX)
         with _Follower(images) as follower:
@@ -81,9 +81,9 @@ def receptive_field(
     for result in results.values():
         for axis in follower.axes_of(result) or ():
             if axis.step * output_scale != 1:
-                obstacles[f"its result is not {output_scale} times as large as its input"] = None
+                obstacles[f"the network's output is not {output_scale} times as large as its input"] = None
             halo = max(halo, -axis.before, axis.after)
-    # The pixels of an enlarged image lie between those of the input: one more covers them all.
+    # Pixels of an enlarged image lie between those of the input, so one more input pixel is needed.
     halo_px = math.ceil(halo) + (1 if output_scale > 1 else 0)
     bytes_per_px = follower.most_bytes / TRACED_SIDE_PX**2
     used = frozenset(follower.used)
@@ -91,7 +91,7 @@ def receptive_field(
 
 
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Keeps the rule of every tensor that is computed from the images."""
+    """Tracks the rule of every tensor that is computed from the images."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -103,7 +103,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         self._remember(images, (IDENTITY, IDENTITY))
 
     def axes_of(self, tensor: Any) -> Axes | None:
-        """Return the rule of a tensor; None where it does not depend on the images."""
+        """Return the rule of a tensor; None if it does not depend on the images."""
         return self._axes.get(id(tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,7 +114,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         if known:
             axes = self._rule(func.overloadpacket.__name__, func, args, _joined(known))
             if any(len({one[i].step for one in known}) > 1 for i in (0, 1)):
-                self._obstruct("it mixes features of different sizes")
+                self._obstruct("the network mixes features of different sizes")
             for tensor in _tensors((result,)):
                 self._remember(tensor, axes)
         return result
@@ -142,7 +142,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             return axes
         if name == "cat":
             if (args[1] if len(args) > 1 else 0) % args[0][0].dim() >= args[0][0].dim() - 2:
-                self._obstruct("it puts features side by side")
+                self._obstruct("the network concatenates features along rows or columns")
             return axes
         if name == "convolution":
             weight, stride, padding, dilation, transposed = args[1], args[3], args[4], args[5], args[6]
@@ -165,39 +165,39 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             return self._enlarged(name, args, axes)
         if name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"):
             if name != "_native_batch_norm_legit_no_training" and args[5]:
-                self._obstruct("it normalises by the statistics of the whole image")
+                self._obstruct("the network normalises by the statistics of the whole image")
             return axes
         if name in ("slice", "narrow"):
             return _sliced(args, axes)
         if name in ("view", "_unsafe_view", "reshape"):
             if tuple(args[1])[-2:] != tuple(args[0].shape[-2:]):
-                self._obstruct("it rearranges rows and columns")
+                self._obstruct("the network rearranges rows and columns")
             return axes
         if name in ("mean", "sum", "amax", "amin"):
             dims = args[1] if len(args) > 1 and args[1] else range(args[0].dim())
             if any(dim % args[0].dim() >= args[0].dim() - 2 for dim in dims):
-                self._obstruct("it pools over the whole image")
+                self._obstruct("the network pools over the whole image")
             return axes
         if "pool" in name or "norm" in name:
-            self._obstruct(f"it reads the whole image ({name})")
+            self._obstruct(f"the network reads the whole image ({name})")
         else:
             self._obstruct(f"the receptive field of the operation {name!r} is not known")
         return axes
 
     def _enlarged(self, name: str, args: Sequence[Any], axes: Axes) -> Axes:
-        """Return the rule of an enlargement: a pixel is computed from taps on both sides of its place in the input."""
+        """Return the rule of an upsampling: a pixel is computed from input pixels on both sides of its position."""
         reach = 0 if "nearest" in name else 1 if "bilinear" in name else 2
         found = []
         for number, axis in enumerate(axes):
             before, after = args[0].shape[-2:][number], args[1][number]
             if after % before:
-                self._obstruct(f"it resizes {before} to {after} pixels, which is no integer factor")
+                self._obstruct(f"the network resizes {before} to {after} pixels, which is not an integer factor")
             found.append(_spread(axis, Fraction(after, before), reach))
         return found[0], found[1]
 
 
 def _both(axes: Axes, rule: Callable[..., Axis], *pairs: Sequence[int]) -> Axes:
-    """Apply a rule to rows and columns, with arguments that are given for each or for both."""
+    """Apply a rule to rows and columns. Each argument has one value per axis, or one value for both."""
     each = [[pair[i] if len(pair) > 1 else pair[0] for pair in pairs] for i in (0, 1)]
     return rule(axes[0], *each[0]), rule(axes[1], *each[1])
 
@@ -214,7 +214,7 @@ def _transposed(axis: Axis, kernel: int, stride: int, padding: int, dilation: in
 
 
 def _spread(axis: Axis, factor: int | Fraction, reach: int) -> Axis:
-    """Return the rule of an enlargement: element i reads the one that it lies in and `reach` more on either side."""
+    """Return the rule of an upsampling: element i reads the one that it lies in and `reach` more on either side."""
     factor = Fraction(factor)
     return axis.seen_through(1 / factor, -(factor - 1) / factor - reach, Fraction(reach))
 
@@ -234,7 +234,7 @@ def _sliced(args: Sequence[Any], axes: Axes) -> Axes:
 
 
 def _joined(known: Sequence[Axes]) -> Axes:
-    """Return the rule of a result of several tensors: all that any of them was computed from."""
+    """Return the rule of a result computed from several tensors, which covers everything that they depend on."""
     rows, columns = (
         Axis(axes[0].step, min(axis.before for axis in axes), max(axis.after for axis in axes))
         for axes in zip(*known, strict=True)

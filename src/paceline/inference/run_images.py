@@ -1,4 +1,4 @@
-"""Images of a run's checkpoint: a grid of a generator, or strips of a recipe that transforms images."""
+"""Images from a run's checkpoint: a grid of generated images, or strips from a recipe that transforms images."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from paceline.training.previews import fixed_draws, has_strips, make_images, mak
 
 @dataclass(frozen=True)
 class GridOptions:
-    """The grid of a generator."""
+    """The layout of a grid of generated images."""
 
     rows: int
     columns: int
-    interpolate: bool  # each row goes from one image to another
-    flag: str  # the flag that asked for a grid; empty where none did
+    interpolate: bool  # each row interpolates between two images
+    flag: str  # the flag that requested a grid; empty if none did
 
 
 def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) -> tuple[Image.Image, str]:
@@ -45,7 +45,7 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
     caption = f"{Path(run).name} at {snapshot.images:,} images"
     if has_strips(recipe):
         if options.flag:
-            raise UserError(f"{options.flag}: {type(recipe).__name__} transforms images; this is for generators")
+            raise UserError(f"{options.flag}: only for generators, but {type(recipe).__name__} transforms images")
         samples = strip_samples(sources.get(recipe.evaluated_on, sources["train"]), world.device, precision)
         return make_strips(recipe, samples, precision), caption
     drawer = Drawer(recipe.draws, config.run.seed, world.device, precision.weights)

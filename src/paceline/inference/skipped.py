@@ -1,4 +1,4 @@
-"""Images that a command cannot use: they are listed at the end, and the others are processed all the same."""
+"""Images that a command cannot use. They are listed at the end; the other images are still processed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SkippedImage:
-    """A file, or an argument that names none, and why it cannot be used."""
+    """A file, or an argument that matches no file, and why it cannot be used."""
 
     path: str
     reason: str
@@ -26,5 +26,5 @@ def report_skipped(skipped: Sequence[SkippedImage], num_done: int) -> int:
 
 
 def count_images(count: int) -> str:
-    """Return a number of images in words."""
+    """Return a number of images as text, such as "1 image"."""
     return "1 image" if count == 1 else f"{count:,} images"

@@ -1,4 +1,4 @@
-"""Images of any size in tiles: each has a halo, so that together they give the result of the whole image."""
+"""Images of any size in tiles. Each tile has a halo, so that together they give the result of the whole image."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from paceline.images.decode import BadImage
 from paceline.inference.image_model import ImageModel
 from paceline.inference.receptive_field import ReceptiveField
 
-SHARE_OF_FREE = 0.5  # of the free memory; other processes need some, too
-HOST_BYTES = 2.2e9  # of the result and of a tile together, where the host computes
-TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # at least, whatever the result needs, and at most: more gains little speed
-WORKSPACE = 1.5  # times the intermediate results: convolutions need some besides
-INEXACT_HALO_PX = 64  # where no halo is exact, or the exact one does not fit
+SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
+HOST_BYTES = 2.2e9  # for the result and a tile together, when computing on the host
+TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # minimum, whatever the result needs, and maximum: more is hardly faster
+WORKSPACE = 1.5  # factor on the size of intermediate results: convolutions need extra memory
+INEXACT_HALO_PX = 64  # if no halo is exact, or the exact one does not fit
 SMALLEST_TILE_PX = 32
-LUMA = (0.299, 0.587, 0.114)  # of ITU-R 601, as Pillow computes grey
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights, with which Pillow computes grey
 
 Pixels = npt.NDArray[Any]  # [h, w, c], uint8 or uint16
 Paste = Callable[[str, int, int, npt.NDArray[np.float32]], None]  # result's name, top, left, values in -1…1 [h, w, c]
-Advance = Callable[[int], None]  # so many more pixels of the input are done
+Advance = Callable[[int], None]  # called with the number of input pixels just processed
 
 
 class Window(NamedTuple):
@@ -41,14 +41,14 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiling:
-    """How an image is cut."""
+    """How an image is split into tiles."""
 
-    side_px: int  # of a tile, in the input, without its halo
+    side_px: int  # side of a tile in input pixels, without its halo
     halo_px: int
     note: str = ""  # a warning about the result, to be printed
 
     def halved(self, multiple: int) -> Tiling | None:
-        """Return the same with tiles half as large; None where they cannot be smaller."""
+        """Return the same with tiles half as large; None if they cannot be smaller."""
         side = self.side_px // 2 // multiple * multiple
         return replace(self, side_px=side) if side >= max(multiple, SMALLEST_TILE_PX // 2) else None
 
@@ -70,7 +70,7 @@ def choose_tiling(
     side: int = 0,
     result_bytes: int = 0,
 ) -> Tiling:
-    """Return tiles of the given side, or as large as the memory allows that `share` processes share.
+    """Return tiles of the given side, or the largest that fit in memory; `share` processes share the memory.
 
     `result_bytes` is the size of the result in the host's memory.
     """
@@ -96,7 +96,7 @@ def choose_tiling(
 
 
 def tiling_warning(field: ReceptiveField) -> str:
-    """Return why tiles would not give the result of the whole image; empty where they do."""
+    """Return why tiles would not give the same result as the whole image; empty if they do."""
     return f"{field.obstacles[0]}: seams may be visible" if field.obstacles else ""
 
 
@@ -119,18 +119,19 @@ def apply_in_tiles(image_model: ImageModel, pixels: Pixels, tiling: Tiling, past
 
 
 def to_unit_range(pixels: Pixels) -> Tensor:
-    """Return integers [h, w, c] of 8 or 16 bits as one image in -1…1, [1, c, h, w]."""
+    """Convert an 8-bit or 16-bit [h, w, c] array to a [1, c, h, w] tensor with values in -1…1."""
     half = np.iinfo(pixels.dtype).max / 2
     return torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1).unsqueeze(0) / half - 1
 
 
 @torch.no_grad()
 def transform(image_model: ImageModel, image: Tensor) -> dict[str, Tensor]:
-    """Return what networks make of one image, by name, each [h, w, c].
+    """Return the networks' results for one image by name, each [h, w, c].
 
-    Where image and networks differ in their channels, results of the same kind keep those of the image: a grey image
-    is repeated in three channels and averaged again, and networks for grey images get one colour after the other.
-    Other modalities have the channels of the networks, which get a colour image's luma if they take one channel.
+    The image and the networks may differ in their number of channels. Results of the same kind as the input then keep
+    the image's channels: a grey image is repeated in three channels, whose results are averaged, and networks for grey
+    images process each colour separately. Results in other modalities have the networks' channels, and networks for
+    grey images process the luma of a colour image.
     """
     own, wanted = image.shape[1], image_model.spec.channels
     same_kind = not image_model.spec.panels
@@ -143,7 +144,7 @@ def transform(image_model: ImageModel, image: Tensor) -> dict[str, Tensor]:
     found = {}
     for name, made in image_model.recipe.image_to_image(image).items():
         if not made.isfinite().all():
-            raise BadImage("the networks' output for it is not finite; the weights may be damaged")
+            raise BadImage("the networks' output is not finite; the weights may be damaged")
         made = made.transpose(0, 1) if len(made) > 1 else made
         made = made.mean(1, keepdim=True) if own < made.shape[1] and same_kind else made
         found[name] = made[0].permute(1, 2, 0).float().clamp(-1, 1)

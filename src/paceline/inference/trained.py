@@ -1,4 +1,4 @@
-"""The trained model of a run or a weights file: the recipe with the weights that were evaluated, without its data."""
+"""The trained model of a run or a weights file: the recipe with its evaluated weights, without the data."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from paceline.runs.weights_file import SUFFIX, read_weights
 
 @dataclass(frozen=True)
 class StoredModel:
-    """Weights of a run's folder or a weights file, and all that is needed to use them."""
+    """Weights from a run folder or a weights file, and everything needed to use them."""
 
     config: Config
-    spec: DataSpec  # of the training data
+    spec: DataSpec  # describes the training data
     weights: dict[str, Tensor]
-    origin: str  # where they are from, to be printed
+    origin: str  # where the weights come from, to be printed
 
     @property
     def recipe_class(self) -> type[Recipe]:
@@ -46,30 +46,30 @@ class TrainedModel:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The name of each class, or its index where the data has no names."""
+        """The name of each class, or its index if the data has no names."""
         return self.spec.class_names or tuple(map(str, range(self.spec.num_classes)))
 
     @property
     def evaluated_size(self) -> tuple[int, int] | None:
-        """Height and width of the images that a classifier is evaluated on; None where they may have any size.
+        """Height and width of the images that a classifier is evaluated on; None if they may have any size.
 
-        They are whole images, also where the training images were crops.
+        They are whole images, even if the training images were crops.
         """
         run = self.config.run
         if not run.crop:
             return self.spec.height, self.spec.width
-        # Of the images that crops were taken from, only the size that was set is known.
+        # The size of the images that were cropped is only known if it was set.
         return (run.size, run.size) if run.size else None
 
 
 def read_stored(path: str, checkpoint: str = "best") -> StoredModel:
-    """Read the weights and settings of a run's folder or a weights file."""
+    """Read the weights and settings of a run folder or a weights file."""
     place = Path(path).expanduser()
     if place.suffix == SUFFIX and place.is_file():
         file = read_weights(place)
         return StoredModel(file.config, file.spec, file.weights, path)
     if not place.is_dir():
-        raise UserError(f"{path}: expected a run's folder or a {SUFFIX} file")
+        raise UserError(f"{path}: expected a run folder or a {SUFFIX} file")
     config = config_of(str(place), own_source=False)
     snapshot = choose_checkpoint(RunFolder(place).checkpoints, checkpoint)
     spec = read_data_spec(place)
@@ -90,23 +90,23 @@ def build(config: Config, spec: DataSpec) -> Recipe:
 
 
 def load_into(recipe: Recipe, weights: Mapping[str, Tensor], path: str, required: Iterable[str]) -> None:
-    """Load weights into a recipe, EMAs where there are any; raise UserError where one is missing or does not fit."""
+    """Load weights, or their EMA if any, into a recipe; raise UserError if one is missing or does not fit."""
     values = evaluated_values(dict(weights))
     own = recipe.state_dict()
     for key, value in own.items():
         if key in values and values[key].shape != value.shape:
             shapes = f"{tuple(values[key].shape)} in the file, {tuple(value.shape)} in the network"
-            raise UserError(f"{path}: {key!r} does not fit: {shapes}; were its settings changed?")
+            raise UserError(f"{path}: {key!r} does not fit: {shapes}; check that its settings are unchanged")
     missing = [key for key in required if key not in values]
     unexpected = sorted(values.keys() - own.keys())
     if missing or unexpected:
-        first, what = (missing[0], "is missing") if missing else (unexpected[0], "belongs to another network")
+        first, what = (missing[0], "is missing") if missing else (unexpected[0], "belongs to a different network")
         raise UserError(f"{path}: {first!r} {what} ({len(missing) + len(unexpected)} tensors do not fit)")
     recipe.load_state_dict(values, strict=False)
 
 
 def networks_in(stored: StoredModel, recipe: Recipe) -> dict[str, nn.Module]:
-    """Return the networks whose weights are complete, by name; a weights file may lack those of a discriminator."""
+    """Return the networks with complete weights, by name; a weights file may have no discriminator."""
     available = evaluated_values(stored.weights).keys()
     return {
         name: network

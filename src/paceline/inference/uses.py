@@ -1,4 +1,4 @@
-"""Which command a trained model is for: `apply`, `sample` or `predict`."""
+"""Which command to use with a trained model: `apply`, `sample` or `predict`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Use = Literal["apply", "sample", "predict"]
 
 
 def uses_of(recipe_class: type[Recipe]) -> dict[Use, str]:
-    """Return the commands that a recipe supports, each with what the recipe does."""
+    """Return the commands that support a recipe, each with a description of what the recipe does."""
     found: dict[Use, str] = {}
     if recipe_class.image_to_image is not Recipe.image_to_image:
         found["apply"] = "transforms images"
@@ -25,7 +25,7 @@ def uses_of(recipe_class: type[Recipe]) -> dict[Use, str]:
 
 
 def check_use(stored: StoredModel, command: Use, path: str) -> None:
-    """Raise UserError where a command does not support a recipe, with the command that does."""
+    """Raise UserError if a command does not support a recipe, with the command that does."""
     uses = uses_of(stored.recipe_class)
     if command not in uses:
         other, name = main_use(stored, command, path), stored.config.recipe_name
@@ -33,10 +33,10 @@ def check_use(stored: StoredModel, command: Use, path: str) -> None:
 
 
 def main_use(stored: StoredModel, command: str, path: str) -> Use:
-    """Return the command that a model is for; raise UserError, in the name of `command`, where there is none."""
+    """Return the command that supports a model; raise UserError about `command` if there is none."""
     for use in uses_of(stored.recipe_class):
         return use
     raise UserError(
         f"{path}: `{command}` does not support recipe {stored.config.recipe_name!r}: "
-        "it has no image_to_image(), does not generate and its evaluator is not for classifiers"
+        "it has no image_to_image(), generates no images, and its evaluator is not for classifiers"
     )

@@ -1,7 +1,7 @@
 """BatchNorm over all processes, on any device and dtype, with derivatives of any order.
 
-torch.nn.SyncBatchNorm rejects CPU tensors and has no double backward. It is faster on GPUs, so it is used wherever
-it can be, and this implementation elsewhere.
+torch.nn.SyncBatchNorm rejects CPU tensors and has no double backward. It is faster on GPUs, so it is used where
+possible. This implementation covers the remaining cases.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SynchronizedBatchNorm(AnyBatchNorm):
 
 
 def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
-    """Return BatchNorm by its definition, in differentiable operations, and the batch's mean, variance and count."""
+    """Compute BatchNorm from its definition, differentiably; return the output, batch mean, variance and count."""
     channels, over = _shape(x), [0, *range(2, x.dim())]
     own_count = x.new_full((1, x.shape[1]), x.numel() / x.shape[1])
     sums, count = _SumOverProcesses.apply(torch.cat([x.sum(over)[None], own_count])).unbind()
@@ -81,7 +81,7 @@ def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
 
 
 class _ByKernels(torch.autograd.Function):
-    """The same with torch's CPU kernels: a third of the passes over the data, half of the communication."""
+    """The same with torch's CPU kernels: a third of the passes over the data and half the communication."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
@@ -97,7 +97,7 @@ class _ByKernels(torch.autograd.Function):
         if torch.is_grad_enabled():  # a double backward is requested
             return *_gradients_by_definition(ctx, x, weight, bias, gradient), None
         gradient = gradient.contiguous(memory_format=_layout(x))
-        # First as if mean and variance were constants, then their contribution, which needs all processes.
+        # First treat mean and variance as constants, then add their contribution, which needs all processes.
         of_x, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
@@ -106,14 +106,14 @@ class _ByKernels(torch.autograd.Function):
             along_x, along_one = (sums / count).chunk(2)
             root = (variance + ctx.eps).rsqrt()
             scale = root if weight is None else root * weight
-            # Around the mean, so that rounding errors stay small where the terms cancel.
+            # Centered on the mean, so that rounding errors stay small when the terms cancel.
             of_x.addcmul_(x - mean.view(_shape(x)), (-scale * root * along_x).view(_shape(x)))
             of_x.sub_((scale * along_one).view(_shape(x)))
         return of_x, of_weight if weight is not None else None, of_bias if bias is not None else None, None
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, variance and count of the global batch per channel; summed in float64 against cancellation."""
+    """Return the global batch's mean and variance per channel, and its count; float64 sums avoid cancellation."""
     own_mean, own_variance = (part.double() for part in torch.batch_norm_update_stats(x, None, None, 0.0))
     own_count = own_mean.new_full((1,), x.numel() / x.shape[1])
     own_squares = own_variance + own_mean.square()
@@ -127,7 +127,7 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _gradients_by_definition(
     ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, gradient: Tensor
 ) -> list[Tensor | None]:
-    """Return differentiable gradients of x, weight and bias."""
+    """Return differentiable gradients with respect to x, weight and bias."""
     needed = ctx.needs_input_grad[:3]
     if weight is not None and needed[1] and not weight.requires_grad:  # frozen after the forward
         weight = weight.detach().requires_grad_()
@@ -141,7 +141,7 @@ def _gradients_by_definition(
 
 
 def _shape(x: Tensor) -> list[int]:
-    """Return the shape in which one value per channel broadcasts over x."""
+    """Return the shape that makes a per-channel vector broadcast over x."""
     return [1, -1] + [1] * (x.dim() - 2)
 
 
@@ -157,7 +157,7 @@ def has_batchnorm(module: nn.Module) -> bool:
 
 
 def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
-    """Return the module with each BatchNorm synchronized over all processes, by our class or by torch's."""
+    """Return the module with each BatchNorm synchronized over all processes, using our class or torch's."""
     if not ours:
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         return converted

@@ -1,4 +1,4 @@
-"""Arguments of DistributedDataParallel whose names depend on torch's version."""
+"""Arguments of DistributedDataParallel whose names depend on the version of torch."""
 
 from __future__ import annotations
 

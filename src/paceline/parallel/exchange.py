@@ -1,4 +1,4 @@
-"""Sums over processes, with the fastest collective for their size."""
+"""Sums over processes, using the fastest collective for the tensor size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SMALL_BYTES = 2**16
 def sum_over_processes(own: Tensor) -> Tensor:
     """Return the sum of all processes' tensors on every process; `own` may be overwritten.
 
-    Small CPU tensors are gathered and added in the order of ranks: gloo's all_reduce takes several times as long.
+    Small CPU tensors are gathered and added in rank order, because gloo's all_reduce takes several times as long.
     """
     if own.device.type != "cpu" or own.numel() * own.element_size() > SMALL_BYTES:
         dist.all_reduce(own)

@@ -51,7 +51,7 @@ class Steps:
 
 
 class Module(lightning.LightningModule):
-    """The recipe as a LightningModule: no Lightning optimizers, one of our steps per batch."""
+    """The recipe as a LightningModule without Lightning optimizers; each batch runs one step of our own."""
 
     def __init__(self, recipe: Any, advance: Callable[[Any], None]) -> None:
         super().__init__()
@@ -71,4 +71,4 @@ class Module(lightning.LightningModule):
         return None
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        return batch  # it is already there
+        return batch  # already on the device

@@ -12,19 +12,19 @@ import torch
 
 @dataclass(frozen=True)
 class Precision:
-    """One of fp64, fp32, tf32, bf16, fp16 on one kind of device."""
+    """One of fp64, fp32, tf32, bf16 or fp16, on one type of device."""
 
     name: str
     device_type: str
 
     @property
     def weights(self) -> torch.dtype:
-        """The dtype of weights and of the batch."""
+        """The dtype of the weights and of the batch."""
         return torch.float64 if self.name == "fp64" else torch.float32
 
     @property
     def scaled(self) -> bool:
-        """Whether gradients need a GradScaler against underflow."""
+        """Whether a GradScaler is needed to keep gradients from underflowing."""
         return self.name == "fp16"
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -39,12 +39,12 @@ class Precision:
         torch.backends.cudnn.benchmark = not deterministic
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-        if deterministic != torch.are_deterministic_algorithms_enabled():  # importing the compiler takes seconds
+        if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler: seconds
             torch.use_deterministic_algorithms(deterministic)
 
     @contextmanager
     def applied(self, *, deterministic: bool) -> Iterator[None]:
-        """Set the flags inside the context and restore them after it, for use as a library."""
+        """Set the flags inside the context and restore them afterwards, for use as a library."""
         matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
         tf32, benchmark, was = cudnn.allow_tf32, cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
         only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -59,7 +59,7 @@ class Precision:
 
 
 def choose_precision(name: str, device: torch.device) -> Precision:
-    """Return the precision that a setting means on a device."""
+    """Return the precision that a setting selects on a device."""
     if name == "auto":
         name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     return Precision(name, device.type)

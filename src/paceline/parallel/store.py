@@ -1,4 +1,4 @@
-"""The rendezvous store, which listens on one address, and the network interface that leads to it."""
+"""The rendezvous store, which listens on one address only, and the network interface used to reach it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def serve_store(host: str, port: int, timeout: timedelta, *, on_all: bool = False) -> dist.TCPStore:
-    """Return a store served on this address only, while torch's listens on all; port 0 selects a free port."""
+    """Serve a store on this address only, unless `on_all`; torch's own listens on all. Port 0 picks a free port."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,10 +42,10 @@ def join_store(host: str, port: int, timeout: timedelta) -> dist.TCPStore:
 
 
 def own_address(host: str) -> str:
-    """Return the address of this machine from which a host is reached."""
+    """Return the local address that this machine uses to reach a host."""
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # a datagram socket sends nothing here
+        probe.connect(address)  # connecting a datagram socket sends nothing
         return str(probe.getsockname()[0])
 
 
@@ -66,9 +66,9 @@ def is_here(host: str) -> bool:
 
 
 def choose_interface(host: str, num_nodes: int) -> None:
-    """Make the process group use the interface that leads to a host, unless the environment sets another one.
+    """Make the process group use the interface that reaches a host, unless the environment already sets one.
 
-    By default gloo listens on the address of the machine's host name, even between processes of one machine.
+    By default, gloo listens on the address of the machine's host name, even if all processes are on one machine.
     """
     local = is_loopback(host)
     if local and num_nodes > 1:

@@ -20,13 +20,13 @@ from paceline.parallel.trainable import Trainable
 from paceline.parallel.world import World
 
 StepData = TypeVar("StepData")
-NOTHING = "nothing"  # a phase that uses every parameter and has zero gradients
+NOTHING = "nothing"  # a dummy phase: its loss uses every parameter and has zero gradients
 
 
 class PhaseCall(nn.Module):
-    """The recipe's forward in autocast: the one module that DataParallel and DistributedDataParallel wrap.
+    """The recipe's forward under autocast: the module that DataParallel and DistributedDataParallel wrap.
 
-    Autocast is inside, since DataParallel's threads do not inherit it.
+    Autocast is applied inside, since DataParallel's threads do not inherit it.
     """
 
     def __init__(self, recipe: Recipe, precision: Precision) -> None:
@@ -44,16 +44,16 @@ class PhaseCall(nn.Module):
 class Strategy:
     """Runs a recipe in this process, on one device; subclasses override what they change."""
 
-    # What callers need to know about a strategy; they never compare its name.
+    # What callers need to know about a strategy, so that they never check its name.
     needs_processes: ClassVar[bool] = False  # one process per device
     max_devices: ClassVar[int | None] = None
     complexity: ClassVar[int] = 0  # a report recommends the simplest of equally good strategies
-    package: ClassVar[str] = ""  # required besides torch; the extra has the same name
+    package: ClassVar[str] = ""  # an optional package that it needs; the extra has the same name
     cannot_capture: ClassVar[str] = ""  # why its step cannot be a CUDA graph; empty if it can
     cannot_compile: ClassVar[str] = ""  # why its networks cannot be compiled
-    parity_obstacle: ClassVar[str] = ""  # why its weights may differ from those of one device
-    ladder_obstacle: ClassVar[str] = ""  # why the step ladder cannot measure it
-    cpu_obstacle: ClassVar[str] = ""  # why it is useless on a CPU, where it runs on one device
+    parity_obstacle: ClassVar[str] = ""  # why its weights may differ from those trained on one device
+    ladder_obstacle: ClassVar[str] = ""  # why its step ladder cannot be measured
+    cpu_obstacle: ClassVar[str] = ""  # why it has no use on a CPU, where it falls back to one device
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Move the recipe to its device and wrap it; the strategy is then ready for the first step."""
@@ -63,7 +63,7 @@ class Strategy:
                 f"--strategy {name}: uses {most} of {settings.devices} devices; use ddp, or --devices {most}"
             )
         self.settings, self.world, self.precision, self.recipe = settings, world, precision, recipe
-        self.notes: list[str] = []  # what was chosen and why; printed before the first step
+        self.notes: list[str] = []  # choices and the reasons for them, printed before the first step
         recipe.to(device=world.device, dtype=precision.weights)
         if world.device.type == "cuda":
             recipe.to(memory_format=torch.channels_last)
@@ -74,7 +74,7 @@ class Strategy:
 
     @property
     def num_devices(self) -> int:
-        """Return how many devices share a batch."""
+        """The number of devices that share a batch."""
         return self.world.size
 
     def _synchronize_batchnorm(self, recipe: Recipe) -> None:
@@ -82,19 +82,17 @@ class Strategy:
         if not with_norm:
             return
         if self.settings.sync_batchnorm == "off":
-            self.notes.append(
-                "BatchNorm: separate in each process, as requested; results depend on the number of devices"
-            )
+            self.notes.append("BatchNorm: not synchronized, as requested; results depend on the number of devices")
             return
         chosen = []
         for name in with_norm:
             ours = self.world.device.type == "cpu" or name in recipe.double_backward
             setattr(recipe, name, synchronize(recipe.get_submodule(name), ours=ours))
-            chosen.append(f"{name} by {'our own class' if ours else 'torch.nn.SyncBatchNorm'}")
+            chosen.append(f"{name} with {'SynchronizedBatchNorm' if ours else 'torch.nn.SyncBatchNorm'}")
         why = (
-            "torch's cannot run on CPU"
+            "torch's does not run on a CPU"
             if self.world.device.type == "cpu"
-            else "torch's where there is no gradient penalty"
+            else "torch's is used unless there is a gradient penalty"
         )
         self.notes.append(f"BatchNorm: synchronized over {self.world.size} processes ({', '.join(chosen)}; {why})")
 
@@ -104,7 +102,7 @@ class Strategy:
         return [torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator]
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
-        """Return the loss of a phase on this process's part of a micro-batch."""
+        """Return the loss of a phase on this process's slice of a micro-batch."""
         loss: Loss = self.call(phase.name, batch)
         return loss
 
@@ -113,7 +111,7 @@ class Strategy:
         return nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Add a loss's gradients to the network's."""
+        """Add the gradients of a loss to those of the network."""
         loss.backward()
 
     def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
@@ -122,7 +120,7 @@ class Strategy:
             advance(data)
 
 
-AUTO = {"one device": "single", "several": "ddp"}  # what `--strategy auto` means
+AUTO = {"one device": "single", "several": "ddp"}  # what `--strategy auto` selects
 
 
 def strategy_name(name: str, devices: int, accelerator: str = "") -> tuple[str, int]:
@@ -135,6 +133,6 @@ def strategy_name(name: str, devices: int, accelerator: str = "") -> tuple[str, 
 
 
 def strategy_class(config: Config) -> type[Strategy]:
-    """Return the class behind `--strategy`."""
+    """Return the class selected by `--strategy`."""
     name, _ = strategy_name(config.run.strategy, config.run.devices)
     return load_class("strategy", name, Strategy)

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
-from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm  # torch has no public base of BatchNorm1d, 2d and 3d
-from torch.nn.modules.dropout import _DropoutNd as AnyDropout  # torch has no public base of its dropout layers
+from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm  # torch has no public BatchNorm base class
+from torch.nn.modules.dropout import _DropoutNd as AnyDropout  # torch has no public dropout base class
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 __all__ = [
@@ -41,10 +41,10 @@ __all__ = [
 
 
 class ElasticAgent(LocalElasticAgent):
-    """torchrun's agent with two hooks; torch has no callbacks for the start and the check of workers."""
+    """torchrun's agent with two hooks; torch has no callbacks for starting and monitoring workers."""
 
     def before_start(self) -> None:
-        """Prepare for a round of workers; called before each start and restart."""
+        """Prepare for starting workers; called before each start and restart."""
 
     def review(self, result: RunResult) -> RunResult:
         """Return the result to act on, given the result of monitoring the workers."""
@@ -52,7 +52,7 @@ class ElasticAgent(LocalElasticAgent):
 
     @property
     def remaining_restarts(self) -> int:
-        """How many restarts are left; torch gives no access to its counter."""
+        """The number of restarts left; torch does not expose its counter."""
         return int(self._remaining_restarts)
 
     @remaining_restarts.setter
@@ -60,7 +60,7 @@ class ElasticAgent(LocalElasticAgent):
         self._remaining_restarts = count
 
     def num_hosts_waiting(self) -> int:
-        """Return how many hosts wait to join; torch checks this only after the workers' state."""
+        """Return how many hosts are waiting to join; torch checks this only after the workers' state."""
         return int(self._worker_group.spec.rdzv_handler.num_nodes_waiting())
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
@@ -72,18 +72,18 @@ class ElasticAgent(LocalElasticAgent):
 
 
 def local_address(handler: DynamicRendezvousHandler) -> str:
-    """Return the address at which a rendezvous lists this host; torch does not report it."""
+    """Return the address under which a rendezvous lists this host; torch does not expose it."""
     return str(handler._this_node.addr)
 
 
 def stop_heartbeats(handler: DynamicRendezvousHandler) -> None:
-    """Leave a rendezvous without closing it for others; torch's `shutdown` does both."""
+    """Leave a rendezvous without closing it for other hosts; torch's `shutdown` does both."""
     handler._stop_heartbeats()
 
 
 @contextmanager
 def local_collectives() -> Iterator[list[int]]:
-    """Replace all_reduce and all_gather_into_tensor by local ones; yield the bytes of each call.
+    """Replace all_reduce and all_gather_into_tensor with local versions; yield a list of the bytes sent per call.
 
     torch cannot run the collectives of one process without its peers.
     """
@@ -110,10 +110,10 @@ def undo_compile(network: nn.Module) -> None:
 
 
 def end_broken_capture(pool: tuple[int, int], device: torch.device) -> None:
-    """Reset the allocator and the generator after a failed capture; before torch 2.12 they stay in capture."""
+    """Reset allocator and generator after a failed capture; before torch 2.12, they stay in capture mode."""
     torch.cuda.synchronize(device)
     number = device.index or 0
-    with suppress(RuntimeError):  # newer versions of torch have done it
+    with suppress(RuntimeError):  # newer versions of torch have already done this
         torch._C._cuda_endAllocateToPool(number, pool)
     generator = torch.cuda.default_generators[number]
     fresh = torch.Generator(device).manual_seed(generator.initial_seed())
@@ -126,7 +126,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def lerp_all(targets: Sequence[Tensor], ends: Sequence[Tensor], weight: float) -> None:
-    """Move many tensors towards others by one weight, in few kernels; see `copy_all`."""
+    """Interpolate many tensors towards others by the same weight, in few kernels; see `copy_all`."""
     torch._foreach_lerp_(list(targets), list(ends), weight)
 
 

@@ -28,7 +28,7 @@ class Trainable:
                 parameter.requires_grad_(name == network)
 
     def release(self) -> None:
-        """Make all of them require grad."""
+        """Make the trainable parameters of all networks require grad."""
         self._selected = None
         for parameters in self.parameters.values():
             for parameter in parameters:

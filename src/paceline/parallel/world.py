@@ -53,7 +53,7 @@ def place_from(environ: Mapping[str, str]) -> Place | None:
 
 
 def place_of(settings: RunSettings) -> Place | None:
-    """Return this process's place; with `--rdzv`, ignore srun's, since srun then starts launchers."""
+    """Return this process's place. With `--rdzv`, ignore srun's variables, since srun then starts launchers."""
     return None if settings.rdzv and "RANK" not in os.environ else place_from(os.environ)
 
 
@@ -68,13 +68,13 @@ def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
     nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_NODELIST"]
     first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).split(",")[0]  # gpu[07-09,12]-ib → gpu07-ib
     job, step = int(environ.get("SLURM_JOB_ID", 0)), int(environ.get("SLURM_STEP_ID", 0))
-    # Jobs are a prime apart, so that steps of consecutive jobs on one host use different ports.
+    # Ports of consecutive jobs are a prime number apart, so that their steps do not collide on one host.
     return first, FIRST_PORT + (7919 * job + step) % NUM_PORTS
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, this one's place among them, and its device."""
+    """The processes of a run: this process's rank, its device, and communication with the others."""
 
     place: Place
     device: torch.device
@@ -90,7 +90,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Whether this process has rank 0."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class World:
         return box[0]
 
     def gather_strings(self, text: str) -> list[str]:
-        """Return every process's text, in the order of ranks."""
+        """Return the strings of all processes, in rank order."""
         if self.size == 1:
             return [text]
         texts = [""] * self.size
@@ -122,7 +122,7 @@ class World:
         return texts
 
     def wait_for_all(self) -> None:
-        """Return when every process has called this."""
+        """Wait until every process has called this."""
         if self.size > 1:
             dist.barrier()
 
@@ -132,17 +132,17 @@ class World:
             dist.destroy_process_group()
 
     def abandon(self) -> None:
-        """Leave after an error; in a group, the process exits instead, so that its peers notice."""
+        """Leave after an error. In a group of several, do nothing: the process exits, which its peers notice."""
         if self.size == 1:
             self.leave()
 
 
 def gpu_ids(settings: RunSettings) -> list[int]:
-    """Return the GPU id of each process on this machine: those of `--gpus`, or 0, 1, 2, …"""
+    """Return the GPU id of each process on this machine: from `--gpus`, or 0, 1, 2, …"""
     if not settings.gpus:
         place = place_of(settings)
         if place and torch.cuda.device_count() == 1:
-            return [0] * place.local_size  # `srun --gpus-per-task=1`: each sees its own GPU only, as id 0
+            return [0] * place.local_size  # `srun --gpus-per-task=1`: each sees only its own GPU, as id 0
         return list(range(place.local_size if place else settings.devices))
     try:
         return [int(word) for word in settings.gpus.split(",")]
@@ -179,7 +179,7 @@ def check_devices(settings: RunSettings) -> None:
         )
     place = place_of(settings)
     if place and len(ids) < place.local_size:
-        raise UserError(f"--gpus {settings.gpus}: {len(ids)} for the {place.local_size} processes on this machine")
+        raise UserError(f"--gpus {settings.gpus}: {len(ids)} ids for {place.local_size} processes on this machine")
     if settings.backend == "nccl" and _share_a_gpu(settings):
         raise UserError(f"--gpus {settings.gpus}: NCCL cannot run two processes on one GPU; use --backend gloo")
 
@@ -198,7 +198,7 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
     if not distributed:
         if place.size > 1:
             raise UserError(
-                f"--strategy {settings.strategy}: one process, but {place.size} were started; use ddp or lightning"
+                f"--strategy {settings.strategy}: needs 1 process, but {place.size} were started; use ddp or lightning"
             )
         return World(place, device)
     backend = settings.backend
@@ -222,8 +222,8 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
                 device_id=own,
             )
         except dist.DistBackendError as error:
-            if "Duplicate GPU" in str(error):  # processes that see one GPU each notice only here
-                raise UserError(f"--devices {place.size}: processes share a GPU; start one for each GPU") from error
+            if "Duplicate GPU" in str(error):  # processes that each see one GPU cannot tell earlier
+                raise UserError(f"--devices {place.size}: processes share a GPU; start one per GPU") from error
             raise
     return World(place, device, backend)
 
@@ -231,26 +231,27 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
 def _rendezvous(place: Place, timeout: timedelta) -> dist.Store:
     """Return the store through which the processes of a run find each other.
 
-    If the same processes form a group again for another run, they keep the store and use a new prefix. No process can
-    then connect to a store that is about to close, or read keys of the previous group. All processes count their
-    groups alike, since they start and end them together.
+    If the same processes form a new group for the next run, they keep the store and use a new prefix. Then no process
+    connects to a store that is about to close, or reads keys of the previous group. The processes start and end their
+    groups together, so their group counts agree.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     choose_interface(host, place.num_nodes)
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's default
     key = (host, port, place)
     if key not in _stores:
-        _stores.clear()  # closes the previous one, which may use this port
+        _stores.clear()  # closes the previous store, which may use this port
         _num_rendezvous.clear()
         if place.rank == 0 and not by_agent:
             _stores[key] = serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
         else:
             _stores[key] = join_store(host, port, timeout)
-    # An agent's store outlives the processes. Ours does not, and a host that rejoins restarts its count.
+    # An agent's store outlives the processes, so the prefix includes the restart count. Our own store does not, and
+    # the count of a host that rejoins would not match.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if by_agent else "0"
     _num_rendezvous[key] += 1
     return dist.PrefixStore(f"paceline-{restart}-{_num_rendezvous[key]}", _stores[key])
 
 
-_stores: dict[tuple[str, int, Place], dist.Store] = {}  # the last one that this process used
+_stores: dict[tuple[str, int, Place], dist.Store] = {}  # only the last store that this process used
 _num_rendezvous: Counter[tuple[str, int, Place]] = Counter()

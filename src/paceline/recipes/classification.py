@@ -1,7 +1,7 @@
-"""Classification: a residual network learns the class of an image.
+"""Classification: a residual network predicts the class of an image.
 
-The preset `reference` has the settings of a published comparison of strategies on CIFAR-100 (ResNet-18, 71.9% top-1
-at best); `accurate` reaches more with the same network and data.
+The preset `reference` has the settings of a published comparison of strategies on CIFAR-100 (ResNet-18, at best 71.9%
+top-1). `accurate` reaches a higher accuracy with the same network and data.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.models.resnet import ResNet
 
-SMALL_STEM_UP_TO_PX = 64  # the plain stem downsamples by 4 at once, too much for smaller images
+SMALL_STEM_UP_TO_PX = 64  # the plain stem downsamples by 4, which is too much for small images
 
 
 @dataclass(frozen=True)
 class ClassificationSettings:
     """The network and its loss."""
 
-    depth: Literal["18", "34", "50"] = setting("18", "layers of the residual network")
+    depth: Literal["18", "34", "50"] = setting("18", "number of layers in the residual network")
     stem: Literal["auto", "small", "plain"] = setting(
         "auto",
-        "first layers: small is a 3×3 convolution, plain is 7×7 and downsamples by 4; auto is small up to 64 pixels",
+        "first layers; small: 3×3 convolution; plain: 7×7, downsamples by 4; auto: small for images up to 64 pixels",
     )
-    width: int = setting(64, "channels of the first stage", at_least=1)
+    width: int = setting(64, "channels in the first stage", at_least=1)
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers")
     label_smoothing: float = setting(
-        0.0, "label smoothing: share of the target that is spread over all classes", at_least=0, below=1
+        0.0, "label smoothing: fraction of the target probability spread over all classes", at_least=0, below=1
     )
     dropout: float = setting(0.0, "dropout probability before the last layer", at_least=0, below=1)
 
@@ -56,7 +56,7 @@ class Classification(Recipe):
         "pad_crop": 4,
     }
     presets = {
-        # A first run on a CPU: a narrow network, and the digits at their original 8 pixels.
+        # For a first run on a CPU: a narrow network, and the digits at their original size of 8 pixels.
         "quick": {
             "data": "digits",
             "size": 8,
@@ -67,7 +67,7 @@ class Classification(Recipe):
             "pad_crop": 1,
             "flip": "off",
         },
-        # The published comparison's settings, fp16 included: its mixed precision was fp16, and bf16 rounds differently.
+        # The settings of the published comparison, including its fp16 mixed precision: bf16 rounds differently.
         "reference": {
             "data": "cifar100",
             "depth": "18",
@@ -106,7 +106,7 @@ class Classification(Recipe):
             "flip": "on",
             "cutout": 8,
             "validation": 0.02,
-            # Epochs are short on a large GPU: evaluating and saving after each of them would cost time.
+            # Epochs are short on a large GPU, so evaluating and saving after each one would take too long.
             "evaluate_every": "4 epochs",
             "save_every": "20 epochs",
         },
@@ -118,7 +118,7 @@ class Classification(Recipe):
     def __init__(self, settings: ClassificationSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
         if spec.num_classes < 2:
-            raise UserError("classification needs data with two classes or more: choose another --data")
+            raise UserError("classification needs data with at least two classes: choose a different --data")
         stem = settings.stem
         if stem == "auto":
             stem = "small" if max(spec.height, spec.width) <= SMALL_STEM_UP_TO_PX else "plain"

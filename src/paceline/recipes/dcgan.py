@@ -1,11 +1,11 @@
-"""DCGAN: a generator learns to make images that a discriminator takes for real ones.
+"""DCGAN: a generator learns to produce images that a discriminator cannot tell from real ones.
 
 Radford et al., Unsupervised Representation Learning with Deep Convolutional Generative Adversarial Networks (2015).
-With D's logits and `objective=bce`, the generator minimises softplus(-D(G(z))), the discriminator
-softplus(-D(x)) + softplus(D(G(z))); `models/losses.py` has the other objectives.
+D returns logits. With `objective=bce`, the generator minimises softplus(-D(G(z))), and the discriminator minimises
+softplus(-D(x)) + softplus(D(G(z))). See `models/losses.py` for the other objectives.
 
-The preset `cifar10` has the networks and settings that the dual-discriminator project compares its own with;
-`quick` generates digits on a CPU.
+The preset `cifar10` has the networks and settings of the dual-discriminator project's baseline; `quick` generates
+digits on a CPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Dcgan(GenerativeRecipe):
             self.double_backward = ("discriminator",)
 
     def generator_loss(self, batch: Batch) -> Loss:
-        """New fakes should score as real; they are shared, so that the discriminator trains on the same ones."""
+        """New fakes should score as real. They are shared, so that the discriminator trains on the same fakes."""
         fake = self.generator(batch["noise"])
         logits = self.discriminator(self.augment(fake, batch, "own"))
         terms = {"adversarial": self.objective.generator(logits).mean()}
@@ -60,16 +60,16 @@ class Dcgan(GenerativeRecipe):
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Real images should score as real, fakes as fake."""
-        # In two passes: real and fake images each have BatchNorm statistics of their own.
+        # In two passes, so that real and fake images have separate BatchNorm statistics.
         real = self.discriminator(self.augment(batch["image"], batch, "real"))
         fake = self.discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
         return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
 
     def penalty_loss(self, batch: Batch) -> Loss:
-        """R1 = r1 · ½‖∇D(x)‖² at real images x. Lazy R1: weight × interval."""
+        """R1 = r1 · ½‖∇D(x)‖² at real images x. Lazy R1: the weight is multiplied by the interval."""
         penalties, logits = r1_penalty(
             lambda images: self.discriminator(self.augment(images, batch, "real")), batch["image"]
         )
-        # R1 does not depend on the last bias, and every parameter needs a gradient: hence 0 * logits.
+        # R1 does not depend on the last bias, but every parameter needs a gradient: hence 0 * logits.
         return Loss({"r1": self.r1 * R1_EVERY * penalties.mean() + 0 * logits.sum()})

@@ -1,8 +1,8 @@
 """The dual-discriminator GAN: one generator against two discriminators that are trained independently.
 
-`against` chooses which of the two trains the generator at a step, by their losses at the step before. These
-losses are signals: averaged over all devices, so that every process makes the same choice, on the device.
-`objective=d2gan` uses two discriminators as Nguyen et al. (2017) do: one rewards real images, one rewards fakes.
+`against` selects which of the two trains the generator in a step, based on their losses in the previous step. These
+losses are signals, averaged over all devices, so that every process makes the same choice without waiting for its
+device. `objective=d2gan` follows Nguyen et al. (2017): one discriminator rewards real images, the other rewards fakes.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from paceline.recipes.parts.generative import (
     make_generator,
 )
 
-# A discriminator's claim to train the generator, from its losses on real and on fake images; the larger claim wins.
+# A discriminator's claim to train the generator, computed from its losses on real and fake images. The larger wins.
 CLAIMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "stronger": lambda real, fake: -(real + fake),
     "weaker": lambda real, fake: real + fake,
-    # real₁ + fake₂ > real₂ + fake₁, with each discriminator's own losses on its own side.
+    # Same as real₁ + fake₂ > real₂ + fake₁, with the losses of each discriminator on one side.
     "swapped": lambda real, fake: real - fake,
 }
 
 
 @dataclass(frozen=True)
 class DualGanSettings(GenerativeSettings):
-    """The networks, their loss, and the choice of the discriminator that trains the generator."""
+    """The networks, their loss, and which discriminator trains the generator."""
 
     objective: Literal["bce", "hinge", "lsgan", "d2gan"] = setting("bce", "adversarial loss")
     against: Literal["auto", "swapped", "stronger", "weaker", "both", "random"] = setting(
         "auto",
-        "which discriminator trains the generator: stronger is the one with the smaller loss, weaker the one with the "
-        "larger; swapped compares each one's loss on real images plus the other's on fakes, the larger sum wins; "
-        "auto is swapped, with d2gan both",
+        "which discriminator trains the generator; stronger: the one with the smaller loss; weaker: the one with the "
+        "larger loss; swapped: the one whose loss on real images plus the other's loss on fakes is larger; "
+        "auto: swapped, or both for d2gan",
     )
     d2gan_alpha: float = setting(0.2, "d2gan: weight of the first discriminator's reward for real images")
     d2gan_beta: float = setting(0.1, "d2gan: weight of the second discriminator's reward for fakes")
@@ -89,9 +89,9 @@ class DualGan(GenerativeRecipe):
             )
 
     def generator_loss(self, batch: Batch) -> Loss:
-        """New fakes should score as real with the discriminator that `against` chooses."""
+        """New fakes should score as real with the discriminator that `against` selects."""
         fake = self.generator(batch["noise"])
-        # Both discriminators run: skipping one would mean to wait for the device before choosing.
+        # Run both discriminators: to skip one, the host would have to wait for the choice on the device.
         discriminators = (self.discriminator_1, self.discriminator_2)
         logits_1, logits_2 = side_by_side(discriminators, self.augment(fake, batch, "own"))
         losses = self._choose(self.objectives[0].generator(logits_1), self.objectives[1].generator(logits_2), batch)
@@ -115,7 +115,7 @@ class DualGan(GenerativeRecipe):
         return self._penalty_loss(self.discriminator_2, batch)
 
     def _choose(self, first: Tensor, second: Tensor, batch: Batch) -> Tensor:
-        """Return the generator's loss per sample; all samples of a step have the same choice, made on the device."""
+        """Return the generator's loss per sample. The choice is made on the device, once for the whole step."""
         if self.against == "both":
             return first + second
         if self.against == "random":
@@ -125,7 +125,7 @@ class DualGan(GenerativeRecipe):
     def _discriminator_loss(self, number: int, discriminator: Discriminator, batch: Batch) -> Loss:
         """Real images should score as real, fakes as fake."""
         objective = self.objectives[number - 1]
-        # In two passes: real and fake images each have BatchNorm statistics of their own.
+        # In two passes, so that real and fake images have separate BatchNorm statistics.
         real = discriminator(self.augment(batch["image"], batch, "real"))
         fake = discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": objective.real(real).mean(), "fake": objective.fake(fake).mean()}
@@ -135,22 +135,22 @@ class DualGan(GenerativeRecipe):
         return Loss(terms, signals=signals)
 
     def _penalty_loss(self, discriminator: Discriminator, batch: Batch) -> Loss:
-        """R1 = r1 · ½‖∇D(x)‖² at real images x. Lazy R1: weight × interval."""
+        """R1 = r1 · ½‖∇D(x)‖² at real images x. Lazy R1: the weight is multiplied by the interval."""
         penalties, logits = r1_penalty(
             lambda images: discriminator(self.augment(images, batch, "real")), batch["image"]
         )
-        # R1 does not depend on the last bias, and every parameter needs a gradient: hence 0 * logits.
+        # R1 does not depend on the last bias, but every parameter needs a gradient: hence 0 * logits.
         return Loss({"r1": self.r1 * R1_EVERY * penalties.mean() + 0 * logits.sum()})
 
 
 def _checked_choice(settings: DualGanSettings) -> str:
-    """Return the choice of the discriminator, checked against the other settings."""
+    """Return the resolved value of `against`; raise UserError if it conflicts with other settings."""
     if settings.objective != "d2gan":
         return "swapped" if settings.against == "auto" else settings.against
     if settings.against not in ("auto", "both"):
-        raise UserError(f"objective=d2gan and against={settings.against}: d2gan needs both; leave against out")
+        raise UserError(f"objective=d2gan and against={settings.against}: d2gan needs both; remove the setting against")
     if settings.r1:
-        raise UserError(f"objective=d2gan and r1={settings.r1:g}: the penalty is for bce, hinge and lsgan; use r1=0")
+        raise UserError(f"objective=d2gan and r1={settings.r1:g}: R1 only works with bce, hinge and lsgan; use r1=0")
     for name, value in (("d2gan_alpha", settings.d2gan_alpha), ("d2gan_beta", settings.d2gan_beta)):
         if not 0 < value <= 1:
             raise UserError(f"{name}={value:g}: must be above 0 and at most 1")
@@ -158,7 +158,7 @@ def _checked_choice(settings: DualGanSettings) -> str:
 
 
 def _objectives(settings: DualGanSettings) -> tuple[Objective, Objective]:
-    """Return the adversarial loss against the first and against the second discriminator."""
+    """Return the adversarial losses for the first and the second discriminator."""
     if settings.objective == "d2gan":
         return d2gan(settings.d2gan_alpha, settings.d2gan_beta)
     return OBJECTIVES[settings.objective], OBJECTIVES[settings.objective]

@@ -1,7 +1,7 @@
-"""Paired restoration: a network learns to undo a degradation of images (blur, noise, rain, compression).
+"""Paired restoration: a network learns to remove blur, noise, rain or compression artifacts from images.
 
-A sample is the degraded image ("image") and the one to restore ("target"). The loss compares pixels; VGG19 features
-and a discriminator take part where their terms have a weight.
+A sample is a degraded image ("image") and the clean original ("target"). The loss compares pixels. VGG19 features and a
+discriminator are used if their loss terms have a weight.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSetti
 
 @dataclass(frozen=True)
 class RestorationSettings(RestorationLossSettings):
-    """The network and the terms of its loss."""
+    """The network and its loss terms."""
 
     network: Literal["unet", "residual"] = setting(
-        "unet", "unet works at several resolutions; residual is a stack of blocks at full resolution"
+        "unet", "unet: works at several resolutions; residual: a stack of blocks at full resolution"
     )
-    width: int = setting(32, "channels of the first features", at_least=1)
-    depth: int = setting(3, "unet: number of downsamplings by 2", at_least=1)
+    width: int = setting(32, "channels of the first feature map", at_least=1)
+    depth: int = setting(3, "unet: how many times the resolution is halved", at_least=1)
     num_blocks: int = setting(8, "residual: number of blocks", at_least=1)
     content: Literal["mse", "l1", "charbonnier"] = setting("charbonnier", "pixel loss")
     perceptual: float = setting(
-        0.0, "weight of the perceptual loss (MSE of VGG19 features); 0 needs no VGG19", at_least=0
+        0.0, "weight of the perceptual loss (MSE of VGG19 features); 0: VGG19 is not needed", at_least=0
     )
     adversarial: float = setting(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
-    tv: float = setting(0.0, "weight of the total variation: squared pixel differences, summed", at_least=0)
+    tv: float = setting(
+        0.0, "weight of the total variation (sum of squared differences of adjacent pixels)", at_least=0
+    )
 
 
 class Restoration(RestorationRecipe):
-    """A restorer and, where the adversarial loss has a weight, a discriminator."""
+    """A restorer and, if the adversarial loss has a weight, a discriminator."""
 
     Settings = RestorationSettings
     required_fields = ("target",)
@@ -51,7 +53,7 @@ class Restoration(RestorationRecipe):
         "protocol": "rgb",
     }
     presets = {
-        # A first run on a CPU: removes noise from the photographs in scikit-image.
+        # For a first run on a CPU: removes noise from the photographs bundled with scikit-image.
         "quick": {
             "width": 12,
             "depth": 2,
@@ -84,7 +86,7 @@ class Restoration(RestorationRecipe):
             self.phases += (Phase("discriminator", "discriminator"),)
 
     def restorer_loss(self, batch: Batch) -> Loss:
-        """Restored images should equal their targets and, with a discriminator, score as real."""
+        """Restored images should match their targets and, with a discriminator, score as real."""
         restored = self.restorer(batch["image"])
         terms = self.content_loss(restored, batch["target"])
         if self.discriminator is None:
@@ -96,7 +98,7 @@ class Restoration(RestorationRecipe):
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Targets should score as real, restored images as fake."""
         assert self.discriminator is not None
-        # In two passes: real and restored images each have BatchNorm statistics of their own.
+        # In two passes, so that real and restored images have separate BatchNorm statistics.
         real, fake = self.discriminator(batch["target"]), self.discriminator(batch["fake"])
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
         return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
@@ -106,7 +108,7 @@ class Restoration(RestorationRecipe):
         return {"image": self.restorer(batch["image"]), "target": batch["target"], "input": batch["image"]}
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """Return input, restored image and target."""
+        """Return the input, the restored image and the target."""
         made = self.predict(batch)
         return {"input": made["input"], "restored": made["image"], "target": made["target"]}
 

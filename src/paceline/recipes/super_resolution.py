@@ -1,9 +1,9 @@
 """Super-resolution: a network learns to upscale photographs 2, 4 or 8 times.
 
 Ledig et al., Photo-Realistic Single Image Super-Resolution Using a Generative Adversarial Network (2017). Stage
-`pretrain` is SRResNet, trained on pixels. Stage `adversarial` is SRGAN, which starts from such weights (`--init-from`)
-and adds a discriminator and VGG19 features; `both` runs one after the other. Low-resolution images are read from
-files where the source has them, else made from the training crop by bicubic downsampling on the device.
+`pretrain` trains SRResNet with a pixel loss. Stage `adversarial` trains SRGAN: it starts from pretrained weights
+(`--init-from`) and adds a discriminator and VGG19 features. `both` runs the two stages in sequence. If the source has
+low-resolution files, they are used. Otherwise, the training crop is downsampled on the device (bicubic).
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSetti
 
 @dataclass(frozen=True)
 class SuperResolutionSettings(RestorationLossSettings):
-    """The stage, the networks and the terms of their losses."""
+    """The stage, the networks and their loss terms."""
 
     stage: Literal["pretrain", "adversarial", "both"] = setting(
-        "pretrain", "pretrain uses the pixel loss, adversarial a discriminator and VGG19, too; both runs them in turn"
+        "pretrain",
+        "pretrain: pixel loss; adversarial: adds a discriminator and VGG19 features; both: one after the other",
     )
-    scale: Literal["2", "4", "8"] = setting("4", "upscaling factor of height and width")
+    scale: Literal["2", "4", "8"] = setting("4", "upscaling factor for height and width")
     blocks: Literal["separate", "shared"] = setting(
-        "separate", "shared: all residual blocks share one block's weights, and so do the upsampling blocks"
+        "separate", "shared: all residual blocks use the same weights, and so do all upsampling blocks"
     )
-    num_blocks: int = setting(16, "residual blocks of the generator", at_least=1)
+    num_blocks: int = setting(16, "number of residual blocks in the generator", at_least=1)
     width: int = setting(64, "channels of the generator", at_least=1)
-    norm: Literal["batch", "none"] = setting("batch", "normalisation layers of the generator")
+    norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the generator")
     output: Literal["tanh", "residual"] = setting(
-        "residual", "residual adds the network's output to the bicubic upscaling; tanh is SRGAN's own"
+        "residual", "residual: add the network's output to the bicubic upscaling; tanh: as in SRGAN"
     )
 
 
 class SuperResolution(RestorationRecipe):
-    """A generator, and in the adversarial stage a discriminator."""
+    """A generator and, in the adversarial stage, a discriminator."""
 
     Settings = SuperResolutionSettings
     stages = {"both": ("pretrain", "adversarial")}
@@ -53,7 +54,7 @@ class SuperResolution(RestorationRecipe):
     must_match_weights = ("scale", "blocks", "num_blocks", "output")
     defaults = {**RestorationRecipe.defaults, "data": "photos", "lr": 1e-4}
     presets = {
-        # A first run on a CPU, with the photographs in scikit-image.
+        # For a first run on a CPU, with the photographs bundled with scikit-image.
         "quick": {
             "scale": "2",
             "num_blocks": 3,
@@ -84,8 +85,8 @@ class SuperResolution(RestorationRecipe):
             "lr": 1e-4,
             "epochs": 100,
         },
-        # A good SRResNet ×4 from a few hundred photographs within minutes on a large GPU: no normalisation, a linear
-        # output added to the bicubic upscaling, L1, a learning rate that falls to zero.
+        # Trains a good SRResNet ×4 on a few hundred photographs within minutes on a large GPU: no normalisation, a
+        # linear output added to the bicubic upscaling, an L1 loss, and a learning rate that decays to zero.
         "train291": {
             "norm": "none",
             "output": "residual",
@@ -107,7 +108,7 @@ class SuperResolution(RestorationRecipe):
 
     @classmethod
     def check(cls, settings: RestorationLossSettings) -> None:
-        """Raise UserError for a file of VGG19 weights that cannot be used, where a stage needs one."""
+        """Raise UserError if a stage needs VGG19 weights that cannot be loaded."""
         assert isinstance(settings, SuperResolutionSettings)
         if settings.stage != "pretrain":
             super().check(settings)
@@ -132,25 +133,27 @@ class SuperResolution(RestorationRecipe):
         self.discriminator = None
         self.phases = (Phase("generator", "generator"),)
         if is_adversarial:
-            self.best = Best()  # sharper images have a lower PSNR: the last weights count
+            self.best = Best()  # sharper images have a lower PSNR, so the last checkpoint counts as best
         if self.adversarial:
             self.discriminator = Discriminator(spec.channels, settings.d_width, settings.d_norm)
             self.phases += (Phase("discriminator", "discriminator"),)
 
     def _check(self, settings: SuperResolutionSettings, spec: DataSpec) -> None:
-        """Raise UserError for a stage that is several runs, and for images that do not fit the scale."""
+        """Raise UserError if the stage consists of several runs, or if the images do not fit the scale."""
         if settings.stage in self.stages:
-            raise UserError(f"stage={settings.stage}: this is several runs in a row; choose one of them here")
+            raise UserError(
+                f"stage={settings.stage}: consists of several runs; choose {' or '.join(self.stages[settings.stage])}"
+            )
         if spec.scale not in (0, self.output_scale):
-            raise UserError(f"scale={settings.scale}: the files of small images are smaller by {spec.scale}")
+            raise UserError(f"scale={settings.scale}: the low-resolution files are smaller by a factor of {spec.scale}")
         if spec.height % self.output_scale or spec.width % self.output_scale:
             raise UserError(
-                f"the training images have {spec.width}×{spec.height} pixels, which is no multiple of "
+                f"the training images have {spec.width}×{spec.height} pixels, which is not a multiple of "
                 f"scale={settings.scale}: use --crop 96"
             )
 
     def generator_loss(self, batch: Batch) -> Loss:
-        """Upscaled images should equal the real ones and, with a discriminator, score as real."""
+        """Upscaled images should match the originals and, with a discriminator, score as real."""
         upscaled = self.generator(self._low(batch))
         terms = self.content_loss(upscaled, batch["image"])
         if self.discriminator is None:
@@ -162,18 +165,18 @@ class SuperResolution(RestorationRecipe):
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Real images should score as real, upscaled images as fake."""
         assert self.discriminator is not None
-        # In two passes: real and upscaled images each have BatchNorm statistics of their own.
+        # In two passes, so that real and upscaled images have separate BatchNorm statistics.
         real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
         return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the upscaled image, the real one, and the bicubic upscaling of the same low-resolution image."""
+        """Return the upscaled image, the original, and the bicubic upscaling of the same low-resolution image."""
         low, target = self._low(batch), cut_to_multiple(batch["image"], self.output_scale)
         return {"image": self.generator(low), "target": target, "bicubic": bicubic(low, *target.shape[-2:])}
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the low-resolution image (nearest neighbour), bicubic, restored and target."""
+        """Return the low-resolution image (enlarged), the bicubic upscaling, the restored image and the target."""
         made = self.predict(batch)
         low = F.interpolate(self._low(batch), scale_factor=self.output_scale, mode="nearest")
         return {"low": low, "bicubic": made["bicubic"], "restored": made["image"], "target": made["target"]}
@@ -183,7 +186,7 @@ class SuperResolution(RestorationRecipe):
         return {"image": self.generator(images).clamp(-1, 1)}
 
     def _low(self, batch: Batch) -> Tensor:
-        """Return the source's low-resolution images, or downsampled ones, rounded as files would hold them."""
+        """Return the source's low-resolution images, or downsampled images rounded to 8 bits as in a file."""
         if "low" in batch:
             return batch["low"]
         high = cut_to_multiple(batch["image"], self.output_scale)

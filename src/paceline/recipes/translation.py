@@ -1,8 +1,9 @@
-"""Image translation: from an image in one modality to others, learned from aligned pairs or panels.
+"""Image translation: from one modality to others, learned from aligned pairs or panels.
 
-`pix2pix` makes one panel from the input (Isola et al. 2017). `deepliif` makes several modalities and a segmentation:
-one segmentation from the input and one from each modality, fused (Ghahremani et al. 2022). All generators are trained
-together in one phase, since the segmentation's loss reaches through the modalities; all discriminators in a second one.
+`pix2pix` generates one panel from the input (Isola et al. 2017). `deepliif` generates several modalities and a
+segmentation, fused from segmentations of the input and of each modality (Ghahremani et al. 2022). One phase trains all
+generators together, since the segmentation loss also reaches the modalities' generators. A second phase trains all
+discriminators.
 """
 
 from __future__ import annotations
@@ -38,38 +39,36 @@ OBJECTIVES: dict[str, Objective] = {"vanilla": BCE, "lsgan": SQUARES}
 class TranslationSettings:
     """The panels, the networks, and the weights of the losses."""
 
-    model: Literal["deepliif", "pix2pix"] = setting("deepliif", "several panels and a segmentation, or one panel")
-    target: str = setting("", "pix2pix: the panel to make, where there are several")
+    model: Literal["deepliif", "pix2pix"] = setting("deepliif", "deepliif: several panels, pix2pix: one panel")
+    target: str = setting("", "pix2pix: panel to generate if the data has several")
     modalities: int = setting(0, "deepliif: number of modalities that the data must have; 0: any", at_least=0)
     generator: GeneratorKind = setting(
         "auto",
-        "makes a panel from the input; auto is resnet_9 for deepliif, and the largest U-Net that fits for pix2pix",
+        "network that generates a panel; auto: resnet_9 for deepliif, the largest U-Net that fits for pix2pix",
     )
-    segmentation_generator: GeneratorKind = setting("auto", "makes a segmentation; auto is the largest U-Net that fits")
-    ngf: int = setting(64, "channels of the generators' first features", at_least=1)
-    ndf: int = setting(64, "channels of the discriminators' first features", at_least=1)
-    d_layers: int = setting(
-        0, "layers of the discriminators; 0 is 4 for deepliif and 3 for pix2pix", at_least=0, at_most=6
-    )
+    segmentation_generator: GeneratorKind = setting("auto", "network that segments; auto: the largest U-Net that fits")
+    ngf: int = setting(64, "channels of the generators' first feature map", at_least=1)
+    ndf: int = setting(64, "channels of the discriminators' first feature map", at_least=1)
+    d_layers: int = setting(0, "layers of the discriminators; 0: 4 for deepliif, 3 for pix2pix", at_least=0, at_most=6)
     norm: Literal["batch", "instance", "none"] = setting("batch", "normalisation layers")
     dropout: float = setting(0.5, "dropout probability in the generators", at_least=0, below=1)
-    padding: Literal["reflect", "zero"] = setting("zero", "padding of the residual blocks")
+    padding: Literal["reflect", "zero"] = setting("zero", "padding in the residual blocks")
     gan: Literal["vanilla", "lsgan"] = setting("vanilla", "adversarial loss")
     segmentation_gan: Literal["vanilla", "lsgan"] = setting("lsgan", "adversarial loss of the segmentation")
     distance: Literal["smooth_l1", "l1"] = setting("smooth_l1", "pixel loss between a panel and its target")
-    distance_weight: float = setting(100.0, "weight of the pixel loss; the adversarial loss has 1", at_least=0)
+    distance_weight: float = setting(100.0, "weight of the pixel loss; the adversarial loss has weight 1", at_least=0)
     perceptual: float = setting(0.0, "weight of the perceptual loss (L1 of VGG19 features); 0: none", at_least=0)
-    vgg: str = setting("", "file with VGG19's weights, or random; default: torchvision's, downloaded")
-    vgg_layer: str = setting("relu5_1", "VGG19 layer of the perceptual loss")
+    vgg: str = setting("", "file with VGG19 weights, or random; default: download torchvision's")
+    vgg_layer: str = setting("relu5_1", "VGG19 layer for the perceptual loss")
     segmentation_weights: str = setting(
         "",
-        "deepliif: weights of the segmentations from the input and from each modality, separated by commas, sum 1",
+        "deepliif: comma-separated weights of the segmentations of the input and of each modality; must sum to 1",
     )
     generator_weights: str = setting(
-        "", "deepliif: weight of each panel in the generators' loss, separated by commas, sum 1"
+        "", "deepliif: comma-separated weights of the panels in the generators' loss; must sum to 1"
     )
     discriminator_weights: str = setting(
-        "", "deepliif: weight of each panel in the discriminators' loss, separated by commas, sum 1"
+        "", "deepliif: comma-separated weights of the panels in the discriminators' loss; must sum to 1"
     )
 
 
@@ -96,7 +95,7 @@ class Translation(Recipe):
         "save_every": "5%",
     }
     presets = {
-        # A first run on a CPU: narrow networks on the embedded tissue.
+        # For a first run on a CPU: narrow networks on the bundled tissue images.
         "quick": {
             "ngf": 8,
             "ndf": 8,
@@ -108,7 +107,7 @@ class Translation(Recipe):
             "lr": 1e-3,
             "epochs": 40,
         },
-        # The networks and losses of DeepLIIF and of pix2pix, for their own data.
+        # The networks and losses of DeepLIIF and pix2pix, for the data of those projects.
         "deepliif": {
             "model": "deepliif",
             "generator": "resnet_9",
@@ -141,7 +140,7 @@ class Translation(Recipe):
 
     @classmethod
     def check(cls, settings: TranslationSettings) -> None:
-        """Raise UserError for a file of VGG19 weights that cannot be used, where one is needed."""
+        """Raise UserError if VGG19 weights are needed but cannot be loaded."""
         if settings.perceptual:
             Features(settings.vgg, settings.vgg_layer).load()
 
@@ -176,7 +175,7 @@ class Translation(Recipe):
         self.features = Features(settings.vgg, settings.vgg_layer) if self.perceptual else None
 
     def translate(self, image: Tensor) -> dict[str, Tensor]:
-        """Return every panel, in -1…1, made from the input."""
+        """Return every panel generated from the input, with values in -1…1."""
         panels = {
             name: self.generators[f"G{number}"](image) for number, name in enumerate(self.plan.modalities, start=1)
         }
@@ -186,7 +185,7 @@ class Translation(Recipe):
         return panels
 
     def generators_loss(self, batch: Batch) -> Loss:
-        """Panels should score as real and equal their targets."""
+        """Generated panels should score as real and match their targets."""
         made = self.translate(batch["image"])
         terms: dict[str, Tensor] = {}
         for name, panel in made.items():
@@ -203,7 +202,7 @@ class Translation(Recipe):
         terms: dict[str, Tensor] = {}
         for name in self.plan.panels:
             weight, objective = self.plan.discriminator_weights[name] / 2, self.objectives[name]
-            # In two passes: real and generated panels each have BatchNorm statistics of their own.
+            # In two passes, so that real and generated panels have separate BatchNorm statistics.
             fake = self._discriminate(name, batch[f"made_{name}"], batch)
             terms[f"{name}_fake"] = weight * objective.fake(fake).mean()
             real = self._discriminate(name, batch[name], batch)
@@ -211,23 +210,23 @@ class Translation(Recipe):
         return Loss(terms)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return every panel of the input, whatever its size."""
+        """Return every panel generated from the input, which may have any size."""
         return self._translate_any_size(batch["image"])
 
     def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
-        """Return every panel by name; as "image" where there is only one."""
+        """Return every panel by name; a single panel is called "image"."""
         panels = self._translate_any_size(images)
         return panels if len(panels) > 1 else {"image": next(iter(panels.values()))}
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the input, and each generated panel next to the real one."""
+        """Return the input and, for each panel, the generated and the real one."""
         images = {"input": batch["image"]}
         for name, panel in self.predict(batch).items():
             images |= {name: panel, f"real {name}": batch[name]}
         return images
 
     def _discriminate(self, name: str, panel: Tensor, batch: Batch) -> Tensor:
-        """Return the logits of a panel's discriminators, each conditioned on what the panel is made from."""
+        """Return the logits of a panel's discriminators, each conditioned on the input or on a modality."""
         if name in self.plan.modalities:
             number = self.plan.modalities.index(name) + 1
             logits: Tensor = self.discriminators[f"D{number}"](batch["image"], panel)
@@ -236,7 +235,7 @@ class Translation(Recipe):
         return self._fuse({i: self.discriminators[f"DS{i}"](conditions[i], panel) for i in self.plan.segmenters()})
 
     def _fuse(self, parts: dict[int, Tensor]) -> Tensor:
-        """Return the weighted sum of what is made from the input and from each modality."""
+        """Return the weighted sum of the outputs for the input and for each modality."""
         weighted = [self.plan.fusion[number] * part for number, part in parts.items()]
         return weighted[0] if len(weighted) == 1 else torch.stack(weighted).sum(0)
 
@@ -247,7 +246,7 @@ class Translation(Recipe):
         return F.l1_loss(self.features(panel), wanted)
 
     def _translate_any_size(self, image: Tensor) -> dict[str, Tensor]:
-        """Pad to sides that the generators accept, and crop the panels back."""
+        """Pad the image to a size that the generators accept, and crop the panels to the original size."""
         height, width = image.shape[-2:]
         right, below = -width % self.multiple_px, -height % self.multiple_px
         padded = F.pad(image, (0, right, 0, below), mode="replicate") if right or below else image
@@ -255,14 +254,14 @@ class Translation(Recipe):
 
 
 def _plan(settings: TranslationSettings, spec: DataSpec) -> Plan:
-    """Return the panels to make and their weights; raise UserError for settings of the other model."""
+    """Return the panels to generate and their weights; raise UserError for settings of the other model."""
     if settings.model == "pix2pix":
         for name in ("modalities", "segmentation_weights", "generator_weights", "discriminator_weights"):
             if getattr(settings, name):
-                raise UserError(f"{name}={getattr(settings, name)}: is for model=deepliif; pix2pix makes one panel")
+                raise UserError(f"{name}={getattr(settings, name)}: only for model=deepliif; pix2pix has one panel")
         return plan_pix2pix(spec, settings.target)
     if settings.target:
-        raise UserError(f"target={settings.target}: is for model=pix2pix; deepliif makes every panel")
+        raise UserError(f"target={settings.target}: only for model=pix2pix; deepliif generates every panel")
     return plan_deepliif(
         spec,
         settings.modalities,
@@ -273,7 +272,7 @@ def _plan(settings: TranslationSettings, spec: DataSpec) -> Plan:
 
 
 def _generator_kinds(settings: TranslationSettings, spec: DataSpec, segmented: bool) -> tuple[str, str]:
-    """Return the kinds of the generators of panels and of segmentations, which must fit the images."""
+    """Return the generators for panels and for segmentations; raise UserError if one does not fit the images."""
     largest = largest_fitting_unet(spec)
     usual = "resnet_9" if settings.model == "deepliif" else largest
     kind = usual if settings.generator == "auto" else settings.generator

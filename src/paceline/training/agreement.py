@@ -1,8 +1,8 @@
-"""Agreement between the processes of a run at startup: which of them write, and which checkpoint they resume from.
+"""Startup agreement between the processes of a run: which ones write, and which checkpoint they resume from.
 
-Hosts need no shared file system. The first process of each host writes the run's folder; hosts that share a folder
-have one writer. If a host is lost, the others still hold the run. Every writer looks for its newest intact
-checkpoint, and the process with the newest one broadcasts it to the others.
+Hosts need no shared file system. The first process on each host writes to the run folder; hosts that share the folder
+have a single writer. If a host is lost, the others still have a copy of the run. Each writer looks for its newest
+intact checkpoint, and the process with the newest one overall broadcasts it to the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Held = TypeVar("Held")
 
 
 def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> None:
-    """Make one process the writer of each distinct folder; raise UserError on all processes if one fails."""
+    """Choose one writer process per distinct folder; if a writer fails, raise UserError on every process."""
 
     def claim() -> None:
         folder.check_free()
@@ -34,7 +34,7 @@ def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> 
         check()
 
     several = world.place.num_nodes > 1
-    # A new name every time: a network file system cannot answer from its cache.
+    # A new name each time, so that a network file system cannot answer from its cache.
     marker = folder.path / f".rendezvous-{world.broadcast(os.urandom(8).hex())}" if several else None
     _run_on_some(world, claim if world.is_first else None)
     if marker is None:
@@ -49,7 +49,7 @@ def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> 
 
 
 def newest_snapshot(folder: RunFolder, world: World, report: Callable[[str], None]) -> Snapshot | None:
-    """Return the newest intact checkpoint of all hosts, and save it in every host's folder."""
+    """Return the newest intact checkpoint on any host, and save it in every host's run folder."""
     own: Snapshot | None = None
     damage = ""
     if folder.is_mine:
@@ -64,14 +64,14 @@ def newest_snapshot(folder: RunFolder, world: World, report: Callable[[str], Non
     if world.place.num_nodes > 1:
         _catch_up(folder, world, snapshot, holder)
         if holder and world.is_first:
-            report(f"the checkpoint at {snapshot.images:,} images was sent by the host of rank {holder}")
+            report(f"received the checkpoint at {snapshot.images:,} images from the host of rank {holder}")
     if folder.is_mine:
         folder.checkpoints.set_aside_after(snapshot.images)
     return snapshot
 
 
 def checkpoint_at(folder: RunFolder, world: World, images: int) -> Snapshot | None:
-    """Return a checkpoint on every process, sent by a host that has it; None if no host does."""
+    """Return the checkpoint at `images` on every process, sent by a host that has it; None if no host does."""
     own: Snapshot | None = None
     if folder.is_mine:
         try:
@@ -83,20 +83,20 @@ def checkpoint_at(folder: RunFolder, world: World, images: int) -> Snapshot | No
 
 
 def share_newest(world: World, own: Held | None, images: int) -> tuple[Held | None, int]:
-    """Return the value of the process with the most images, and its rank; None if every process passes -1."""
+    """Return the value held by the process with the most images, and its rank; None if every process passes -1."""
     held = world.gather(torch.tensor([images], device=world.device)).flatten()
     holder = int(held.argmax())
     return (world.broadcast(own, holder) if held[holder] >= 0 else None), holder  # type: ignore[return-value]
 
 
 def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) -> None:
-    """Give hosts that lack them the checkpoint, the best one before it, the metrics and the record."""
+    """Copy the checkpoint, the earlier best checkpoint, the metrics and the settings to hosts that lack them."""
     best_images = snapshot.best_images
     best = checkpoint_at(folder, world, best_images) if best_images < snapshot.images else None
     files = (folder.path / METRICS, folder.config_file, folder.path / DATA_SPEC, folder.protocols_file)
     held = [file.read_bytes() if file.exists() else b"" for file in files] if world.rank == holder else []
     history = world.broadcast(held, holder)
-    if folder.is_mine and world.rank != holder:  # the record first: a checkpoint never lacks its settings
+    if folder.is_mine and world.rank != holder:  # settings first, so that no checkpoint exists without them
         for file, content in zip(files, history, strict=True):  # type: ignore[call-overload]
             if content:
                 write_file(file, content)
@@ -108,7 +108,7 @@ def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) 
 
 
 def _run_on_some(world: World, work: Callable[[], None] | None) -> None:
-    """Run `work` where it is given; raise UserError on all processes if one of them does."""
+    """Run `work` on the processes that pass it; if one raises UserError, raise it on every process."""
     message = ""
     if work:
         try:
@@ -119,7 +119,7 @@ def _run_on_some(world: World, work: Callable[[], None] | None) -> None:
 
 
 def raise_on_all(world: World, message: str) -> None:
-    """Raise UserError on every process with the first message that is not empty, if there is one."""
+    """Raise UserError on every process with the first non-empty message, if any."""
     for one in world.gather_strings(message):
         if one:
             raise UserError(one)

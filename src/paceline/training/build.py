@@ -1,4 +1,4 @@
-"""Build the parts of a run from its config: data, recipe, strategy, learners, step."""
+"""Build the components of a run from its config: data, recipe, strategy, learners, step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from paceline.training.step import Step
 
 @dataclass
 class Parts:
-    """Everything that a run consists of, on this rank."""
+    """The components of a run, on this rank."""
 
     config: Config
     world: World
@@ -48,21 +48,21 @@ class Parts:
     run_step: RunStep  # the eager step, or a CUDA graph of it
     epoch_images: int
     total_images: int
-    notes: list[str]  # what was chosen and why, in order
+    notes: list[str]  # choices and the reasons for them, in the order they are printed
 
 
 def make_loader(source: Source, world: World, config: Config, crop: int = 0) -> Loader:
-    """Return the loader that the settings choose for a source; without a crop, it loads whole images."""
+    """Return the loader that the settings select for a source. With `crop=0`, it loads whole images."""
     return choose_loader(config.run, source, world.device).build(source, world.device, config.run, crop)
 
 
 def crop_of(config: Config, split: str) -> int:
-    """Return the crop size of a split's loader; generated images are also compared with crops."""
+    """Return the crop size for a split: 0 (whole images) for all but training, unless the recipe generates images."""
     return config.run.crop if split == "train" or config.recipe_class.generates else 0
 
 
 def assemble(config: Config, world: World | None = None) -> Parts:
-    """Build the run's parts; without a world, join the other processes first."""
+    """Build the components of a run. If no world is given, join the other processes first."""
     strategy_type = strategy_class(config)
     world = world or join(config.run, distributed=strategy_type.needs_processes)
     try:
@@ -124,7 +124,7 @@ def make_learners(
             if not recipe.ema or "ema_half_life" in config.networks.get(name, {}):
                 raise UserError(
                     f"ema_half_life={settings.ema_half_life}: the recipe does not evaluate {name!r} with an EMA: "
-                    "leave it out"
+                    "remove the setting"
                 )
             half_life = 0
         rate = schedule_of(settings, lr_scale(config), **lengths)
@@ -151,5 +151,5 @@ def _describe(config: Config, strategy: Strategy, sources: dict[str, Source], ba
     ]
     if config.run.scale_lr != "none":
         rates = ", ".join(f"{name} {config.learner_of(name).lr * lr_scale(config):g}" for name in counts)
-        lines.append(f"learning rate scaled {config.run.scale_lr} from batch {config.run.reference_batch}: {rates}")
+        lines.append(f"learning rates, {config.run.scale_lr} scaling from batch {config.run.reference_batch}: {rates}")
     return lines

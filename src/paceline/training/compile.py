@@ -1,7 +1,7 @@
 """`--compile`: compile each of the recipe's networks with torch.compile, inside the strategy's wrapper.
 
-A module is compiled in place, so no name in a checkpoint changes. Compilation is tried on one batch before training
-starts. If it fails, one line reports why and all networks stay eager.
+Modules are compiled in place, so parameter names in checkpoints do not change. Compilation is tried on one batch before
+training starts. If it fails, one line reports why and all networks stay eager.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.training.step import Step
 
 
 def compile_networks(recipe: Recipe) -> list[nn.Module]:
-    """Compile each network on its first call, except those that need a double backward."""
+    """Set networks to be compiled on their first call, except those that need a double backward; return them."""
     single = recipe.single_networks.items()
     networks = [network for name, network in single if name.partition(".")[0] not in recipe.double_backward]
     for network in networks:
@@ -27,7 +27,7 @@ def compile_networks(recipe: Recipe) -> list[nn.Module]:
 
 
 def try_compile(step: Step, data: StepData) -> str:
-    """Compile the networks and try every phase on one step's data; return the outcome. No weight changes."""
+    """Compile the networks and test every phase on one step's data, leaving the weights unchanged; return a note."""
     if step.strategy.cannot_compile:
         return f"compile: off, since {step.strategy.cannot_compile}"
     networks = compile_networks(step.recipe)
@@ -49,6 +49,6 @@ def try_compile(step: Step, data: StepData) -> str:
 
 
 def eager() -> AbstractContextManager[object]:
-    """Return a context in which compiled networks run eagerly, since evaluation has images of many sizes."""
+    """Return a context in which compiled networks run eagerly, because evaluation images come in many sizes."""
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance

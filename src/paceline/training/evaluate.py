@@ -26,12 +26,12 @@ from paceline.training.learner import Learner
 
 
 class SplitEvaluator:
-    """Evaluates one recipe on one split, any number of times."""
+    """Evaluates a recipe on one split, as many times as needed."""
 
     def __init__(
         self, recipe: Recipe, loader: Loader, split: str, world: World, precision: Precision, settings: RunSettings
     ) -> None:
-        """Raise UserError now for anything that would fail during evaluation."""
+        """Create an evaluator once, so that invalid settings raise UserError before training starts."""
         self.recipe, self.loader, self.split = recipe, loader, split
         self.world, self.precision, self.settings = world, precision, settings
         self.pipeline = BatchPipeline(loader, None, precision.weights)
@@ -41,7 +41,7 @@ class SplitEvaluator:
         self.notes, self.label, self.protocol = prepared.notes, prepared.label, prepared.protocol()
 
     def record_protocol(self, folder: RunFolder, *, overwrite: bool) -> None:
-        """Store how this split's metrics are measured; raise UserError if the run has stored another protocol."""
+        """Store this split's evaluation protocol; raise UserError if the run already has a different one."""
         if self.protocol:
             folder.record_protocol(self.split, self.label, self.protocol, overwrite=overwrite)
 
@@ -55,7 +55,7 @@ class SplitEvaluator:
         """Return the recipe's metrics on the split, identical on every rank."""
         evaluator, world = self._new_evaluator(), self.world
         missing = torch.tensor([float(evaluator.needs_samples)], device=world.device)
-        if world.sum(missing).item():  # on any rank: hosts do not share their caches
+        if world.sum(missing).item():  # if any rank needs them, since hosts do not share caches
             for batch in self._sample_batches():
                 beat()
                 evaluator.update_samples(batch)
@@ -80,7 +80,7 @@ class SplitEvaluator:
 
 @contextmanager
 def evaluated_weights(recipe: Recipe, learners: dict[str, Learner]) -> Iterator[None]:
-    """Swap in the EMA of the networks that are evaluated with it, for the duration of the context."""
+    """Inside the context, replace the weights of networks that are evaluated with an EMA by that EMA."""
     with ExitStack() as stack:
         for name in recipe.ema:
             if name in learners:
@@ -89,12 +89,12 @@ def evaluated_weights(recipe: Recipe, learners: dict[str, Learner]) -> Iterator[
 
 
 def training_evaluator(parts: Parts) -> SplitEvaluator | None:
-    """Return the evaluator used during training; None without a declared evaluator or without the split."""
+    """Return the evaluator used during training; None if the recipe declares none or the split is missing."""
     return _evaluator_of(parts, parts.recipe.evaluated_on)
 
 
 def final_evaluator(parts: Parts) -> SplitEvaluator | None:
-    """Return the evaluator of the best checkpoint on the test split; None unless training uses validation."""
+    """Return the test-split evaluator for the best checkpoint; None unless a validation split chooses the best."""
     return _evaluator_of(parts, "test") if parts.recipe.evaluated_on == "validation" else None
 
 

@@ -1,8 +1,8 @@
 """The whole training step as one CUDA graph: captured once, replayed with new data.
 
-Small steps are bound by kernel launches, not by computation. A replay launches one graph. Everything that changes
-from step to step is in device tensors that are filled before the replay: the fetched batch, the draws, the learning
-rates. If some phases do not run in every step, there is one graph for each set of phases that runs together.
+Small steps are limited by kernel launches, not by computation. A replay needs only one launch. Everything that changes
+from step to step is in device tensors that are filled before the replay: the fetched batch, its random inputs and the
+learning rates. If some phases do not run in every step, there is one graph for each set of phases that run together.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from paceline.runs.machine_record import graph_obstacle
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
 
-WARMUP_STEPS = 11  # real steps on a side stream before a capture; DistributedDataParallel requires 11
+WARMUP_STEPS = 11  # training steps on a side stream before a capture; DistributedDataParallel requires 11
 
 TORCH, OURS = str(Path(torch.__file__).parent), Path(__file__).parents[1]
-AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # frames between a step and the recipe
+AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # code between a step and the recipe
 
 RunStep = Callable[[StepData], list[Entry]]
 Fetched = list[list[Batch]]
 
 
 def choose_step(step: Step, settings: RunSettings) -> tuple[RunStep, str]:
-    """Return the eager step or a graphed one, and a note for the user where the choice needs explaining."""
+    """Return the eager step or a graphed one, and a note for the user if the choice needs explaining."""
     obstacle = _obstacle(step)
     if settings.graph == "off" or (settings.graph == "auto" and step.world.device.type != "cuda"):
         return step, ""
@@ -51,17 +51,17 @@ def _obstacle(step: Step) -> str:
     if step.strategy.cannot_capture:
         return step.strategy.cannot_capture
     if step.world.backend == "gloo":
-        return "gloo runs on the host"
+        return "the gloo backend communicates through the host"
     return graph_obstacle(step.world.size, step.world.place.num_nodes) if step.world.size > 1 else ""
 
 
 class _Captured:
-    """One graph, its input tensors and the entries that it writes."""
+    """A captured CUDA graph, its input tensors and the log entries that it fills."""
 
     def __init__(self, step: Step, due: tuple[Phase, ...], fetched: Fetched, pool: Any) -> None:
         self.inputs: Fetched = [[{k: v.clone() for k, v in batch.items()} for batch in some] for some in fetched]
         self.graph = torch.cuda.CUDAGraph()
-        # Other threads (a loader that pins memory, a process group's watchdog) may use the device during the capture.
+        # During the capture, other threads may use the device: a loader that pins memory, a process group's watchdog.
         with torch.cuda.graph(self.graph, pool, capture_error_mode="thread_local"):
             self.entries = step.learn(due, self.inputs)
 
@@ -75,7 +75,7 @@ class _Captured:
 
 
 class GraphedStep:
-    """A step that runs eagerly at first, is then captured and replayed; stays eager if the capture fails."""
+    """A step that runs eagerly at first, then is captured and replayed. It stays eager if the capture fails."""
 
     def __init__(self, step: Step, mode: str = "auto") -> None:
         self.step, self.mode = step, mode
@@ -108,10 +108,10 @@ class GraphedStep:
         try:
             self.captured[due] = _Captured(self.step, due, fetched, pool)
         except RuntimeError as error:
-            reason = f"{_culprit(error)} cannot be part of a CUDA graph ({_first_line(error)})"
+            reason = f"{_culprit(error)} cannot be captured in a CUDA graph ({_first_line(error)})"
             self.failed = True
             self.captured.clear()
-            end_broken_capture(pool, self.step.world.device)  # even if this raises: the process may continue
+            end_broken_capture(pool, self.step.world.device)  # also before raising, since the process may continue
             for learner in self.step.learners.values():
                 learner.optimizer.zero_grad(set_to_none=True)
             if self.mode == "on":
@@ -120,7 +120,7 @@ class GraphedStep:
 
 
 def _culprit(error: BaseException) -> str:
-    """Return the function and line outside of torch in which a capture failed."""
+    """Return the innermost function and line outside torch where the capture failed."""
     frames = traceback.extract_tb(_root(error).__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(TORCH)]
     own = [frame for frame in outside if not frame.filename.startswith(AROUND_RECIPES)]
@@ -133,7 +133,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the original error: ending a broken capture raises another one."""
+    """Return the original error, since ending a broken capture raises a second one."""
     while error.__context__ is not None:
         error = error.__context__
     return error

@@ -1,4 +1,4 @@
-"""Initial weights from another run or from a file, instead of random ones."""
+"""Initial weights from a previous run or a file, instead of random ones."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from paceline.training.build import Parts
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Weights by their names in a recipe, and where they come from."""
+    """Weights by parameter name, and where they come from."""
 
     weights: dict[str, Tensor]
-    settings: Mapping[str, Any]  # of the recipe that was trained; empty for a file without settings
-    origin: str  # for the user
-    images: int = 0  # seen by their run
+    settings: Mapping[str, Any]  # recipe settings used in training; empty for a file without settings
+    origin: str  # shown to the user
+    images: int = 0  # images seen at the newest checkpoint of the run
 
 
 def start_from(parts: Parts, path: str) -> str:
-    """Load the best weights of a run, or those of a file; return a line that lists the loaded networks.
+    """Load the best weights of a run or the weights in a file; return a line that lists the loaded networks.
 
-    A host that has them sends them to the others. If several hosts have the run, the one with the most images is used.
+    A host that has them sends them to the others. If several hosts have the run, the copy with the most images is used.
     """
     own, message = None, ""
     if parts.world.place.local_rank == 0:
@@ -54,23 +54,23 @@ def start_from(parts: Parts, path: str) -> str:
     networks = _fill(parts.recipe, parts.config, spec, initial, path)
     for learner in parts.step.learners.values():
         learner.reset_ema()
-    return f"starts from {initial.origin}: {', '.join(networks)}"
+    return f"initialized from {initial.origin}: {', '.join(networks)}"
 
 
 def read_initial_weights(path: str) -> InitialWeights:
-    """Return the weights of a run's best checkpoint (the EMA if there is one) or of a file."""
+    """Return the weights of a run's best checkpoint or of a file; the EMA if there is one."""
     place = Path(path).expanduser()
     if place.is_dir():
         return _of_run(RunFolder(place), path)
     if place.suffix == SUFFIX and place.is_file():
         return _of_file(place, path)
-    raise UserError(f"expected a run's folder or a {SUFFIX} file")
+    raise UserError(f"expected a run folder or a {SUFFIX} file")
 
 
 def _of_run(folder: RunFolder, name: str) -> InitialWeights:
     if not folder.checkpoints.all():
         raise UserError(f"has no checkpoint yet{name_stages(folder.path)}")
-    record = folder.read_record()  # of another format, the checkpoints are not damaged but cannot be read
+    record = folder.read_record()  # raises for an unsupported format; checkpoints would look damaged
     snapshot = choose_checkpoint(folder.checkpoints, "best")
     settings = record.settings if record else {}
     origin = f"{name} at {snapshot.images:,} images"
@@ -95,13 +95,14 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
     by_network = {name: _with_prefix(f"{name}.", initial.weights) for name in recipe.networks}
     found = {name: weights for name, weights in by_network.items() if weights}
     if not found:
-        raise UserError(f"--init-from {path}: holds none of the networks {', '.join(recipe.networks)}")
+        raise UserError(f"--init-from {path}: contains none of the networks {', '.join(recipe.networks)}")
     others = _differing_settings(config, initial, path)
     misfits = {name: _misfits(recipe.networks[name], weights) for name, weights in found.items()}
     if any(misfits.values()):
         _reject_settings(_affecting_networks(others, recipe, config, spec, found), config, path)
         name, differing = next((name, differing) for name, differing in misfits.items() if differing)
-        advice = "check that its data has the same spec" if initial.settings else "use the settings it was trained with"
+        same_data = "use data of the same size, with the same channels and classes"
+        advice = same_data if initial.settings else "use the settings that it was trained with"
         raise UserError(
             f"--init-from {path}: its {name} is a different network: {differing[0]!r} does not fit "
             f"({len(differing)} tensors differ): {advice}"
@@ -117,14 +118,14 @@ def _with_prefix(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _misfits(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors that only one of the two has, then of those whose shapes differ."""
+    """Return the names of tensors that are missing on one side, then of those whose shapes differ."""
     own = network.state_dict()
     common = sorted(weights.keys() & own.keys())
     return sorted(weights.keys() ^ own.keys()) + [key for key in common if weights[key].shape != own[key].shape]
 
 
 def _differing_settings(config: Config, initial: InitialWeights, path: str) -> dict[str, Any]:
-    """Return the settings that the weights were trained with, where this run's values differ."""
+    """Return the settings with which the weights were trained that differ from this run's settings."""
     now, hints = asdict(config.recipe), get_type_hints(type(config.recipe))
     before = {name: value for name, value in initial.settings.items() if name in now and str(value) != str(now[name])}
     return {name: convert(value, hints[name], f"--init-from {path}: {name}") for name, value in before.items()}
@@ -133,14 +134,14 @@ def _differing_settings(config: Config, initial: InitialWeights, path: str) -> d
 def _affecting_networks(
     others: dict[str, Any], recipe: Recipe, config: Config, spec: DataSpec, found: Mapping[str, Mapping[str, Tensor]]
 ) -> dict[str, Any]:
-    """Return those settings that change what the networks compute or the shapes of their tensors."""
+    """Return the settings that change what the networks compute or the shapes of their tensors."""
     changing = {}
     for name, value in others.items():
         if name not in recipe.must_match_weights:
             with (
                 torch.random.fork_rng(devices=[]),
                 suppress(UserError),
-            ):  # a value may be invalid alone
+            ):  # one changed value may be invalid without the others
                 changed = type(recipe)(replace(config.recipe, **{name: value}), spec).networks
                 if not any(_misfits(changed[one], recipe.networks[one].state_dict()) for one in found):
                     continue

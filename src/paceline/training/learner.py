@@ -39,7 +39,7 @@ class Learner:
         self.ema = [p.detach().clone() for p in self.parameters] if ema_half_life else []
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss to call `backward` on; scaled up in fp16."""
+        """Return the loss to call `backward` on, scaled up in fp16."""
         return self.scaler.scale(loss)
 
     def set_rate(self, images: int) -> None:
@@ -65,7 +65,7 @@ class Learner:
             ema_tensor.copy_(parameter.detach())
 
     def update_ema(self, images: int) -> None:
-        """Update the EMA after a step of so many images."""
+        """Update the EMA after a step on this many images."""
         if not self.ema:
             return
         with torch.no_grad():
@@ -73,7 +73,7 @@ class Learner:
 
     @torch.no_grad()
     def is_finite(self) -> bool:
-        """Return whether all weights are finite; waits for the device."""
+        """Return whether all weights are finite. Waits for the device."""
         return bool(torch.stack(norms_of(self.parameters, float("inf"))).isfinite().all())
 
     @contextmanager
@@ -92,7 +92,7 @@ class Learner:
 
 
 def make_optimizer(parameters: list[Tensor], settings: LearnerSettings, precision: Precision) -> Optimizer:
-    """Return the optimizer that the settings choose, in its fused implementation."""
+    """Return the optimizer chosen by the settings, in its fused implementation."""
     decayed = [p for p in parameters if settings.decay_norms or p.ndim > 1]
     not_decayed = [p for p in parameters if not settings.decay_norms and p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
@@ -105,7 +105,7 @@ def make_optimizer(parameters: list[Tensor], settings: LearnerSettings, precisio
         case "sgd":
             nesterov = settings.nesterov and settings.momentum > 0
             sgd = SGD(groups, lr=rate, momentum=settings.momentum, nesterov=nesterov, fused=True)
-            if settings.momentum:  # torch leaves it uninitialized if the fp16 scaler skips the first step
+            if settings.momentum:  # torch leaves the buffer uninitialized if the fp16 scaler skips the first step
                 for parameter in parameters:
                     sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
             return sgd

@@ -29,16 +29,16 @@ from paceline.training.stopwatch import Stopwatch
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where a loop's numbers, images and checkpoints go."""
+    """Where the loop writes metrics, images and checkpoints."""
 
     folder: RunFolder
-    writer: MetricsWriter | None  # only in a process that writes the run's folder
+    writer: MetricsWriter | None  # None in a process that does not write to the run folder
     display: Display
     on_saved: Callable[[], None] = lambda: None  # called by the saving thread after each checkpoint
 
 
 class Loop:
-    """Runs the steps, and logs, evaluates, samples and saves between them. A snapshot is in the step already."""
+    """Runs the steps, and logs, evaluates, samples and saves between them. The snapshot is already restored."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Loop:
         self.stopped = False
         self.images = 0
         self.best: Best | None = None
-        self._missed_best = False  # whether the metric that chooses the best checkpoint was reported missing
+        self._missed_best = False  # whether a missing metric for the best checkpoint was reported
         self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
         if snapshot:
             self.images = self._saved_at = self._logged_at = snapshot.images
@@ -79,7 +79,7 @@ class Loop:
         return Previews(self.recipe, parts.feed.drawer, shown, parts.precision)
 
     def _cadences(self) -> dict[str, int]:
-        """Return the images between two logs, evaluations, samples and checkpoints, by the settings' names."""
+        """Return the number of images between logs, evaluations, samples and checkpoints, by setting name."""
         parts, run = self.parts, self.parts.config.run
         lengths = {"epoch": parts.epoch_images, "step": parts.feed.images_per_step, "total": parts.total_images}
         texts = {"log_every": run.log_every, "evaluate_every": run.evaluate_every}
@@ -150,7 +150,7 @@ class Loop:
         if reading.not_finite:
             at, phase, name = reading.not_finite
             self.saver.wait()
-            self.world.wait_for_all()  # every rank raises; by now all know which checkpoints exist
+            self.world.wait_for_all()  # every rank raises, and lists the same checkpoints
             self._fail(f"loss {name!r} of phase {phase!r} is not finite", at)
         values = reading.values | self._timings()
         rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
@@ -159,7 +159,7 @@ class Loop:
 
     def _fail(self, what: str, at: int) -> None:
         number = at // self.parts.feed.images_per_step
-        self.saver.wait()  # so that the message lists the last checkpoint too
+        self.saver.wait()  # so that the message includes the last checkpoint
         raise UserError(
             f"{what} at step {number} ({at:,} images seen); {self.outputs.folder.checkpoints.describe_newest()}. "
             "A lower --lr, --precision fp32 or --set clip=1 may help"
@@ -184,7 +184,7 @@ class Loop:
         self._log()
         self._evaluated_at = self.images
         if self._saved_at == self.images:
-            self._saved_at = -1  # the checkpoint holds the result: write it again
+            self._saved_at = -1  # checkpoints store the result, so write this one again
         with self.stopwatch("evaluate"), evaluated_weights(self.recipe, self.step.learners):
             results = self.evaluator.measure()
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
@@ -195,21 +195,21 @@ class Loop:
         if best_metric and not name and not self._missed_best:
             self._missed_best = True
             self.outputs.display.line(
-                f"best: no metric {best_metric!r}; the last checkpoint counts. There are: {', '.join(values)}"
+                f"best: no metric {best_metric!r}, so the last checkpoint is used; metrics: {', '.join(values)}"
             )
         if name and self._is_best(name, values[name], mode):
             self.best = Best(name, values[name], self.images)
             self._save()
 
     def _is_best(self, name: str, value: float, mode: str) -> bool:
-        """Return whether a value beats the best so far; values under different metric names are not comparable."""
+        """Return whether a value beats the best so far. Values of metrics with different names are not comparable."""
         before = self.best.value if self.best and self.best.name == name else None
         if before is None:
             return not math.isnan(value)
         return value > before if mode == "max" else value < before
 
     def _sample(self) -> None:
-        """Save the recipe's sample images, always from the same noise or the same samples."""
+        """Write the recipe's sample images, always for the same noise or the same samples."""
         if not self.outputs.writer or self._sampled_at == self.images:
             return
         if self.previews:

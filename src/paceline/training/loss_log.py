@@ -27,14 +27,14 @@ class NotFinite(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The means since the last reading."""
+    """Mean losses and signals since the last reading."""
 
-    values: dict[str, float]  # over all samples of all ranks; `spread/NAME` is the range over ranks
+    values: dict[str, float]  # means over all samples of all ranks; `spread/NAME`: max minus min over ranks
     not_finite: NotFinite | None
 
 
 class Entry(NamedTuple):
-    """One micro-batch's losses and signals of one phase, on the device."""
+    """The losses and signals of one phase for one micro-batch, on the device."""
 
     phase: str
     names: tuple[str, ...]
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
         values = {**loss.terms, **loss.signals}
         if len(values) < len(loss.terms) + len(loss.signals):
             raise UserError(
-                f"phase {phase!r} uses a name for both a term and a signal: "
+                f"phase {phase!r} uses the same name for a loss term and a signal: "
                 f"{', '.join(loss.terms & loss.signals.keys())}: rename one of them"
             )
         numbers = [value.detach() for value in values.values()]
@@ -56,22 +56,22 @@ class Entry(NamedTuple):
 
 
 class _Page:
-    """The rows of one phase."""
+    """The logged rows of one phase."""
 
     def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
         self.names = names
         self.rows = torch.zeros(CAPACITY, len(names), device=device, dtype=torch.float64)
-        self.slots = self.rows.unbind()  # views are created once, since every step writes to one
-        self.sums = torch.zeros(len(names) + 1, device=device, dtype=torch.float64)  # the last is the weight
+        self.slots = self.rows.unbind()  # row views, created once because every step writes to one
+        self.sums = torch.zeros(len(names) + 1, device=device, dtype=torch.float64)  # last: the total weight
         self.first_bad = torch.full((len(names),), float("inf"), device=device, dtype=torch.float64)
-        self.at: list[tuple[int, int]] = []  # (images seen, samples) of each row
+        self.at: list[tuple[int, int]] = []  # (images seen, samples) for each row
 
     def fold(self) -> None:
         """Add the rows to the sums, on the device."""
         if not self.at:
             return
         rows = self.rows[: len(self.at)]
-        # One upload; nothing waits for the device until the values are read.
+        # A single upload. Nothing waits for the device until the values are read.
         images, weights = torch.tensor(self.at, dtype=torch.float64).to(rows.device).unbind(1)
         bad = torch.where(rows.isfinite(), torch.inf, images.unsqueeze(1))
         self.first_bad = torch.minimum(self.first_bad, bad.amin(0))
@@ -80,7 +80,7 @@ class _Page:
 
 
 class LossLog:
-    """Rows of losses and signals by phase."""
+    """The losses and signals of all phases since the last reading."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -103,7 +103,7 @@ class LossLog:
             page.at.append((images, samples))
 
     def read(self) -> Reading:
-        """Return the means since the last call over all ranks; waits for the device and the other ranks."""
+        """Return the means over all ranks since the last call. Waits for the device and the other ranks."""
         pages = list(self.pages.items())
         for _, page in pages:
             page.fold()
@@ -133,5 +133,5 @@ class LossLog:
                 values[f"{phase}/{name}"] = mean
                 if self.world.size > 1:
                     values[f"spread/{phase}/{name}"] = spread
-        # Within one step the first phase is the cause: later phases inherit the value from it.
+        # Within one step, report the first phase: later phases only inherit its non-finite values.
         return Reading(values, min(bad, key=lambda one: one.images, default=None))

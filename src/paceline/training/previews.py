@@ -1,4 +1,4 @@
-"""Sample images of a run: grids of a generator, or strips of input, result and target for a few fixed samples."""
+"""Sample images of a run: a grid of generated images, or strips of input, output and target for fixed samples."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from paceline.images.grids import captioned, grid, one_above_the_other, side_by_
 from paceline.parallel.precision import Precision
 from paceline.training.compile import eager
 
-NUM_SAMPLES = 64  # images on a grid
+NUM_SAMPLES = 64  # images per grid
 IMAGES_AT_ONCE = 64
 NUM_STRIPS = 4
 LARGEST_SIDE_PX = 256
-MULTIPLE_PX = 8  # of a window's side, so that every scale divides it
+MULTIPLE_PX = 8  # crop sides are multiples of this, so that every scale divides them
 
 
 class Previews:
-    """The sample images of a run, always made from the same noise or the same samples."""
+    """The sample images of a run, always for the same noise or the same samples."""
 
     def __init__(self, recipe: Recipe, drawer: Drawer, source: Source, precision: Precision) -> None:
         self._recipe, self._precision = recipe, precision
@@ -39,7 +39,7 @@ class Previews:
         return bool(self._draws or self._samples)
 
     def render(self) -> np.ndarray:
-        """Return the recipe's current images as one uint8 image [h, w, c]."""
+        """Return the recipe's current images as one image, a uint8 [h, w, c] array."""
         if self._recipe.generates:
             return grid(make_images(self._recipe, self._draws, self._precision))
         return np.asarray(make_strips(self._recipe, self._samples, self._precision))
@@ -47,7 +47,7 @@ class Previews:
 
 @torch.no_grad()
 def make_images(recipe: Recipe, draws: Batch, precision: Precision) -> np.ndarray:
-    """Return the recipe's image for each row of draws, as uint8 [n, h, w, c]."""
+    """Return one generated image per row of draws, as a uint8 [n, h, w, c] array."""
     was_training = recipe.training
     recipe.eval()
     images = []
@@ -60,9 +60,9 @@ def make_images(recipe: Recipe, draws: Batch, precision: Precision) -> np.ndarra
 
 
 def fixed_draws(recipe: Recipe, drawer: Drawer, count: int) -> Batch:
-    """Return the draws of a run's first samples, the same during and after training."""
+    """Return the random inputs of a run's sample images, which are the same during and after training."""
     if not recipe.generates:
-        raise UserError(f"{type(recipe).__name__} has no generator: it does not generate images from noise")
+        raise UserError(f"{type(recipe).__name__} has no generator: it cannot generate images from noise")
     return drawer.rows("samples", 0, count)
 
 
@@ -85,7 +85,7 @@ def _center_crops(source: Source, device: torch.device, precision: Precision) ->
         sample = source.read_window(index, Window(top, left, rows, columns))
         raw = {name: torch.from_numpy(np.ascontiguousarray(field))[None].to(device) for name, field in sample.items()}
         images = {name: field.permute(0, 3, 1, 2) if field.ndim == 4 else field for name, field in raw.items()}
-        images["uniforms"] = torch.empty(1, 0)  # nothing is augmented
+        images["uniforms"] = torch.empty(1, 0)  # no augmentation
         yield transform(images, None, precision.weights)
 
 

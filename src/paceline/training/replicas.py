@@ -10,17 +10,17 @@ from paceline.parallel.world import World
 
 
 def check_replicas(recipe: Recipe, world: World) -> None:
-    """Raise RuntimeError with the first network whose weights differ between ranks."""
+    """Raise RuntimeError that names the first network whose weights differ between ranks."""
     networks = recipe.single_networks
     rows = world.gather(torch.stack([_checksum(network) for network in networks.values()]))
     for name, column in zip(networks, rows.unbind(1), strict=True):
         if (column != column[0]).any():
             ranks = [rank for rank, value in enumerate(column.tolist()) if value != column[0].item()]
-            raise RuntimeError(f"the replicas of network {name!r} differ: ranks {ranks} from rank 0")
+            raise RuntimeError(f"the replicas of network {name!r} differ: ranks {ranks} do not match rank 0")
 
 
 def _checksum(network: nn.Module) -> Tensor:
-    """Return a sum of the parameters' bits, each weighted by its position."""
+    """Return a sum over the bit patterns of all parameters, weighted by position."""
     total = torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
     for number, parameter in enumerate(network.parameters(), start=1):
         bits = parameter.detach().contiguous().view(torch.int32).flatten().long()

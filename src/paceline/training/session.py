@@ -41,13 +41,13 @@ class Session:
     parts: Parts
     folder: RunFolder
     mirroring: Mirroring
-    output: ExitStack  # copies what is printed to logs/ until it is closed
-    evaluator: SplitEvaluator | None  # on the split that is evaluated during training
-    final_evaluator: SplitEvaluator | None  # on the test split, at the end
-    describe_data: Callable[[], str]  # fingerprint of the training samples
+    output: ExitStack  # copies printed output to logs/ until closed
+    evaluator: SplitEvaluator | None  # for the split evaluated during training
+    final_evaluator: SplitEvaluator | None  # for the test split, after training
+    describe_data: Callable[[], str]  # returns a fingerprint of the training samples
 
     def resume(self) -> Snapshot | None:
-        """Print the notes; return the newest snapshot of any rank, or load `--init-from` if there is none."""
+        """Print the notes, then restore and return the newest snapshot of any rank; if none, load `--init-from`."""
         parts = self.parts
         for note in parts.notes:
             print(note)
@@ -55,29 +55,29 @@ class Session:
         if parts.config.run.init_from and not snapshot:
             print(start_from(parts, parts.config.run.init_from))
         if snapshot:
-            restore_snapshot(snapshot, parts.step)  # weights of another network change nothing of the run
+            restore_snapshot(snapshot, parts.step)  # weights that do not fit raise before the folder changes
         if snapshot and parts.world.is_first:
             seen, total = snapshot.images, parts.total_images
             if seen > total:
-                print(f"at {seen:,} images, past the requested {total:,}: nothing is trained or changed")
+                print(f"already at {seen:,} images, past the requested {total:,}: nothing left to train")
             else:
-                print(f"{'finished, at' if seen == total else 'resuming from'} {seen:,} images")
+                print(f"{'already finished at' if seen == total else 'resuming from'} {seen:,} images")
         return snapshot
 
     def is_settled(self, snapshot: Snapshot | None) -> bool:
-        """Return whether the run is finished on every host, or past its end; its record then stays unchanged."""
+        """Return whether the run is finished on every host, or past its end. Its record is then left unchanged."""
         if snapshot is None or snapshot.images != self.parts.total_images:
             return snapshot is not None and snapshot.images > self.parts.total_images
         unfinished = self.folder.is_mine and not self.folder.has_finished
         return not any(self.parts.world.gather_strings("unfinished" if unfinished else ""))
 
     def train(self, snapshot: Snapshot | None, stop: StopRequest) -> tuple[Loop, MetricsWriter | None]:
-        """Train to the end, or until a stop is requested; a settled run is only loaded."""
+        """Train to the end, or until a stop is requested. A settled run is not trained."""
         parts, folder, images = self.parts, self.folder, snapshot.images if snapshot else 0
         settled = self.is_settled(snapshot)
         record = Record(self, snapshot)
         if folder.is_mine and not settled:
-            if not 0 < images < parts.total_images:  # a resumed run is recorded with its first checkpoint
+            if not 0 < images < parts.total_images:  # a resumed run writes its record with its first checkpoint
                 record.keep()
             folder.begin(parts.total_images)
         if folder.is_mine:
@@ -94,14 +94,14 @@ class Session:
         return loop, writer
 
     def evaluate(self, loop: Loop, writer: MetricsWriter | None) -> None:
-        """Measure the best checkpoint, or the last one, on the test split."""
+        """Evaluate the best checkpoint (the last one if there is no best) on the test split."""
         if not self.final_evaluator:
             if loop.best:
                 print(f"best: {loop.best.name} {loop.best.value:.4g} at {loop.best.images:,} images")
             return
         world, images = self.parts.world, loop.best.images if loop.best else loop.images
         snapshot = checkpoint_at(self.folder, world, images)
-        if snapshot is None:  # its host is lost
+        if snapshot is None:  # the host that had it is lost
             images = loop.images
             snapshot = checkpoint_at(self.folder, world, images)
         assert snapshot is not None
@@ -114,7 +114,7 @@ class Session:
             ):
                 writer.write(loop.images, metrics | {"test/checkpoint_images": float(images)})
         if world.is_first:
-            print(f"test, of the checkpoint at {images:,} images: {describe(metrics)}")
+            print(f"test metrics of the checkpoint at {images:,} images: {describe(metrics)}")
 
     def close(self, loop: Loop, writer: MetricsWriter | None) -> None:
         """Record how the run ended; wait for its mirror and for the other ranks."""
@@ -128,13 +128,13 @@ class Session:
         else:
             print(f"run: {self.folder.path}")
         self.mirroring.finish()
-        self.output.close()  # not after an error: the log also gets its traceback
+        self.output.close()  # left open after an error, so that the log includes its traceback
         self.parts.world.wait_for_all()  # a launcher ends the other ranks when one exits with a nonzero code
 
 
 @dataclass
 class Record:
-    """The settings, versions and hardware of a run, written once: at its start, or with its next checkpoint."""
+    """The settings, versions and hardware of a run, written once: at the start, or with the next checkpoint."""
 
     session: Session
     snapshot: Snapshot | None
@@ -162,7 +162,7 @@ class Record:
 
 @contextmanager
 def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
-    """Open a run's folder for this process; at the end, release it and report a full disk in one line."""
+    """Open a run folder for this process and release it at the end; report a full disk as a UserError."""
     mirroring = Mirroring(parts.config, folder, parts.world.is_first)
     interrupted = False
     try:
@@ -174,7 +174,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         yield Session(parts, folder, mirroring, output, evaluator, final, data)
     except KeyboardInterrupt:
         interrupted = True
-        folder.end("stopped", "immediately, by a second Ctrl-C")
+        folder.end("stopped", "immediately, after a second Ctrl-C")
         raise
     except OSError as error:
         folder.end("failed", str(error))
@@ -193,7 +193,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
 
 
 def _choices(parts: Parts) -> Choices:
-    """Return the choices made for settings that are "auto"."""
+    """Return the values chosen for settings that are "auto"."""
     run, accelerator = parts.config.run, parts.world.device.type
     loader = type(parts.loaders["train"]).__module__.rpartition(".")[2]
     workers = run.workers if parts.loaders["train"].uses_workers else 0

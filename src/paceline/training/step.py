@@ -16,8 +16,8 @@ from paceline.parallel.strategy import Strategy
 from paceline.training.learner import Learner
 from paceline.training.loss_log import Entry
 
-Finish = Callable[[Batch], Batch]  # turns a fetched batch into the recipe's, on the device
-Watch = Callable[[Phase, Learner], None]  # called with a phase's gradients before the update
+Finish = Callable[[Batch], Batch]  # turns a fetched batch into the recipe's input, on the device
+Watch = Callable[[Phase, Learner], None]  # called after the backward pass of a phase, before its update
 
 
 class Step:
@@ -47,7 +47,7 @@ class Step:
         return self.learn(self.due(data.images), data.fetched, watch)
 
     def due(self, images: int) -> tuple[Phase, ...]:
-        """Return the phases that run in the step after so many images."""
+        """Return the phases that run in the step that starts after this many images."""
         number = images // self.images_per_step
         return tuple(phase for phase in self.recipe.phases if number % phase.every == 0)
 
@@ -57,7 +57,7 @@ class Step:
             learner.set_rate(images)
 
     def learn(self, due: tuple[Phase, ...], fetched: list[list[Batch]], watch: Watch | None = None) -> list[Entry]:
-        """Run the phases; nothing here waits for the device or depends on the images seen, so it can be captured."""
+        """Run the phases. Nothing here waits for the device or depends on the images seen, so it can be captured."""
         repetitions = [[self.finish(batch) for batch in micro_batches] for micro_batches in fetched]
         entries: list[Entry] = []
         for phases in groups(due):
@@ -69,7 +69,7 @@ class Step:
         return entries
 
     def dry_run(self, fetched: Batch) -> None:
-        """Run every phase's forward and backward on one micro-batch, in this process only; no weight changes."""
+        """Run forward and backward of every phase on one micro-batch, in this process only, without an update."""
         batch = self.finish(fetched)
         samples = len(next(iter(batch.values())))
         for phase in self.recipe.phases:
@@ -126,8 +126,8 @@ class Step:
         if missing:
             shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
             raise UserError(
-                f"phase {phase.name!r} gives no gradient to {len(missing)} parameters of {phase.network!r} ({shown}): "
-                "use them in the loss, or remove them from the network"
+                f"phase {phase.name!r} computes no gradient for {len(missing)} parameters of {phase.network!r} "
+                f"({shown}): use them in the loss, or remove them from the network"
             )
 
 
@@ -138,7 +138,7 @@ def _total(loss: Loss, weight: float) -> Tensor:
 
 
 def groups(due: Iterable[Phase]) -> list[list[Phase]]:
-    """Return the phases in order, grouped where they may run concurrently."""
+    """Return the phases in order; phases in the same group may run concurrently."""
     grouped: list[list[Phase]] = []
     for phase in due:
         if phase.concurrent and grouped and all(phase.network != other.network for other in grouped[-1]):

@@ -1,4 +1,4 @@
-"""Stop requests: the run finishes its step, saves and exits; the same command resumes it later."""
+"""Stop requests: the run finishes its step, saves and exits. Running the same command again resumes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from paceline.parallel.world import World
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-SECOND_REQUEST_AFTER_SECONDS = 1.0  # earlier signals are the same Ctrl-C, forwarded by a launcher
+SECOND_REQUEST_AFTER_SECONDS = 1.0  # a signal before that is the same Ctrl-C, forwarded by a launcher
 SECONDS_BETWEEN_CHECKS = 2.0
 
 # Exit codes of a run that stopped on request and saved a checkpoint.
@@ -31,7 +31,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle the signals inside the context; does nothing outside of the main thread, where Python cannot."""
+        """Handle the signals inside the context. Only the main thread can handle signals; in others, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -44,7 +44,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a run that stopped; the signal may have reached another rank only."""
+        """The exit code of a stopped run: RESUME_LATER also if the signal only reached another rank."""
         return INTERRUPTED if self.signal == signal.SIGINT else RESUME_LATER
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -55,7 +55,7 @@ class StopRequest:
 
 
 class StopVote:
-    """Whether any rank has a stop request. Ranks check together every few seconds, so steps stay fast."""
+    """Whether any rank has received a stop request. Ranks check together every few seconds, so steps stay fast."""
 
     def __init__(self, world: World, request: StopRequest) -> None:
         self.world, self.request = world, request

@@ -1,4 +1,4 @@
-"""Host time of the loop, by section."""
+"""Host time spent in each section of the loop."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Stopwatch:
         self._taken = perf_counter()
 
     def __call__(self, name: str) -> _Section:
-        """Return the section of this name, for a `with` block."""
+        """Return the section with this name, for use in a `with` block."""
         section = self._sections.get(name)
         if section is None:
             section = self._sections[name] = _Section()
         return section
 
     def take(self) -> dict[str, float]:
-        """Return the seconds of each section since the last call, and "total"; a section counts when it ends."""
+        """Return the elapsed seconds since the last call, per section and in "total". Only closed sections count."""
         now = perf_counter()
         seconds = {name: section.seconds for name, section in self._sections.items()}
         seconds["total"] = now - self._taken

@@ -1,7 +1,7 @@
 """Classification: cross-entropy, top-1 and top-5 accuracy.
 
-The protocol: every sample once, one view of it, cross-entropy without label smoothing, accuracies in
-percent. Of equal logits the class with the lower index ranks first, so a tie does not depend on the device.
+Protocol: one view of every sample, cross-entropy without label smoothing, accuracies in percent. Among equal logits,
+the class with the lower index ranks first, so that ties do not depend on the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.evaluation.contract import Case, Evaluator
 
 
 class Accuracy(Evaluator):
-    """Loss, top-1 and top-5 accuracy (top-k for the k classes of smaller data) and the number of samples."""
+    """Loss, top-1 and top-5 accuracy (top-k if there are only k classes) and the number of samples."""
 
     classifies = True
 
@@ -26,11 +26,11 @@ class Accuracy(Evaluator):
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
         logits = prediction["logits"].detach().double()
-        label = prediction["label"] if "label" in prediction else batch["label"]  # of self-supervised recipes
+        label = prediction["label"] if "label" in prediction else batch["label"]  # self-supervised: predicted
         loss = F.cross_entropy(logits, label, reduction="sum")
         rank = _rank_of(label, logits)
         top1, top5 = (rank < 1).sum(), (rank < min(5, logits.shape[1])).sum()
-        # Filled on the device: a tensor made from the Python number would wait for a copy.
+        # Filled on the device, since copying a tensor from the host would wait.
         count = torch.full_like(loss, len(label))
         self._sums += torch.stack([loss, top1.double(), top5.double(), count])
 
@@ -44,9 +44,9 @@ class Accuracy(Evaluator):
 
 
 def _rank_of(label: Tensor, logits: Tensor) -> Tensor:
-    """Return the number of classes that rank above the right one, per sample."""
+    """Return for each sample the number of classes that rank above the correct one."""
     right = logits.gather(1, label[:, None])
     classes = torch.arange(logits.shape[1], device=logits.device)
-    # "Not at most" rather than "more": a NaN, which compares false with all, then never counts as right.
+    # `~(a <= b)` instead of `a > b`: all comparisons with NaN are false, and a NaN must not count as correct.
     before = ~(logits <= right) | ((logits == right) & (classes < label[:, None]))
     return before.sum(dim=1)

@@ -1,9 +1,9 @@
-"""Generated images: FID, KID, precision and recall, and the Inception Score where the network has logits.
+"""Generated images: FID, KID, precision and recall, and the Inception Score if the network has logits.
 
-The protocol: images in 8 bits; all samples of the split against `generated_images` generated ones, each from the
-random numbers of its position; the Fréchet distance with unbiased covariances; of the first 10,000 of each the
-kernel distance (mean over subsets of 1,000, in order) and precision and recall (third neighbours); the Inception
-Score as the mean over ten splits. Metrics by features other than those of Inception 2015 carry the network's name.
+Protocol: images are rounded to 8 bits. All samples of the split are compared with `generated_images` generated images,
+each from the random numbers for its position. FID uses unbiased covariances. KID (mean over consecutive subsets of
+1,000) and precision and recall (third neighbours) use the first 10,000 real and generated images. The Inception Score
+is the mean over ten splits. Unless the features are those of Inception 2015, metrics include the network's name.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from paceline.evaluation.statistics import (
 from paceline.evaluation.statistics_cache import find_statistics, store_statistics
 from paceline.evaluation.sums import NUM_SPLITS, FeatureSums, Layout, Statistics, statistics_from, unflatten
 
-NUM_ROWS = 10_000  # real and generated images whose features are kept, for KID, precision and recall
+NUM_ROWS = 10_000  # real and generated images whose features are kept for KID, precision and recall
 
 
 class Generation(Evaluator):
-    """Generated images against real ones, by the features of a named network."""
+    """Compares generated images with real ones by the features of a network."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)
@@ -123,7 +123,7 @@ class Generation(Evaluator):
 
 
 def _check_counts(case: Case, num_features: int, warn_below: int, settings: RunSettings) -> tuple[str, ...]:
-    """Return warnings on few images; raise UserError for fewer than there are features."""
+    """Return warnings about too few images; raise UserError if there are fewer images than features."""
     fewest = min(case.count, len(case.source))
     which = f"{fewest:,} images ({len(case.source):,} of split {case.split!r} against {case.count:,} generated)"
     if fewest < 2:
@@ -132,9 +132,9 @@ def _check_counts(case: Case, num_features: int, warn_below: int, settings: RunS
         if settings.few_images == "fail":
             raise UserError(
                 f"{which} are too few for the covariance of {num_features:,} features; use more images, or "
-                "accept a meaningless number with --set few_images=allow"
+                "accept meaningless metrics with --set few_images=allow"
             )
-        return (f"warning: {which} are fewer than the {num_features:,} features; the metrics mean little",)
+        return (f"warning: {which} are fewer than the {num_features:,} features; the metrics are unreliable",)
     if fewest < min(warn_below, 5 * num_features):
-        return (f"warning: {which}: with so few, FID is biased upwards; compare it only at equal counts",)
+        return (f"warning: {which}: FID is biased upwards for so few images; compare it only at equal counts",)
     return ()

@@ -1,10 +1,10 @@
-"""Restored images against the real ones: PSNR, SSIM, and LPIPS where its package is installed.
+"""Restored images compared with the originals: PSNR, SSIM, and LPIPS if its package is installed.
 
-Both images are rounded to 8 bits first, as files would hold them. Then the protocol decides: `y` compares luma,
-16…235, as MATLAB's rgb2ycbcr computes it (not rounded again), without a border as wide as the output scale; `rgb`
-compares all channels, without that border too. A metric is the mean over images of the value of each. PSNR's peak
-is 255; SSIM has a Gaussian window of 11 with σ 1.5, K 0.01 and 0.03, over the pixels whose window lies inside the
-image. Where a recipe also predicts a baseline (bicubic, the input), that is measured in the same way.
+Both images are first rounded to 8 bits, as in image files. Protocol `y` compares luma (16…235, as MATLAB's rgb2ycbcr
+computes it, not rounded again); `rgb` compares all channels. When upscaling, both ignore a border as wide as the scale.
+Each metric is computed per image and then averaged. PSNR has a peak of 255. SSIM has a Gaussian window of 11 pixels
+with σ = 1.5, K = 0.01 and 0.03, and uses only pixels whose window lies inside the image. If a recipe also predicts a
+baseline (bicubic, the input), the baseline is measured in the same way.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Restoration(Evaluator):
             self._sums[number] += torch.stack(values).sum(dim=1)
 
     def _compared(self, levels: Tensor) -> Tensor:
-        """Return the part and the channels that the protocol compares."""
+        """Return the region and the channels that the protocol compares."""
         border, (height, width) = self.border, levels.shape[-2:]
         cut = levels[..., border : height - border, border : width - border]
         return luma(cut) if self.settings.protocol == "y" else cut
@@ -84,7 +84,7 @@ class Restoration(Evaluator):
 
 
 def _perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[str, ...]]:
-    """Return LPIPS of images in 0…255, if it is installed and has its weights; and a note where it lacks these."""
+    """Return LPIPS for images in 0…255, None if it is not available, and a note if its weights cannot be loaded."""
     if importlib.util.find_spec("lpips") is None:
         return None, ()
     try:

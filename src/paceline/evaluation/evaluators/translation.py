@@ -1,9 +1,9 @@
-"""Predicted panels against the real ones: PSNR and SSIM of each, IoU and Dice of the segmentation.
+"""Predicted panels compared with the real ones: PSNR and SSIM of each, IoU and Dice of the segmentation.
 
-Images are rounded to 8 bits, and PSNR and SSIM are the means over images of their values in all channels. A
-pixel of a segmentation is background where its brightest channel is below the middle; else it belongs to that
-channel (red, green, blue), or to `bright` where its channels are nearly alike. IoU and Dice are of all pixels of the
-split together, for each class that the real segmentations have, and then averaged over these classes.
+Images are rounded to 8 bits. PSNR and SSIM are computed over all channels and averaged over images. A pixel of a
+segmentation is background if its brightest channel is below the middle. Otherwise, its class is that channel (red,
+green, blue), or `bright` if its channels are nearly equal. IoU and Dice are computed over all pixels of the split for
+each class that occurs in the real segmentations, and then averaged over these classes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from paceline.evaluation.protocol import Protocol
 
 SEGMENTATION = "segmentation"
 CLASSES = ("bright", "red", "green", "blue")
-MIDDLE = 127.5  # of the levels 0…255
-ALIKE = 64  # levels between the brightest and the darkest channel of a pixel without a colour
+MIDDLE = 127.5  # middle of the levels 0…255
+ALIKE = 64  # levels; a pixel has no colour if its channels differ by less than this
 
 
 class Translation(Evaluator):
-    """Means over images for each panel; overlaps of the segmentation's classes."""
+    """Mean PSNR and SSIM of each panel, and the overlap of the segmentation classes."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)
         check_sizes(case)
         self._quality = torch.zeros(len(spec.panels), 3, dtype=torch.float64, device=device)  # PSNR, SSIM, images
-        self._overlap = torch.zeros(len(CLASSES), 3, dtype=torch.float64, device=device)  # pixels: both, made, real
+        self._overlap = torch.zeros(
+            len(CLASSES), 3, dtype=torch.float64, device=device
+        )  # pixels: both, generated, real
 
     def protocol(self) -> Protocol:
         return {"rounded": "to 8 bits", "channels": "all", "segmentation": f"brightest channel above {MIDDLE}"}
@@ -67,7 +69,7 @@ class Translation(Evaluator):
 
 
 def members(levels: Tensor) -> Tensor:
-    """Return which pixels [n, h, w] belong to each class, as [class, n, h, w]."""
+    """Return for each class a mask of the pixels that belong to it, as [class, n, h, w]."""
     brightest, colour = levels.max(dim=1)
     above = brightest > MIDDLE
     grey = brightest - levels.min(dim=1).values < ALIKE
@@ -75,7 +77,7 @@ def members(levels: Tensor) -> Tensor:
 
 
 def _overlaps(sums: Tensor) -> dict[str, float]:
-    """Return IoU and Dice of the classes that occur, and their means."""
+    """Return IoU and Dice of the classes that occur in the real segmentations, and their means."""
     found = {
         name: (both / (made + real - both), 2 * both / (made + real))
         for name, (both, made, real) in zip(CLASSES, sums.view(-1, 3).tolist(), strict=True)

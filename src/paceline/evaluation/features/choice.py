@@ -1,7 +1,7 @@
-"""Chooses the network whose features generated images are evaluated by.
+"""Chooses the network whose features are used to evaluate generated images.
 
-The standard is the Inception of 2015; its metrics have their plain names (`FID`). Metrics by other features carry the
-network's name (`FID[resnet18-digits]`), since metrics by different features are not comparable.
+The standard is Inception 2015, whose metrics have plain names (`FID`). For other networks, the metric includes the
+network's name (`FID[resnet18-digits]`), since metrics computed from different features are not comparable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Fea
 
 
 class Pixels(FeatureNetwork):
-    """The image itself, averaged down to 8×8: no network at all, for a first look where there is none."""
+    """The image itself, averaged down to 8×8, for a first look without a feature network."""
 
     SIDE_PX = 8
     label = f"pixels-{SIDE_PX}x{SIDE_PX}"
@@ -36,16 +36,16 @@ class Pixels(FeatureNetwork):
 
 
 class Classifier(FeatureNetwork):
-    """A finished classification run: the input of its last linear layer, and its logits."""
+    """A finished classification run; its features are the inputs of its last linear layer."""
 
     def __init__(self, name: str, run: OpenedRun, spec: DataSpec, device: torch.device) -> None:
         layers = [module for module in run.recipe.modules() if isinstance(module, nn.Linear)]
         if not is_classifier(type(run.recipe)) or not layers:
-            raise UserError(f"features={name}: not a classification run with a last linear layer")
+            raise UserError(f"features={name}: not a classification run with a linear layer")
         if _shape(run.spec) != _shape(spec):
             raise UserError(
-                f"features={name}: trained on images of {_shape(run.spec)}, and these are of {_shape(spec)}; "
-                "train a classifier on such images (--set size=… sets their side)"
+                f"features={name}: trained on images of {_shape(run.spec)}, but these are {_shape(spec)}; "
+                "train a classifier on images of this size (--set size=…)"
             )
         self.recipe, self.last = run.recipe.float().to(device).eval().requires_grad_(False), layers[-1]
         self.num_features, self.num_classes = self.last.in_features, self.last.out_features
@@ -65,7 +65,7 @@ class Classifier(FeatureNetwork):
 
 
 def choose_features(settings: RunSettings, spec: DataSpec, device: torch.device, open_run: OpenRun) -> FeatureNetwork:
-    """Return the network that the settings name: Inception, a classification run, or pixels where none is named."""
+    """Return the network chosen by the settings: Inception, a classification run, or pixels if neither is set."""
     if settings.inception:
         return load_inception(settings.inception, settings.inception_sha256, device)
     if settings.features:
@@ -73,7 +73,7 @@ def choose_features(settings: RunSettings, spec: DataSpec, device: torch.device,
     return Pixels(spec)
 
 
-@lru_cache(maxsize=1)  # a run asks again at every evaluation
+@lru_cache(maxsize=1)  # every evaluation of a run asks for it
 def _load_classifier(run: str, spec: DataSpec, device: torch.device, open_run: OpenRun) -> Classifier:
     return Classifier(run, open_run(run), spec, device)
 

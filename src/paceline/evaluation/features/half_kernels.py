@@ -1,7 +1,7 @@
-"""Convolutions and pools on float16 images [n, h, w, c] in Triton: float32 sums, each rounded once.
+"""Triton kernels for convolution and pooling of float16 images [n, h, w, c]; sums are float32 and rounded once.
 
-Results are written into slices of a wider tensor, so that branches need not be concatenated. cuDNN has such
-convolutions too; on an H200 one of them (1×7 of 160 channels, 500 images) gave different, wrong values at every call.
+Results are written into slices of a wider tensor, so that branches need not be concatenated. cuDNN also has such
+convolutions, but on an H200 one of them (1×7, 160 channels, 500 images) returned different, wrong values at every call.
 """
 
 # Triton types the arguments of its kernels itself.
@@ -16,24 +16,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PIXELS, CHANNELS = 128, 64  # of a tile, which one program computes
-POOLED = 32  # pixels of a tile of a pool
+PIXELS, CHANNELS = 128, 64  # size of a tile, which one program computes
+POOLED = 32  # pixels per tile in pooling
 
 
 class TwoHalves(NamedTuple):
-    """A convolution's weights, `(high + low) · scale` in float16 and float32, padded with zeros to whole tiles."""
+    """Convolution weights as `(high + low) · scale`: two float16, one float32, zero-padded to whole tiles."""
 
-    high: Tensor  # [tap, channel in, channel out]
+    high: Tensor  # [tap, input channel, output channel]
     low: Tensor
-    scale: Tensor  # a power of two for each channel out, by which even the smallest weights keep their digits
+    scale: Tensor  # a power of two per output channel, so that even the smallest weights keep their precision
     bias: Tensor
     kernel: tuple[int, int]
-    channels: tuple[int, int]  # in and out, without the padding
-    depth: int  # channels in that a program multiplies at a time
+    channels: tuple[int, int]  # input and output, without padding
+    depth: int  # input channels that a program multiplies at a time
 
 
 def two_halves(weight: Tensor, bias: Tensor) -> TwoHalves:
-    """Return float32 weights [out, in, height, width] as the kernel takes them: about 22 bits of each are kept."""
+    """Convert float32 weights [out, in, height, width] for the kernel, which keeps about 22 bits of each."""
     num_out, num_in, height, width = weight.shape
     depth = 64 if num_in % 64 == 0 else 32
     exponent = torch.frexp(weight.abs().amax(dim=(1, 2, 3)))[1]
@@ -47,7 +47,7 @@ def two_halves(weight: Tensor, bias: Tensor) -> TwoHalves:
 
 
 def convolve(x: Tensor, weights: TwoHalves, out: Tensor, stride: int, padding: tuple[int, int], *, relu: bool) -> None:
-    """Fill `out`, of float16 or float32; `x` and `out` may be slices of wider tensors."""
+    """Write the convolution of `x` to `out` (float16 or float32). Both may be slices of wider tensors."""
     (count, in_h, in_w, _), (_, out_h, out_w, _) = x.shape, out.shape
     (num_in, num_out), pixels = weights.channels, count * out_h * out_w
     programs = triton.cdiv(pixels, PIXELS) * triton.cdiv(num_out, CHANNELS)
@@ -61,7 +61,7 @@ def convolve(x: Tensor, weights: TwoHalves, out: Tensor, stride: int, padding: t
 
 
 def pool(x: Tensor, out: Tensor, stride: int, padding: int, *, average: bool) -> None:
-    """Fill `out` with the largest of 3×3 neighbours, or with their average's positive part; padding never counts."""
+    """Write 3×3 maxima, or the ReLU of 3×3 averages, of `x` to `out`; padding is never counted."""
     (_, in_h, in_w, _), (count, out_h, out_w, channels) = x.shape, out.shape
     pixels = count * out_h * out_w
     programs = triton.cdiv(pixels, POOLED) * triton.cdiv(channels, CHANNELS)
@@ -75,11 +75,11 @@ def _up_to(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-# By default Triton compiles again for each size that happens to be 1 or a multiple of 16.
+# By default, Triton compiles separate kernels for sizes that are 1 or multiples of 16.
 _SIZES = ["pixels", "out_h", "out_w", "in_h", "in_w", "stride"]
 
 
-# Offsets are 32 bits wide: the widest layer of 500 images has 691 million numbers.
+# 32-bit offsets are enough: the widest layer has 691 million values for 500 images.
 @triton.jit(do_not_specialize=[*_SIZES, "height", "width", "pad_h", "pad_w"])
 def _convolve(
     x, high, low, scale, bias, out,
@@ -87,7 +87,7 @@ def _convolve(
     height, width, stride, pad_h, pad_w, padded_out,
     WHOLE: tl.constexpr, RELU: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """A tile of M pixels and N channels; K channels of one tap of the kernel at a time."""
+    """Compute a tile of M pixels and N channels from K input channels of one tap at a time."""
     columns = tl.cdiv(num_out, N)
     pixel = tl.program_id(0) // columns * M + tl.arange(0, M)
     channel = tl.program_id(0) % columns * N + tl.arange(0, N)
@@ -120,7 +120,7 @@ def _pool(
     x, out, pixels, out_h, out_w, in_h, in_w, channels, x_step, out_step, stride, padding,
     AVERAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """A tile of M pixels and N channels."""
+    """Compute a tile of M pixels and N channels."""
     columns = tl.cdiv(channels, N)
     pixel = tl.program_id(0) // columns * M + tl.arange(0, M)
     channel = (tl.program_id(0) % columns * N + tl.arange(0, N))[None, :]
@@ -138,5 +138,5 @@ def _pool(
         result = result + value if AVERAGE else tl.maximum(result, value)
         count += inside.to(tl.float32)
     if AVERAGE:
-        result = tl.maximum(result / tl.maximum(count, 1.0)[:, None], 0.0)  # beyond the last pixel none are inside
+        result = tl.maximum(result / tl.maximum(count, 1.0)[:, None], 0.0)  # the count is 0 beyond the last pixel
     tl.store(out + (pixel * out_step)[:, None] + channel, result.to(out.dtype.element_ty), mask=there)

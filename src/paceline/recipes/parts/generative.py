@@ -1,4 +1,4 @@
-"""What recipes that generate images from noise with DCGAN's networks share: settings, declarations, networks."""
+"""Settings, declarations and networks shared by recipes that generate images from noise with DCGAN networks."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ from paceline.core.types import SettingValues
 from paceline.models import diffaugment
 from paceline.models.dcgan import SIZES_PX, Discriminator, Generator
 
-R1_EVERY = 16  # steps between two R1 penalties; their weight makes up for it
+R1_EVERY = 16  # steps between two R1 penalties, whose weight is multiplied by this
 
 
 @dataclass(frozen=True)
 class GenerativeSettings:
     """The networks, and how the discriminator is regularised."""
 
-    nz: int = setting(100, "dimensions of the noise that an image is generated from", at_least=1)
+    nz: int = setting(100, "dimension of the noise vector from which an image is generated", at_least=1)
     ngf: int = setting(
-        64, "channels of the generator's last features; earlier ones have 2, 4, 8 times as many", at_least=1
+        64, "channels of the generator's last feature map; earlier ones have 2, 4, 8 times as many", at_least=1
     )
     ndf: int = setting(
-        64, "channels of the discriminator's first features; later ones have 2, 4, 8 times as many", at_least=1
+        64, "channels of the discriminator's first feature map; later ones have 2, 4, 8 times as many", at_least=1
     )
-    smallest: Literal["4", "2"] = setting("4", "side of the smallest feature map: 4 as in DCGAN; 2 adds a layer")
+    smallest: Literal["4", "2"] = setting(
+        "4", "side of the smallest feature map: 4, as in DCGAN, or 2, which adds a layer"
+    )
     activation: Literal["relu", "mish"] = setting("relu", "activation function of the generator")
-    d_norm: Literal["batch", "none"] = setting("batch", "normalisation layers of the discriminator")
+    d_norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the discriminator")
     spectral_norm: bool = setting(False, "spectral normalisation of the discriminator's layers")
     r1: float = setting(
         0.0, f"weight of the R1 penalty on real images, computed every {R1_EVERY} steps; 0: none", at_least=0
     )
     diffaugment: str = setting(
-        "", "differentiable augmentation of real and fake images: color, translation, cutout, separated by commas"
+        "", "differentiable augmentation of real and fake images: comma-separated list of color, translation, cutout"
     )
 
 
 class GenerativeRecipe(Recipe):
-    """A generator of images from noise, evaluated by FID against the training images."""
+    """Generates images from noise; evaluated by FID against the training images."""
 
-    generator: nn.Module  # made by the recipe
+    generator: nn.Module  # created by the subclass
 
     evaluator = "generation"
     evaluated_on = "train"
@@ -64,8 +66,8 @@ class GenerativeRecipe(Recipe):
         "validation": 0.0,
     }
     presets: ClassVar[Mapping[str, SettingValues]] = {
-        # The networks and settings of the dual-discriminator project. It gave only one of its two models mish and only
-        # the other a schedule; here neither has them, so that they differ in the second discriminator alone.
+        # The networks and settings of the dual-discriminator project. There, only one of the two models uses mish, and
+        # only the other has a schedule. Here neither does, so that the second discriminator is the only difference.
         "cifar10": {
             "data": "cifar10",
             "size": 32,
@@ -78,8 +80,8 @@ class GenerativeRecipe(Recipe):
             "save_every": "10 epochs",
             "evaluate_every": "10 epochs",
         },
-        # A first run on a CPU: narrow networks, small batches and a higher rate learn the embedded digits in a minute
-        # or two.
+        # For a first run on a CPU: narrow networks, small batches and a higher learning rate learn the bundled digits
+        # in a minute or two.
         "quick": {
             "data": "digits",
             "ngf": 16,
@@ -94,23 +96,23 @@ class GenerativeRecipe(Recipe):
         },
     }
     small: ClassVar[SettingValues] = {"nz": 16, "ngf": 4, "ndf": 4, "size": 32, "batch_size": "16"}
-    # The names in the config.ini of the dual-discriminator project, which never reads its own `checkpoint`.
+    # Names used in the config.ini of the dual-discriminator project. The project itself never reads `checkpoint`.
     aliases: ClassVar[Mapping[str, str]] = {"type": "data", "nc": "channels", "checkpoint": ""}
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return one image in -1…1 for each row of noise."""
+        """Return one image for each row of noise, with values in -1…1."""
         return {"image": self.generator(batch["noise"])}
 
 
 def make_generator(settings: GenerativeSettings, spec: DataSpec) -> Generator:
-    """Return a generator of images like the data's."""
+    """Return a generator of images with the size and channels of the data."""
     _check_size(spec)
     smallest = int(settings.smallest)
     return Generator(spec.height, spec.channels, settings.nz, settings.ngf, smallest, settings.activation)
 
 
 def make_discriminator(settings: GenerativeSettings, spec: DataSpec) -> Discriminator:
-    """Return a discriminator for images like the data's."""
+    """Return a discriminator for images with the size and channels of the data."""
     _check_size(spec)
     smallest = int(settings.smallest)
     return Discriminator(
@@ -121,13 +123,13 @@ def make_discriminator(settings: GenerativeSettings, spec: DataSpec) -> Discrimi
 def _check_size(spec: DataSpec) -> None:
     if spec.height != spec.width or spec.height not in SIZES_PX:
         raise UserError(
-            f"the images have {spec.width}×{spec.height} pixels and the networks are for squares of 32 or 64: "
+            f"the images have {spec.width}×{spec.height} pixels, but the networks need 32×32 or 64×64: "
             "use --set size=32 or --set size=64"
         )
 
 
 class Augmentation:
-    """What a discriminator sees of images: the images themselves, or a random augmentation of them."""
+    """Prepares images for a discriminator: randomly augmented, or unchanged if no augmentation is set."""
 
     def __init__(self, kinds: str) -> None:
         self.kinds = tuple(kind.strip() for kind in kinds.split(",") if kind.strip())
@@ -137,7 +139,7 @@ class Augmentation:
 
     @property
     def draws(self) -> dict[str, Draw]:
-        """The random numbers of a step: for the fakes of the generator's phase, for fakes and reals of the other."""
+        """Random inputs: for fakes in the generator's phase, for fakes and real images in the discriminator's."""
         numbers = Draw((diffaugment.NUM_UNIFORMS,), "uniform")
         return {f"view_of_{what}": numbers for what in ("own", "fake", "real")} if self.kinds else {}
 

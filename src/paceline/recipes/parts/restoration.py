@@ -1,4 +1,4 @@
-"""What recipes that restore images share: settings, declarations, the terms that compare images."""
+"""Settings, declarations and loss terms shared by recipes that restore images."""
 
 from __future__ import annotations
 
@@ -18,35 +18,37 @@ from paceline.models.features import Features
 from paceline.models.layers import in_full_precision
 from paceline.models.srresnet import Discriminator
 
-CHARBONNIER_EPSILON = 1e-3  # differences well below it count squared
+CHARBONNIER_EPSILON = 1e-3  # for differences well below this, the loss is quadratic
 
 
 @dataclass(frozen=True)
 class RestorationLossSettings:
-    """The terms of the loss, and the discriminator."""
+    """The loss terms and the discriminator."""
 
     content: Literal["mse", "l1", "charbonnier"] = setting("mse", "pixel loss")
     pixel: float = setting(1.0, "weight of the pixel loss", at_least=0)
     perceptual: float = setting(
-        0.006, "weight of the perceptual loss (MSE of VGG19 features); 0 needs no VGG19", at_least=0
+        0.006, "weight of the perceptual loss (MSE of VGG19 features); 0: VGG19 is not needed", at_least=0
     )
     adversarial: float = setting(1e-3, "weight of the adversarial loss", at_least=0)
-    tv: float = setting(2e-8, "weight of the total variation: squared pixel differences, summed", at_least=0)
+    tv: float = setting(
+        2e-8, "weight of the total variation (sum of squared differences of adjacent pixels)", at_least=0
+    )
     objective: Literal["bce", "hinge", "lsgan"] = setting("bce", "adversarial loss")
     vgg: str = setting(
-        "", "file with VGG19's weights, or random for an untrained network; default: torchvision's, downloaded"
+        "", "file with VGG19 weights, or random for an untrained network; default: download torchvision's"
     )
-    vgg_layer: str = setting("conv5_4", "VGG19 layer of the perceptual loss; relu5_4 is the same after its activation")
+    vgg_layer: str = setting("conv5_4", "VGG19 layer for the perceptual loss; relu5_4 is conv5_4 after its activation")
     d_width: int = setting(
-        64, "channels of the discriminator's first features; the last have 8 times as many", at_least=1
+        64, "channels of the discriminator's first feature map; the last has 8 times as many", at_least=1
     )
-    d_norm: Literal["batch", "none"] = setting("batch", "normalisation layers of the discriminator")
+    d_norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the discriminator")
 
 
 class RestorationRecipe(Recipe):
-    """A network that restores images, measured by PSNR, and optionally a discriminator."""
+    """A network that restores images, evaluated by PSNR, and an optional discriminator."""
 
-    discriminator: Discriminator | None  # made by the recipe, where the adversarial loss has a weight
+    discriminator: Discriminator | None  # created by the subclass if the adversarial loss has a weight
 
     evaluator = "restoration"
     best = Best("validation/psnr", "max")
@@ -72,7 +74,7 @@ class RestorationRecipe(Recipe):
 
     @classmethod
     def check(cls, settings: RestorationLossSettings) -> None:
-        """Raise UserError for a file of VGG19 weights that cannot be used, where one is needed."""
+        """Raise UserError if VGG19 weights are needed but cannot be loaded."""
         if settings.perceptual:
             Features(settings.vgg, settings.vgg_layer).load()
 
@@ -90,7 +92,7 @@ PIXEL_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Return the squared differences between neighbouring pixels, summed over an image; the mean over images."""
+    """Return the sum of squared differences between adjacent pixels of an image, averaged over images."""
     rows, columns = images.diff(dim=-2).square().sum(), images.diff(dim=-1).square().sum()
     return (rows + columns) / len(images)
 
@@ -119,6 +121,6 @@ class ContentLoss:
 
 
 def check_weights(content: ContentLoss, adversarial: float) -> None:
-    """Raise UserError where no term of the loss has a weight."""
+    """Raise UserError if no term of the loss has a weight."""
     if not (content.pixel or content.perceptual or adversarial):
-        raise UserError("pixel=0: the loss has no term with a weight; use pixel=1")
+        raise UserError("pixel=0: no term of the loss has a weight; use pixel=1")

@@ -1,4 +1,4 @@
-"""The networks of image translation: which generators and discriminators fit the images, and how they are made."""
+"""Networks for image translation: checks that they fit the images, and the construction of generators."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ UNETS_PX = (512, 256, 128, 64, 32)
 
 
 def largest_fitting_unet(spec: DataSpec) -> str:
-    """Return the largest U-Net whose downsamplings divide the images; a residual network where there is none."""
+    """Return the largest U-Net whose total downsampling factor divides the image sides; if none does, resnet_9."""
     fitting = [f"unet_{side}" for side in UNETS_PX if spec.height % side == spec.width % side == 0]
     return fitting[0] if fitting else "resnet_9"
 
 
 def multiple_px(kind: str) -> int:
-    """Return the number that the sides of a generator's images must be multiples of."""
+    """Return the number of pixels that must divide both sides of a generator's input."""
     family, _, number = kind.partition("_")
     return int(number) if family == "unet" else MULTIPLE_PX
 
 
 def check_generator(setting_name: str, kind: str, spec: DataSpec) -> None:
-    """Raise UserError where a generator does not fit the training images."""
+    """Raise UserError if a generator does not fit the training images."""
     multiple = multiple_px(kind)
     if spec.height % multiple or spec.width % multiple:
         raise UserError(
-            f"{setting_name}={kind}: needs sides that are multiples of {multiple}, and training sees "
-            f"{spec.width}×{spec.height} pixels: change --crop, or choose another generator"
+            f"{setting_name}={kind}: needs sides that are multiples of {multiple}, but the training images have "
+            f"{spec.width}×{spec.height} pixels: change --crop, or choose a different generator"
         )
 
 
 def check_discriminator(num_layers: int, spec: DataSpec) -> None:
-    """Raise UserError where the training images are too small for a discriminator."""
+    """Raise UserError if the training images are too small for a discriminator."""
     if min(spec.height, spec.width) < smallest_side_px(num_layers):
         raise UserError(
-            f"d_layers={num_layers}: needs {smallest_side_px(num_layers)} pixels, and training sees "
-            f"{spec.width}×{spec.height}: use fewer layers (--set d_layers=1) or a larger --crop"
+            f"d_layers={num_layers}: needs at least {smallest_side_px(num_layers)} pixels per side, but the training "
+            f"images have {spec.width}×{spec.height}: use fewer layers (--set d_layers=1) or a larger --crop"
         )
 
 
 def make_generator(kind: str, channels: int, ngf: int, norm: Norm, dropout: float, padding: Padding) -> nn.Module:
-    """Return a generator from image to image."""
+    """Return an image-to-image generator."""
     family, _, number = kind.partition("_")
     if family == "unet":
         return UnetGenerator(channels, channels, ngf, int(number).bit_length() - 1, norm, dropout)

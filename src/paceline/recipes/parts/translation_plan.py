@@ -1,4 +1,4 @@
-"""The plan of image translation: which panels are made, from what, and with which weights."""
+"""The plan of an image translation: which panels are generated from which inputs, and the loss weights."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ from dataclasses import dataclass
 from paceline.contracts.data_spec import SEGMENTATION, DataSpec
 from paceline.core.errors import UserError, unknown
 
-PAPERS_FUSION = (0.25, 0.15, 0.25, 0.1, 0.25)  # DeepLIIF's: input, hematoxylin, DAPI, Lap2, marker
+PAPERS_FUSION = (0.25, 0.15, 0.25, 0.1, 0.25)  # DeepLIIF's weights for input, hematoxylin, DAPI, Lap2, marker
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is made from the input, and the weights of the losses."""
+    """The panels to generate from the input, and the weights of their losses."""
 
-    modalities: tuple[str, ...]  # each has a generator of its own
-    fusion: tuple[float, ...]  # weights of the segmentations from the input and from each modality; () without one
-    generator_weights: dict[str, float]  # of each panel
-    discriminator_weights: dict[str, float]
+    modalities: tuple[str, ...]  # each has a separate generator
+    fusion: tuple[
+        float, ...
+    ]  # weights of the segmentations from the input and each modality; () without a segmentation
+    generator_weights: dict[str, float]  # by panel
+    discriminator_weights: dict[str, float]  # by panel
 
     @property
     def panels(self) -> tuple[str, ...]:
-        """All panels that are made, the segmentation last."""
+        """All panels to generate, with the segmentation last."""
         return self.modalities + ((SEGMENTATION,) if self.fusion else ())
 
     def segmenters(self) -> list[int]:
-        """Return what segmentations are made from: 0 for the input, i for modality i; none where the weight is 0."""
+        """Return which images are segmented: 0 is the input, i is modality i. Images with weight 0 are omitted."""
         return [number for number, weight in enumerate(self.fusion) if weight]
 
 
 def plan_pix2pix(spec: DataSpec, target: str) -> Plan:
-    """Return a plan for one panel, made from the input."""
+    """Return a plan that generates one panel from the input."""
     if not spec.panels:
         raise _no_panels()
     if target and target not in spec.panels:
         raise UserError(f"target={target}: {unknown('panel', target, spec.panels)}")
     if not target and len(spec.panels) > 1:
         raise UserError(
-            f"model=pix2pix makes one panel and the data has {', '.join(spec.panels)}: "
+            f"model=pix2pix generates one panel, but the data has {', '.join(spec.panels)}: "
             f"choose one with --set target={spec.panels[0]}, or --set model=deepliif"
         )
     one = {target or spec.panels[0]: 1.0}
@@ -46,25 +48,25 @@ def plan_pix2pix(spec: DataSpec, target: str) -> Plan:
 
 
 def plan_deepliif(spec: DataSpec, modalities: int, fusion: str, generators: str, discriminators: str) -> Plan:
-    """Return a plan for every panel, with the segmentation from the input and from each modality."""
+    """Return a plan that generates every panel and segments the input and each modality."""
     if not spec.panels:
         raise _no_panels()
     names = tuple(panel for panel in spec.panels if panel != SEGMENTATION)
     if modalities and modalities != len(names):
         raise UserError(
-            f"modalities={modalities}: the data has {len(names)} besides the input and the segmentation "
-            f"({', '.join(names) or 'none'}); name its panels with --set panels=…"
+            f"modalities={modalities}: the data has {len(names)}, not counting the input and the segmentation "
+            f"({', '.join(names) or 'none'}); list its panels with --set panels=…"
         )
     if not names:
-        raise UserError("model=deepliif needs a modality besides the segmentation: use --set model=pix2pix")
+        raise UserError("model=deepliif needs a modality in addition to the segmentation: use --set model=pix2pix")
     segmented = SEGMENTATION in spec.panels
     weights: tuple[float, ...] = ()
     if segmented:
         weights = _weights("segmentation_weights", fusion, ("the input", *names)) or _usual_fusion(len(names))
     elif fusion:
         raise UserError(
-            f"segmentation_weights={fusion}: the data has no panel {SEGMENTATION!r}, so no network makes one; "
-            "name it with --set panels=… or leave the weights out"
+            f"segmentation_weights={fusion}: the data has no panel {SEGMENTATION!r}; "
+            "name it with --set panels=…, or remove the setting"
         )
     panels = names + ((SEGMENTATION,) if segmented else ())
     even = (1 / len(panels),) * len(panels)
@@ -83,7 +85,7 @@ def _usual_fusion(modalities: int) -> tuple[float, ...]:
 
 
 def _weights(name: str, text: str, of: tuple[str, ...]) -> tuple[float, ...]:
-    """Return the weights in a text, one for each of `of`; () where the text is empty."""
+    """Parse comma-separated weights, one for each name in `of`; return () for an empty text."""
     if not text.strip():
         return ()
     try:
@@ -91,17 +93,17 @@ def _weights(name: str, text: str, of: tuple[str, ...]) -> tuple[float, ...]:
     except ValueError:
         raise UserError(f"{name}={text}: expected numbers separated by commas") from None
     if len(weights) > len(of):
-        raise UserError(f"{name}={text}: weight {len(of) + 1} has no network; there are {len(of)}, for {', '.join(of)}")
+        raise UserError(f"{name}={text}: has {len(weights)} weights; expected {len(of)}, for {', '.join(of)}")
     if len(weights) < len(of):
-        raise UserError(f"{name}={text}: {of[len(weights)]!r} has no weight; give {len(of)}, for {', '.join(of)}")
+        raise UserError(f"{name}={text}: {of[len(weights)]!r} has no weight; expected {len(of)}, for {', '.join(of)}")
     if not all(0 <= weight <= 1 for weight in weights):
-        raise UserError(f"{name}={text}: weights lie between 0 and 1")
+        raise UserError(f"{name}={text}: weights must be between 0 and 1")
     if not math.isclose(sum(weights), 1, abs_tol=1e-6):
-        raise UserError(f"{name}={text}: sums to {sum(weights):g} and must sum to 1")
+        raise UserError(f"{name}={text}: sums to {sum(weights):g}, but must sum to 1")
     if name != "segmentation_weights" and 0 in weights:
-        raise UserError(f"{name}={text}: {of[weights.index(0)]!r} would not be trained; remove its panel from panels=…")
+        raise UserError(f"{name}={text}: {of[weights.index(0)]!r} would not be trained; remove it from panels=…")
     return weights
 
 
 def _no_panels() -> UserError:
-    return UserError("translation needs data with panels besides the input: use --data panels")
+    return UserError("translation needs data with panels in addition to the input: use --data panels")
