@@ -95,8 +95,8 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train classification --out a_file": "--out a_file: ",
     "train classification --out full": "--out full: the folder exists and is no run (it holds diary.txt); "
     "choose a folder that is new or empty",
-    "train classification --bogus": "No such option: --bogus (--help lists all options; give a setting of the recipe "
-    "or of the source as --set bogus=VALUE)",
+    "train classification --bogus": "No such option: --bogus (--help lists all options; if it is a setting of "
+    "the recipe or source, use --set bogus=VALUE)",
     "train classification --warmup 5": "No such option: --warmup (use --set warmup=VALUE)",
     "train classification --learning-rate 1": "No such option: --learning-rate (use --lr)",
     "train classification --config other_word.toml": "unknown setting 'learning_rate'; did you mean 'lr'?",

@@ -202,7 +202,7 @@ def test_batches_read_ahead_are_consumed_before_timing_starts() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--loaders", "--self-test"], "--self-test: cannot be combined with --loaders; run one, then the other"),
+        (["--loaders", "--self-test"], "--self-test: cannot be combined with --loaders; run them separately"),
         (["--data", "digits"], "--data: only used with --loaders; add that flag"),
         (["--loaders", "--data", "photos", "--crop", "9999"], "--crop 9999: smaller than 9999×9999 pixels"),
         (["--loaders", "--data", "nothing"], "unknown source 'nothing'"),
