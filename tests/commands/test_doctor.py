@@ -218,4 +218,4 @@ def test_user_errors_end_in_one_line(words: list[str], line: str, capsys: pytest
 def test_without_a_self_test_doctor_prints_how_to_run_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "no self-test was kept here" in out and "dali" in out
+    assert "no self-test result yet" in out and "dali" in out
