@@ -48,7 +48,8 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train classification --preset quik": "unknown preset 'quik'; did you mean 'quick'?",
     "train classification --set batchsize=3": "--set: unknown setting 'batchsize'; did you mean 'batch_size'?",
     "train classification --set classifer.lr=1": "unknown network 'classifer'; did you mean 'classifier'?",
-    "train classification --set classifier.epochs=1": "'epochs' belongs to the whole run, not to network 'classifier'",
+    "train classification --set classifier.epochs=1": "'epochs' is a setting of the whole run, not of network "
+    "'classifier'",
     "train classification --set lr": "--set lr: expected name=value",
     "train classification --set =3": "--set =3: expected name=value",
     "train classification --set lr=fast": "--set lr: 'fast' is not a number",
@@ -73,7 +74,7 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train classification --precision fp8": "unknown value 'fp8'",
     "train classification --batch-size many": "--batch-size 'many': expected a number like 128",
     "train classification --batch-size 0": "--batch-size '0': expected a number like 128",
-    "train classification --batch-size 3 --accumulate 4": "--batch-size 3: smaller than its 4 parts (1 devices × 4",
+    "train classification --batch-size 3 --accumulate 4": "--batch-size 3: needs at least 4 images (1 devices × 4",
     "train classification --gpus two": "--gpus",
     "train classification --config nothing.toml": "--config nothing.toml: no such file",
     "train classification --config broken.toml": "--config broken.toml: ",
@@ -91,12 +92,12 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train classification --data npz": "--data npz: needs --data-root",
     "train classification --data packed": "--data packed: needs --data-root",
     "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: has no importer; recipes "
-    "that have one: super_resolution, translation",
+    "with an importer: super_resolution, translation",
     "train classification --out a_file": "--out a_file: ",
     "train classification --out full": "--out full: the folder exists and is not a run (it holds diary.txt); "
     "choose a new or empty folder",
-    "train classification --bogus": "No such option: --bogus (--help lists all options; give a setting of the recipe "
-    "or of the source as --set bogus=VALUE)",
+    "train classification --bogus": "No such option: --bogus (--help lists all options; if it is a setting of "
+    "the recipe or source, use --set bogus=VALUE)",
     "train classification --warmup 5": "No such option: --warmup (use --set warmup=VALUE)",
     "train classification --learning-rate 1": "No such option: --learning-rate (use --lr)",
     "train classification --config other_word.toml": "unknown setting 'learning_rate'; did you mean 'lr'?",
@@ -104,12 +105,13 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train ./lossless.py --preset quick": "unknown preset 'quick'; there are none",
     "train ./lossless.py": "recipe './lossless.py': phase 'classifier' needs a method classifier_loss(self, batch); "
     "it has clasifier_loss",
-    "train ./netless.py": "recipe './netless.py': phase 'critic' names an unknown network 'critic'; there are: network",
-    "train ./phaseless.py": "recipe './phaseless.py': has no phases; give it phases = (Phase(NAME, NETWORK),)",
-    "plan dcgan --preset quick --devices 2 --mirror s3://x": "No such option: --mirror (plan does not use it)",
+    "train ./netless.py": "recipe './netless.py': phase 'critic' refers to an unknown network 'critic'; "
+    "choose from: network",
+    "train ./phaseless.py": "recipe './phaseless.py': has no phases; define phases = (Phase(NAME, NETWORK),)",
+    "plan dcgan --preset quick --devices 2 --mirror s3://x": "No such option: --mirror (plan does not accept it)",
     "plan dcgan --nnodes 3": "No such option: --nnodes (use --nodes)",
     "new recipe mine --kind gan": "No such option: --kind (--help lists all options)",
-    "verify dcgan --precision bf16": "No such option: --precision (verify does not use it)",
+    "verify dcgan --precision bf16": "No such option: --precision (verify does not accept it)",
     "train": "Missing argument",
     "trian classification": "No such command 'trian'",
     "evaluate nowhere": "nowhere: not a run folder",
@@ -286,7 +288,7 @@ def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> 
 def test_externally_launched_processes_print_their_user_errors(tmp_path: Path) -> None:
     for flags, expected in (
         (("--strategy", "single"), "--strategy single: needs 1 process, but 2 were started; use ddp or lightning"),
-        (("--devices", "2", "--batch-size", "1"), "--batch-size 1: smaller than its 2 parts (2 devices × 1"),
+        (("--devices", "2", "--batch-size", "1"), "--batch-size 1: needs at least 2 images (2 devices × 1"),
     ):
         for rank in start_ranks(tmp_path, 2, "train", TINY, *flags, "--out", "run"):
             assert_one_line(rank, expected)

@@ -102,8 +102,10 @@ def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
 def test_installed_plugins_are_listed_and_described_without_being_imported() -> None:
     assert {"rotation", "classification"} <= set(registry.names("recipe"))
     assert {"shapes", "digits"} <= set(registry.names("source"))
-    assert registry.about("recipe", "rotation").startswith("Rotation: a network learns by which multiple of 90°")
-    assert registry.about("source", "shapes").startswith("Upright arrows, houses and letters T")
+    assert registry.about("recipe", "rotation").startswith(
+        "Rotation: a network learns to predict by which multiple of 90°"
+    )
+    assert registry.about("source", "shapes").startswith("upright arrows, houses and letters T")
     assert "paceline_example" not in sys.modules
 
 
@@ -302,7 +304,7 @@ def test_a_user_loader_gives_the_same_run_as_built_in_ones(tiny: str, tmp_path: 
     ours = run_fork(tmp_path, "train", tiny, *SHORT, "--loader", "workers", "--out", "ours")
     own = run_fork(tmp_path, "train", tiny, *SHORT, "--loader", "./my_loader.py", "--out", "own")
     assert ours.wait() == own.wait() == 0, own.stderr
-    assert "runs the code in my_loader.py" in own.stdout and "my loader reads" in own.stdout
+    assert "running the code in my_loader.py" in own.stdout and "my loader reads" in own.stdout
     (ours_state, own_state) = (weights_of(tmp_path / name) for name in ("ours", "own"))
     assert own_state["state.safetensors"] == ours_state["state.safetensors"]
 
@@ -312,7 +314,7 @@ def test_a_user_strategy_trains_in_its_processes_and_is_verified(tiny: str, tmp_
     own = ("--strategy", "./my_strategy.py", "--devices", "2")
     trained = start_command(tmp_path, "train", tiny, *SHORT, *own, "--out", "run")
     assert trained.wait() == 0, trained.stderr
-    assert trained.stdout.count("runs the code in my_strategy.py") == 1
+    assert trained.stdout.count("running the code in my_strategy.py") == 1
     assert "my strategy has 2 devices" in trained.stdout
     words = ("verify", tiny, "--accelerator", "cpu", "--strategies", "single,./my_strategy.py", "--steps", "3")
     verified = start_command(tmp_path, *words)

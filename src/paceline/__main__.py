@@ -1,4 +1,4 @@
-"""`python -m paceline` is `paceline`."""
+"""Entry point of `python -m paceline`."""
 
 from paceline.cli.app import main
 

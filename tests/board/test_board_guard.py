@@ -156,7 +156,7 @@ def listeners(pid: int) -> set[tuple[str, int]]:
 
 def test_a_public_address_prints_a_warning_and_accepts_addresses_but_no_unknown_host_names(root: Path) -> None:
     with serve(root, "--host", "0.0.0.0") as wide:
-        assert "open to other machines" in wide.process.stdout.readline()  # type: ignore[union-attr]
+        assert "reachable from other machines" in wide.process.stdout.readline()  # type: ignore[union-attr]
         assert wide.ask("/api/runs", headers={"Host": "10.0.0.1:80"}).status == 200
         assert wide.ask("/api/runs", headers={"Host": "evil.example"}).status == 403
         assert wide.ask("/api/runs", token=False).status == 401

@@ -208,7 +208,7 @@ def test_an_interrupt_prints_how_many_are_done_and_the_command_can_resume(weight
     assert running.wait() == 130
     done = len(names_in("out"))
     printed = running.stderr.splitlines()[0]
-    assert printed.endswith(" of 200 images were processed; --skip-existing processes the others")
+    assert printed.endswith(" of 200 images were processed; use --skip-existing to process the rest")
     assert 2 <= done < 200 and done - 1 <= int(printed.split()[0]) <= done  # one may be written and not counted yet
     assert run([*words, "--skip-existing"]) == 0
     assert len(names_in("out")) == 200

@@ -52,7 +52,7 @@ def test_a_killed_comparison_repeats_no_finished_run_and_ends_with_the_same_tabl
         (seen(killed, 0) / "metrics.jsonl").stat().st_mtime_ns,
         (seen(killed, 0) / "metrics.jsonl").read_bytes(),
     )
-    assert "seed0: " in again.stdout and again.stdout.count("(done before)") == 1
+    assert "seed0: " in again.stdout and again.stdout.count("(already finished)") == 1
     (table,) = quality(killed).values()
     trained = ["train", *LONG[1 : LONG.index("--strategies")], *LONG[LONG.index("table") + 1 :]]
     for number in (0, 1):
@@ -69,7 +69,7 @@ def test_ctrl_c_stops_the_running_cell_cleanly(tmp_path: Path) -> None:
     wait_until(lambda: has_begun(tmp_path, 0), running)
     running.interrupt_group()
     assert running.wait() == 130
-    assert "the same command resumes from here" in running.stderr
+    assert "run the same command again to resume" in running.stderr
     log = (tmp_path / "table/logs/classification-single-1-batch64-seed0.txt").read_text()
     assert "images and saved; the same command resumes from here" in log
     assert not seen(tmp_path, 1).exists()
@@ -94,10 +94,10 @@ def test_a_failing_cell_is_shown_with_its_reason_and_the_others_run(tmp_path: Pa
     report = json.loads((tmp_path / "table/report.json").read_text())
     states = {cell["strategy"]: (cell["state"], cell["reason"]) for cell in report["cells"]}
     assert states["single"] == ("done", "")
-    assert states["ddp"][0] == "failed" and "--batch-size 1: smaller than its 2 parts" in states["ddp"][1]
+    assert states["ddp"][0] == "failed" and "--batch-size 1: needs at least 2 images" in states["ddp"][1]
     assert states["dp"][0] == "not measured" and "needs GPUs" in states["dp"][1]
     page = (tmp_path / "table/report.html").read_text()
-    assert "smaller than its 2 parts" in page and "needs GPUs" in page
+    assert "needs at least 2 images" in page and "needs GPUs" in page
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_failing_cell_is_shown_with_its_reason_and_the_others_run(tmp_path: Pa
         (["--strategies", ","], "--strategies ',': the list is empty"),
         (["--strategies", "dpp"], "did you mean 'dp'?"),
         (["--devices", "two"], "'two' is not a whole number"),
-        (["--devices", "0"], "'0' is not a whole number of 1 or more"),
+        (["--devices", "0"], "'0' is not a whole number, 1 or more"),
         (["--seeds", "1,x"], "'x' is not a whole number"),
         (["--scaling", "medium"], "unknown --scaling 'medium'"),
         (["--batch-size", "64,some"], "--batch-size 'some': expected a number"),
@@ -129,7 +129,7 @@ def test_a_user_error_ends_in_one_line_before_anything_runs(
 
 def test_recipes_that_are_evaluated_differently_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "classification,dcgan", "--accelerator", "cpu"]) == 2
-    assert "classification and dcgan are evaluated by different metrics (validation/top1 and train/FID)" in (
+    assert "classification and dcgan are evaluated with different metrics (validation/top1 and train/FID)" in (
         capsys.readouterr().err
     )
 
@@ -156,9 +156,9 @@ def test_an_unavailable_device_count_is_a_reason_and_not_an_error(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     on_gpu = config.with_run(accelerator="cuda")
-    assert obstacle_here(on_gpu, "ddp", 2, []) == "1 GPU here"
+    assert obstacle_here(on_gpu, "ddp", 2, []) == "this machine has 1 GPU"
     assert obstacle_here(on_gpu, "ddp", 2, ["0", "0"]) == ""
-    assert obstacle_here(on_gpu, "ddp", 4, ["0", "0"]) == "--gpus lists 2 for 4 devices"
+    assert obstacle_here(on_gpu, "ddp", 4, ["0", "0"]) == "--gpus lists 2, but 4 are needed"
     shared = Grid.parse(["classification"], "single,ddp", "2", "64", "0", "strong").cells(
         {"classification": on_gpu.with_run(gpus="0,0")}
     )

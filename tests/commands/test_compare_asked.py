@@ -68,7 +68,7 @@ def test_runs_made_with_other_settings_are_rejected_before_anything_is_changed(
     (place / "rate.toml").write_text(f"lr = {rate}\n")
     before = contents(place / "table")
     assert run([*TINY, "--config", "rate.toml", *words, "--out", "table"]) == 2
-    expected = f"--out table: its run {CELL.removeprefix('cells/')} differs ({message}); choose another --out\n"
+    expected = f"--out table: its run {CELL.removeprefix('cells/')} differs ({message}); choose a different --out\n"
     assert capsys.readouterr().err == f"paceline: {expected}"
     assert contents(place / "table") == before
 
@@ -76,7 +76,7 @@ def test_runs_made_with_other_settings_are_rejected_before_anything_is_changed(
 def test_a_changed_user_recipe_is_another_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "./mine.py", *SHORT[2:], "--strategies", "single", "--out", "own"]
     assert run(words) == 0
-    assert "(done before)" in capsys.readouterr().out
+    assert "(already finished)" in capsys.readouterr().out
     with (place / "mine.py").open("a") as file:
         file.write("# another line\n")
     assert run(words) == 2
@@ -96,17 +96,20 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
     words += ["--batch-size", "4", "--set", "validation=0.25", "--out", "table"]
     assert run(words) == 0
     assert run([*words, "--seeds", "0,1"]) == 0
-    assert "(done before)" in capsys.readouterr().out
+    assert "(already finished)" in capsys.readouterr().out
     Path("pictures/train/cat/0.png").unlink()
     before = contents(tmp_path / "table")
     assert run([*words, "--seeds", "0,1,2"]) == 2
     printed = capsys.readouterr().err
-    assert "--out table: its run classification-single-1-batch4-seed0 was trained on other data (6 samples, " in printed
-    assert printed.endswith("; use the same data to resume, or choose another --out\n") and printed.count("\n") == 1
+    assert (
+        "--out table: its run classification-single-1-batch4-seed0 was trained on different data (6 samples, "
+        in printed
+    )
+    assert printed.endswith("; use the same data to resume, or choose a different --out\n") and printed.count("\n") == 1
     assert contents(tmp_path / "table") == before
     shutil.rmtree("pictures")
     assert run([*words, "--seeds", "0,1"]) == 0  # finished runs no longer need their data
-    assert capsys.readouterr().out.count("(done before)") == 2
+    assert capsys.readouterr().out.count("(already finished)") == 2
 
 
 def test_a_run_without_its_record_is_used_as_it_is_or_rejected(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +118,7 @@ def test_a_run_without_its_record_is_used_as_it_is_or_rejected(place: Path, caps
     record.unlink()
     assert run([*TINY, "--config", "rate.toml", "--images", "64", "--out", "table"]) == 1
     printed = capsys.readouterr()
-    assert "holds a run of 128 images, which is not the length that was asked for; choose another --out" in printed.out
+    assert "contains a run of 128 images, which is not the requested length; choose a different --out" in printed.out
     assert "no run finished; table/report.html is unchanged" in printed.err
     assert (place / "table/report.json").read_bytes() == good
     record.write_text('{"made_')
@@ -128,7 +131,7 @@ def test_a_run_that_was_trained_further_is_a_failed_cell(place: Path, capsys: py
     status = json.loads((place / "table" / CELL / "status.json").read_text())
     (place / "table" / CELL / "status.json").write_text(json.dumps(status | {"state": "stopped"}))
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 1
-    assert f"failed: table/{CELL} holds a run of 128 images that is not finished" in capsys.readouterr().out
+    assert f"failed: table/{CELL}: contains an unfinished run of 128 images" in capsys.readouterr().out
 
 
 def test_a_run_that_cannot_be_read_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +170,7 @@ def test_the_last_stage_of_a_recipe_is_the_run_of_its_cell(
     (group,) = report(tmp_path / "table")["groups"].values()
     assert group["runs"] == [f"{cell}/adversarial" for cell in cells]
     assert run(["compare", "super_resolution", *words, "--seeds", "0,1"]) == 0
-    assert capsys.readouterr().out.count("(done before)") == 2
+    assert capsys.readouterr().out.count("(already finished)") == 2
     assert run(["compare", *cells]) == 0  # by the folder of both stages
     (group,) = report(tmp_path / "runs/compare-finished-super_resolution-photos")["groups"].values()
     assert group["seeds"] == [0, 1]
@@ -202,7 +205,7 @@ def test_options_for_new_runs_are_rejected_for_finished_ones(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert run(["compare", f"table/{CELL}", *words]) == 2
-    assert f"{words[0]}: applies to new runs, but table/{CELL} is a finished run" in capsys.readouterr().err
+    assert f"{words[0]}: applies only to new runs, but table/{CELL} is a finished run" in capsys.readouterr().err
 
 
 def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
@@ -221,7 +224,7 @@ def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
     ("words", "message"),
     [
         ([""], "compare '': an empty name; give recipes or run folders"),
-        (["classification", "--set", "seed=5"], "--set seed: each run of a comparison has its own; use --seeds"),
+        (["classification", "--set", "seed=5"], "--set seed: each run of a comparison has its own value; use --seeds"),
         (["classification", "--set", "strategy=ddp"], "use --strategies"),
         (["classification", "--set", "batch-size=5"], "use --batch-size"),
         (["classification", "--set", "devices=5"], "use --devices"),
@@ -231,7 +234,7 @@ def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
             ["classification", "--strategy", "dp", "--strategies", "ddp"],
             "--strategy dp: cannot be combined with --strategies",
         ),
-        (["classification", "--set", "mirror=s3://a/b"], "--mirror: is for one run"),
+        (["classification", "--set", "mirror=s3://a/b"], "--mirror: applies to a single run"),
         (["classification", "--batch-size", ""], "--batch-size '': the list is empty"),
         (["classification", "--seeds", ""], "--seeds '': the list is empty"),
         (["a/mine.py,b/mine.py"], "a/mine.py and b/mine.py would have the same name in the report"),

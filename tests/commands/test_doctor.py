@@ -201,7 +201,7 @@ def test_batches_read_ahead_are_consumed_before_timing_starts() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--loaders", "--self-test"], "--self-test: cannot be combined with --loaders; run one, then the other"),
+        (["--loaders", "--self-test"], "--self-test: cannot be combined with --loaders; run them separately"),
         (["--data", "digits"], "--data: only used with --loaders; add that flag"),
         (["--loaders", "--data", "photos", "--crop", "9999"], "--crop 9999: smaller than 9999×9999 pixels"),
         (["--loaders", "--data", "nothing"], "unknown source 'nothing'"),
@@ -217,4 +217,4 @@ def test_user_errors_end_in_one_line(words: list[str], line: str, capsys: pytest
 def test_without_a_self_test_doctor_prints_how_to_run_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "no self-test has run here" in out and "dali" in out
+    assert "no self-test result yet" in out and "dali" in out

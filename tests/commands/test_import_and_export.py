@@ -90,7 +90,7 @@ def test_a_generator_of_another_project_gives_the_same_images(wrapped, capsys):
     blocks = "separate" if wrapped == "not shared" else "shared"
     assert "generator: " in printed
     assert f"recognised: scale=4, num_blocks=4, width={WIDTH}, norm=batch, blocks={blocks}\n" in printed
-    assert "not stored in the file: output=tanh\n" in printed
+    assert "assumed (not stored in the file): output=tanh\n" in printed
     ours = open_image_model("ours.safetensors")
     assert (ours.config.recipe.blocks == "shared") == (wrapped != "not shared")
     assert ours.output_scale == 4 and ours.config.recipe.num_blocks == 4
@@ -239,10 +239,10 @@ def test_networks_of_deepliif_that_do_not_fit_are_reported(skip, words, line, ca
 
 def test_recipes_without_an_importer_and_other_suffixes_are_rejected(capsys):
     assert run(["import", "a.pth", "--recipe", "dcgan", "--out", "ours.safetensors"]) == 2
-    line = "--recipe dcgan: has no importer; recipes that have one: super_resolution, translation"
+    line = "--recipe dcgan: has no importer; recipes with an importer: super_resolution, translation"
     assert line in capsys.readouterr().err
     assert run(["import", "a.pth", "--recipe", "super_resolution", "--out", "ours.pth"]) == 2
-    assert "--out ours.pth: expected a name that ends in .safetensors" in capsys.readouterr().err
+    assert "--out ours.pth: expected a file name ending in .safetensors" in capsys.readouterr().err
 
 
 OWN_IMPORTER = """
@@ -297,7 +297,7 @@ def test_a_user_importer_is_one_file_that_the_recipe_names(capsys):
     torch.save({f"module.{key}": tensor for key, tensor in theirs.state_dict().items()}, "theirs.pth")
     assert run(["import", "theirs.pth", "--recipe", "./own_recipe.py", "--out", "ours.safetensors"]) == 0
     printed = capsys.readouterr().out
-    assert "net: 2 tensors, 84 numbers → ours.safetensors" in printed and "recognised: width=3\n" in printed
+    assert "net: 2 tensors, 84 values → ours.safetensors" in printed and "recognised: width=3\n" in printed
     images = torch.rand(1, 3, 5, 7)
     with torch.no_grad():
         made = open_image_model("ours.safetensors").recipe.image_to_image(images)["image"]
@@ -350,7 +350,7 @@ def test_an_exported_network_gives_the_same_result_at_other_sizes(recipe, settin
 
 def test_export_reports_what_is_missing_or_wrong(capsys, monkeypatch):
     assert run(["export", "nowhere", "--out", "model.pt"]) == 2
-    assert "--out model.pt: expected a name that ends in .onnx" in capsys.readouterr().err
+    assert "--out model.pt: expected a file name ending in .onnx" in capsys.readouterr().err
     monkeypatch.setattr("paceline.commands.export.PACKAGES", ("onnx", "no_such_package"))
     assert run(["export", "nowhere", "--out", "model.onnx"]) == 2
     assert "export needs " in (printed := capsys.readouterr().err) and "pip install 'paceline[export]'" in printed

@@ -123,14 +123,14 @@ def test_any_python_name_gives_a_file_that_loads(tmp_path: Path, name: str) -> N
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     path = new("recipe", "mine", tmp_path)
     path.write_text("my work")
-    with pytest.raises(UserError, match=r"mine\.py exists; choose another name"):
+    with pytest.raises(UserError, match=r"mine\.py exists; choose a different name"):
         new("recipe", "mine", tmp_path)
     assert path.read_text() == "my work"
 
 
 @pytest.mark.parametrize("name", ["my-recipe", "class", "2x", "", "../x", "a.py", "a b"])
 def test_a_name_that_is_not_a_python_identifier_is_rejected(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="not a Python name"):
+    with pytest.raises(UserError, match="not a valid Python name"):
         new("recipe", name, tmp_path)
     assert not list(tmp_path.iterdir())
 

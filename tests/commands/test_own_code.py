@@ -12,7 +12,9 @@ SHORT = ("--images", "64", "--set", "width=2", "--out", "run")
 
 
 def announced(output: str) -> list[str]:
-    return [line.removeprefix("runs the code in ") for line in output.splitlines() if line.startswith("runs the code")]
+    return [
+        line.removeprefix("running the code in ") for line in output.splitlines() if line.startswith("running the code")
+    ]
 
 
 def test_a_user_file_is_announced_before_it_runs(tmp_path: Path) -> None:
@@ -25,7 +27,7 @@ def test_a_user_file_is_announced_before_it_runs(tmp_path: Path) -> None:
     evaluated = run_fork(tmp_path, "evaluate", "run")
     assert evaluated.wait() == 0, evaluated.stderr
     assert announced(evaluated.stdout) == ["mine.py", "shapes.py"]
-    assert evaluated.stdout.startswith("runs the code in ")
+    assert evaluated.stdout.startswith("running the code in ")
 
 
 def test_a_user_file_that_fails_was_announced(tmp_path: Path) -> None:

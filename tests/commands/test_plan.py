@@ -138,11 +138,11 @@ def test_given_link_values_are_used_and_the_rest_is_measured_or_assumed() -> Non
     )
     assert slow.apply(measured) == Link(5e-3, 4e9, 2)
     assert slow.describe(Link(5e-3, 4e9, 2)) == (
-        "bandwidth measured over 2 processes, 4 GB/s; latency as given, 5,000 µs per exchange"
+        "bandwidth 4 GB/s (measured over 2 processes); latency 5,000 µs per exchange (as given)"
     )
     link = wide.apply(measured)
     assert link and link.bytes_per_second == 12.5e9
-    assert wide.describe(link) == "bandwidth as given, 12.5 GB/s; latency assumed, 20 µs per exchange"
+    assert wide.describe(link) == "bandwidth 12.5 GB/s (as given); latency 20 µs per exchange (assumed)"
     both = LinkOverride.parse("25GB/s", "0.5us").apply(None)
     assert both == Link(5e-7, 25e9, 2)
 
@@ -151,13 +151,13 @@ def test_given_link_values_are_used_and_the_rest_is_measured_or_assumed() -> Non
     ("words", "message"),
     [
         (["--bandwidth", "fast"], "--bandwidth fast: expected something like 25GB/s"),
-        (["--devices", "8", "--nodes", "3"], "--nodes 3: does not divide --devices 8"),
+        (["--devices", "8", "--nodes", "3"], "--nodes 3: --devices 8 must be a multiple of it"),
         (["--devices", "8", "--nodes", "4"], "--nodes 4: the link between devices cannot be measured here"),
-        (["--devices", "none"], "--devices none: is not a whole number"),
-        (["--devices", "64", "--check"], "--check: only as many devices as this machine has"),
+        (["--devices", "none"], "--devices none: must be a whole number"),
+        (["--devices", "64", "--check"], "--check: this machine can measure"),
         (
             ["--devices", "1", "--check", "--latency", "5ms"],
-            "--latency 5ms: --check measures over the link of",
+            "--latency 5ms: --check uses the link of",
         ),
     ],
 )
@@ -197,8 +197,8 @@ def _rows(text: str) -> list[str]:
 
 def test_a_plan_over_a_given_link_needs_one_device(plans: list[str]) -> None:
     given, _ = plans
-    assert "one of several, one process, without exchange: 2:" in given
-    assert "link: bandwidth as given, 12.5 GB/s; latency assumed, 20 µs per exchange;" in given
+    assert "one of several (one process), without communication: 2:" in given
+    assert "link: bandwidth 12.5 GB/s (as given); latency 20 µs per exchange (assumed);" in given
     row = next(row for row in _rows(given) if row.startswith("2 8 "))
     assert row.endswith(" 0.2 0.141")  # the learning rates for two devices: linear, square root
 
@@ -211,9 +211,9 @@ def test_a_narrow_terminal_truncates_no_number(plans: list[str]) -> None:
 
 def test_a_plan_starts_from_one_device_alone_and_uses_the_given_latency(plans: list[str]) -> None:
     _, here = plans
-    assert "one of several, 2 at once, without exchange: 2:" in here
-    assert "bandwidth measured over 2 processes, " in here and "latency as given, 1,000,000 µs per exchange" in here
-    alone = re.search(r"one device of 1 thread alone: 4: ([\d.]+) ms", here)
+    assert "one of several (2 at once), without communication: 2:" in here
+    assert "GB/s (measured over 2 processes)" in here and "latency 1,000,000 µs per exchange (as given)" in here
+    alone = re.search(r"one device alone \(1 thread\): 4: ([\d.]+) ms", here)
     assert alone
     one, two = (next(row for row in _rows(here) if row.startswith(start)).split() for start in ("1 4 ", "2 2 "))
     assert float(one[2].replace(",", "")) == pytest.approx(4000 / float(alone[1]), rel=0.05)

@@ -247,7 +247,7 @@ def test_the_last_finished_stage_is_evaluated_and_shown(capsys, tmp_path):
 
 def test_images_that_do_not_fit_the_networks_are_distinguished_from_wrong_weights(capsys):
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "channels=1"]) == 2
-    expected = "--data photos: its images have 1 channel, both/pretrain is for 3; use --set channels=3"
+    expected = "--data photos: its images have 1 channel, but both/pretrain expects 3; use --set channels=3"
     assert expected in capsys.readouterr().err
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "width=3"]) == 2
     assert "these weights belong to a different network" in capsys.readouterr().err

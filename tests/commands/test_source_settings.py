@@ -94,15 +94,15 @@ def test_commands_that_need_no_data_need_no_source_file(place: Path, monkeypatch
     [
         (
             [("flag", {"data": "photos"}), ("--set", {"degrade_noise": "3"})],
-            "--set degrade_noise belongs to source 'degraded'; --data is 'photos'",
+            "--set degrade_noise belongs to source 'degraded', but --data is 'photos'",
         ),
         (
             [("flag", {"low_root": "small"})],
-            "--low-root belongs to source 'degraded' or 'photos'; --data is 'digits'",
+            "--low-root belongs to source 'degraded' or 'photos', but --data is 'digits'",
         ),
         (
             [("--config my.toml", {"data": "panels", "panels": "image,-"}), ("flag", {"data": "npz"})],
-            "--config my.toml panels belongs to source 'panels'; --data is 'npz'",
+            "--config my.toml panels belongs to source 'panels', but --data is 'npz'",
         ),
         (
             [("flag", {"data": "degraded"}), ("--set", {"degrade_nois": "3"})],
@@ -150,7 +150,7 @@ def test_the_last_data_argument_decides_which_source_settings_exist() -> None:
         ("@dataclass\nclass Settings(RunSettings):\n    noise: float = 1.0", "cannot be imported: TypeError"),
         (
             "@dataclass(frozen=True)\nclass Settings(RunSettings):\n    momentum: float = 1.0",
-            "own.py': its setting 'momentum' is one of the recipe or of learners; rename it",
+            "own.py': setting 'momentum' clashes with a setting of the recipe or of learners; rename it",
         ),
     ],
 )
@@ -179,7 +179,7 @@ def test_photos_are_degraded_as_configured(tmp_path: Path) -> None:
     assert "degrade_noise = 10.0" in kept and 'low_root = ""' in kept
     packed = run_fork(tmp_path, "pack", ".", "packed", "--set", "degrade_noise=10")
     assert packed.wait() == 2
-    assert "--set degrade_noise belongs to source 'degraded'; --data is 'photos'" in packed.stderr
+    assert "--set degrade_noise belongs to source 'degraded', but --data is 'photos'" in packed.stderr
 
 
 def test_photo_folders_are_flags(capsys: pytest.CaptureFixture[str]) -> None:

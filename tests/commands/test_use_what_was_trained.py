@@ -167,21 +167,21 @@ def test_an_unusable_file_is_reported_and_the_others_are_predicted(tmp_path, cap
 def test_existing_results_are_replaced_only_if_asked(capsys):
     Path("there.csv").write_text("mine")
     assert predict("classifier", "digits/test/one", "--out", "there.csv") == 2
-    assert "--out there.csv: the file exists; --overwrite replaces it" in capsys.readouterr().err
+    assert "--out there.csv: the file exists; use --overwrite to replace it" in capsys.readouterr().err
     assert Path("there.csv").read_text() == "mine"
     assert predict("classifier", "digits/test/one", "--out", "there.csv", "--overwrite") == 0
     assert Path("there.csv").read_text().startswith("file,class_1,probability_1")
     Path("there.onnx").write_text("mine")
     assert run(["export", "classifier", "--out", "there.onnx"]) == 2
-    assert "--out there.onnx: the file exists; --overwrite replaces it" in capsys.readouterr().err
+    assert "--out there.onnx: the file exists; use --overwrite to replace it" in capsys.readouterr().err
     assert Path("there.onnx").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--top", "0"], "--top 0: expected a number of classes, 1 or more"),
-        (["--out", "table.txt"], "--out table.txt: expected a name that ends in .csv or .jsonl"),
+        (["--top", "0"], "--top 0: must be at least 1"),
+        (["--out", "table.txt"], "--out table.txt: expected a file name ending in .csv or .jsonl"),
         (["--checkpoint", "7"], "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )

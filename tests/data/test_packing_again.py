@@ -229,7 +229,9 @@ def test_a_full_disk_is_reported_in_one_line_and_the_same_command_resumes(photos
     words = ("pack", "photos", "packed", "--workers", "0")
     stopped = run_fork(tmp_path, *words, largest_file=5000)
     assert stopped.wait() == 2
-    assert stopped.stderr == "paceline: packed: file too large; make room, then run the same command again to resume\n"
+    assert (
+        stopped.stderr == "paceline: packed: file too large; free up space, then run the same command again to resume\n"
+    )
     again = run_fork(tmp_path, *words)
     assert again.wait() == 0 and "resuming: train" in again.stdout
     packed = Packed("train", RunSettings(data_root=str(tmp_path / "packed")))

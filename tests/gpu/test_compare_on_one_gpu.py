@@ -29,7 +29,7 @@ def test_two_processes_on_one_gpu_are_labelled_and_not_recommended(tmp_path: Pat
     labels = [group["label"] for group in report["groups"].values()]
     assert labels == ["single", "dp × 2 (on one GPU)", "ddp × 2 (on one GPU)"]
     assert report["recommendation"]["group"] == "classification-single-1-64"
-    assert "step ladder of several processes on one GPU" in " ".join(report["not_measured"])
+    assert "step-time breakdown of several processes on one GPU" in " ".join(report["not_measured"])
 
 
 @pytest.mark.skipif(torch.cuda.device_count() != 1, reason="needs exactly one GPU")
@@ -37,5 +37,5 @@ def test_an_unavailable_device_count_is_not_measured(tmp_path: Path) -> None:
     report = compared(tmp_path, "--strategies", "single,ddp", "--devices", "2")
     assert [(cell["state"], cell["reason"]) for cell in report["cells"]] == [
         ("done", ""),
-        ("not measured", "1 GPU here"),
+        ("not measured", "this machine has 1 GPU"),
     ]

@@ -132,7 +132,7 @@ def test_what_was_not_measured_is_listed(report: dict[str, Any]) -> None:
     expected = " ".join(report["not_measured"])
     assert (
         "GPU utilisation" in expected
-        and "step ladder and parity" in expected
+        and "step-time breakdown and parity" in expected
         and "communication of ddp × 2" in expected
     )
 
@@ -191,7 +191,7 @@ def test_a_run_without_provenance_is_rejected(
     text = Path("unknown/config.toml").read_text()
     Path("unknown/config.toml").write_text(text.partition("[provenance]")[0])
     assert run(["compare", "unknown", "--out", "of-unknown"]) == 2
-    assert capsys.readouterr().err.startswith("paceline: unknown: run format 1, this version reads ")
+    assert capsys.readouterr().err.startswith("paceline: unknown: run format 1, but this version reads ")
 
 
 def test_a_run_of_another_machine_has_its_own_row(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_a_report_that_replaces_another_prints_which(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
-    place = "this report replaces one with other runs"
+    place = "this report replaces one that included other runs"
     for words, note in (
         (["single-2", "ddp-2"], ""),
         ([str(runs / "ddp-2"), "single-2", "single-4"], ""),

@@ -111,7 +111,7 @@ def test_a_logger_that_fails_is_reported_once_and_switched_off(
         writer.image("samples", images, pixels(3))
         writer.flush()
     writer.close()
-    printed = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("runs the code")]
+    printed = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("running the code")]
     assert printed == [
         "logger ./failing.py is switched off: ConnectionError: the server went away, token=***; "
         "training continues without it"

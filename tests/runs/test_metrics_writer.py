@@ -144,7 +144,7 @@ def test_a_metrics_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("not metrics")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"metrics\.jsonl: is a link, which is not followed"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: is a symbolic link, which is not followed"):
         MetricsWriter(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()
     (tmp_path / "run" / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")

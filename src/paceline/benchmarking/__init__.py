@@ -1,1 +1,1 @@
-"""Measurements of this machine: steps, loaders, scaling."""
+"""Measurements on this machine: steps, loaders, scaling."""

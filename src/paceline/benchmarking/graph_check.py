@@ -1,4 +1,4 @@
-"""Whether a captured step of several processes gives the weights of an eager one: a part of the self-test."""
+"""Part of the self-test: check that captured and eager steps on several processes give the same weights."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paceline.training.build import Parts, assemble
 from paceline.training.graph import WARMUP_STEPS, GraphedStep, RunStep
 from paceline.training.step import Step
 
-REPLAYS = 8  # after the eager steps that come before a capture
-TOLERANCE = 1e-6  # of the largest weight: sums over processes may be taken in another order
+REPLAYS = 8  # number of replays after the eager warm-up steps
+TOLERANCE = 1e-6  # relative to the largest weight; processes may sum in a different order
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class ReplayCheck:
     """Whether captured and eager steps agree, and by how much they differ."""
 
     passed: bool
-    result: str  # in words
-    difference: float  # of the largest weight
+    what: str  # description of the result
+    difference: float  # relative to the largest weight
     processes: int
     backend: str
 
 
 def check_replay(config: Config, world: World, capture: Callable[[Step], RunStep] = GraphedStep) -> ReplayCheck:
-    """Train the same steps eagerly and captured, in all processes, and return how they compare."""
+    """Train the same steps eagerly and captured in all processes, and compare the weights."""
     strategy = AUTO["several" if world.backend else "one device"]
     settings = config.with_run(strategy=strategy, graph="off", precision="fp32", deterministic=True)
     eager, captured = _train(settings, world, lambda step: step), _train(settings, world, capture)
@@ -43,7 +43,7 @@ def check_replay(config: Config, world: World, capture: Callable[[Step], RunStep
     worst = torch.where(worst.isfinite(), worst, torch.inf)
     seen = world.gather(torch.stack([worst, torch.full_like(worst, float(failed))]))
     difference, any_failed = seen.amax(0).tolist()
-    result = f"a captured step differed from an eager one by {difference:.1e} of the largest weight"
+    result = f"captured and eager steps differed by {difference:.1e} of the largest weight"
     return ReplayCheck(
         passed=not any_failed and difference <= TOLERANCE,
         result="the step could not be captured" if any_failed else result,

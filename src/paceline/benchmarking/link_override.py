@@ -1,4 +1,4 @@
-"""The link between devices as the user gives it: `--bandwidth 25GB/s --latency 20us`, one of them, or neither."""
+"""The link between devices as given by the user: `--bandwidth 25GB/s --latency 20us`, one of them, or neither."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from paceline.benchmarking.scaling_forecast import Link
 from paceline.core.errors import UserError
 
-DEFAULT_LATENCY_SECONDS = 20e-6  # of one exchange between GPUs, where only a bandwidth is given
+DEFAULT_LATENCY_SECONDS = 20e-6  # one exchange between GPUs, if only a bandwidth is given
 NUMBER = r"\s*(\d+\.?\d*|\.\d+)((?:[eE][+-]?\d+)?)\s*"
-SHORT = re.compile(NUMBER + r"([kKMGT]?)([bB])\s*(?:/\s*s|ps)?\s*")  # the case of b tells bytes from bits
+SHORT = re.compile(NUMBER + r"([kKMGT]?)([bB])\s*(?:/\s*s|ps)?\s*")  # B means bytes, b means bits
 AMBIGUOUS = re.compile(NUMBER + r"[kmgt]?b?\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
 SPELLED = re.compile(NUMBER + r"([kmgt]?)(bits?|bytes?)\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
 BARE = re.compile(NUMBER)
@@ -21,18 +21,18 @@ PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 @dataclass(frozen=True)
 class LinkOverride:
-    """What the user gave of the link; None where nothing."""
+    """Properties of the link given by the user; None if not given."""
 
     bytes_per_second: float | None
     latency_seconds: float | None
 
     @classmethod
     def parse(cls, bandwidth: str, latency: str) -> LinkOverride:
-        """Return the meaning of the two flags; an empty one gives nothing."""
+        """Parse the two flags; an empty one counts as not given."""
         return cls(parse_bandwidth(bandwidth) if bandwidth else None, parse_seconds(latency) if latency else None)
 
     def apply(self, measured: Link | None) -> Link | None:
-        """Return the link to predict with: the given numbers, and measured or usual ones for the rest."""
+        """Return the link for predictions: given values, and measured or default values for the rest."""
         if self.bytes_per_second is None and (self.latency_seconds is None or measured is None):
             return measured
         bandwidth = self.bytes_per_second
@@ -43,7 +43,7 @@ class LinkOverride:
         return Link(latency, bandwidth, devices=2)
 
     def describe(self, link: Link) -> str:
-        """Return the link in words, each number with its origin."""
+        """Describe the link, with the origin of each value."""
         measured = f"measured over {link.devices} processes"
         bandwidth = "as given" if self.bytes_per_second is not None else measured
         latency = "assumed" if self.bytes_per_second is not None else measured
@@ -51,12 +51,12 @@ class LinkOverride:
             latency = "as given"
         microseconds = link.latency_seconds * 1e6
         shown = f"{microseconds:,.0f}" if microseconds >= 10 else f"{microseconds:.2g}"
-        speed = f"bandwidth {bandwidth}, {link.bytes_per_second / 1e9:.3g} GB/s"
-        return f"{speed}; latency {latency}, {shown} µs per exchange"
+        speed = f"bandwidth {link.bytes_per_second / 1e9:.3g} GB/s ({bandwidth})"
+        return f"{speed}; latency {shown} µs per exchange ({latency})"
 
 
 def parse_bandwidth(text: str) -> float:
-    """Return `25GB/s`, `200Gbit/s`, `200Gbps` or `25e9` in bytes per second."""
+    """Convert `25GB/s`, `200Gbit/s`, `200Gbps` or `25e9` to bytes per second."""
     match = SHORT.fullmatch(text) or SPELLED.fullmatch(text) or BARE.fullmatch(text)
     if not match:
         why = "bytes or bits? " if AMBIGUOUS.fullmatch(text) else ""
@@ -71,7 +71,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Return `20us`, `0.1ms` or `1e-5` in seconds."""
+    """Convert `20us`, `0.1ms` or `1e-5` to seconds."""
     match = SECONDS.fullmatch(text.lower())
     value = math.inf
     if match:

@@ -1,4 +1,4 @@
-"""How many images per second each loader gives on this machine without training: the upper limit of any training."""
+"""Measure the throughput of each loader on this machine without training: an upper bound for training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WARMUP_BATCHES = 8
 
 @dataclass(frozen=True)
 class LoaderRate:
-    """The rates of some blocks of batches from one loader, or why there are none."""
+    """The throughput of one loader over several blocks of batches, or why it was not measured."""
 
     loader: str
     images_per_second: float | None = None  # median
@@ -45,12 +45,12 @@ class LoaderRate:
     high: float = 0.0
     n: int = 0
     seconds_to_first_batch: float = 0.0
-    reason: str = ""  # why there are no rates
+    why: str = ""  # reason if it was not measured
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The rates of every loader on one source, as they are cached."""
+    """The throughput of every loader on one source, as saved."""
 
     data: str
     data_root: str
@@ -64,13 +64,13 @@ class Measurement:
     measured_at: str
 
     def replaces(self, other: Mapping[str, object]) -> bool:
-        """Return whether it is a newer measurement of the same thing."""
+        """Return whether a saved measurement has the same settings as this one."""
         same = ("data", "data_root", "device", "batch_size", "crop", "workers")
         return all(other.get(name) == getattr(self, name) for name in same)
 
 
 def measure_loaders(settings: RunSettings, console: Console) -> int:
-    """Measure every loader on the training split, print and cache the rates; return 1 where none can serve it."""
+    """Measure every loader on the training split, print and save the results; return 1 if no loader worked."""
     device = join(settings, distributed=False).device
     source = load_class("source", settings.data, Source)("train", settings)
     for note in source.notes:
@@ -97,7 +97,7 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
 
 
 def _measure(name: str, source: Source, device: torch.device, settings: RunSettings, batch_size: int) -> LoaderRate:
-    """Return the rates of a loader's batches, augmented and scaled on the device."""
+    """Measure the throughput of a loader, including augmentation and scaling on the device."""
     augment = Augment.from_settings(settings, cropped(source.spec, settings.crop))
     start = time.perf_counter()
     try:
@@ -120,7 +120,7 @@ def _measure(name: str, source: Source, device: torch.device, settings: RunSetti
 
 
 def _build(name: str, source: Source, device: torch.device, settings: RunSettings) -> Loader:
-    """Return the loader as a run would have it; raise UserError where a run would use another one."""
+    """Build the loader as a run would; raise UserError if a run would use a different one."""
     choice = choose_loader(dataclasses.replace(settings, loader=name), source, device)
     if choice.name != name:
         raise UserError(f"--loader {name}: {choice.why}")
@@ -128,7 +128,7 @@ def _build(name: str, source: Source, device: torch.device, settings: RunSetting
 
 
 def _warmup_batches(loader: Loader) -> int:
-    """Return a number above that of the batches that are ready when the clock starts."""
+    """Return a number of batches that exceeds the prefetched ones, so that these are not timed."""
     return WARMUP_BATCHES + loader.batches_ahead
 
 
@@ -159,9 +159,9 @@ def _await(device: torch.device) -> None:
 def _print_table(console: Console, measured: Measurement) -> None:
     crop = f", crop {measured.crop}" if measured.crop else ""
     data = f"{measured.data}, {measured.num_samples:,} samples, batch {measured.batch_size}{crop}"
-    title = f"loading alone: {data}, {measured.device}, {measured.workers} workers"
+    title = f"loading without training: {data}, {measured.device}, {measured.workers} workers"
     table = Table(title=title, title_justify="left")
-    for heading in ("loader", "images/s", "low – high", "n", "to the first batch"):
+    for heading in ("loader", "images/s", "low – high", "n", "time to first batch"):
         table.add_column(heading, justify="left" if heading == "loader" else "right", no_wrap=True)
     for one in measured.loaders:
         if one.images_per_second is None:

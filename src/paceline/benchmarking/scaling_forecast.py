@@ -1,4 +1,4 @@
-"""Predict the step of many devices from one device's: what is exchanged, over which link, what the step hides."""
+"""Predict step times on many devices from the step time of one device and the cost of communication."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 from paceline.core.types import JsonObject
 
-BACKWARD_SHARE = 2 / 3  # of a step: two of three passes, during which gradients can be exchanged
-PAYS = 1.10  # the least speedup for which doubling the devices pays
-LEAST = 0.02  # of the shortest measured step: a line through two points can fall below zero
+BACKWARD_SHARE = 2 / 3  # fraction of a step in which gradients can be exchanged: two of three passes
+PAYS = 1.10  # minimum speedup for which doubling the devices pays off
+LEAST = 0.02  # lower bound, relative to the shortest measured step: extrapolation can fall below zero
 MOST_DEVICES = 2**16
 
 
 @dataclass(frozen=True)
 class Link:
-    """The cost of an all-reduce: a time that does not depend on its size, and one that does."""
+    """The cost of an all-reduce: a constant time, and a time proportional to its size."""
 
-    latency_seconds: float  # of one exchange between `devices`
+    latency_seconds: float  # one exchange between `devices` devices
     bytes_per_second: float
     devices: int
 
     def all_reduce_seconds(self, num_bytes: float, devices: int) -> float:
-        """Return the time of an all-reduce of so many bytes over a ring; latency grows with each doubling."""
+        """Return the time of a ring all-reduce of `num_bytes`; the latency grows with each doubling of devices."""
         if devices == 1:
             return 0.0
         doublings = math.log2(devices) / math.log2(self.devices)
@@ -34,7 +34,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Checked:
-    """Images per second of one turn, predicted and measured."""
+    """Predicted and measured images per second in one round."""
 
     predicted: float
     measured: float
@@ -42,23 +42,23 @@ class Checked:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured on this machine's devices."""
+    """Measurements on the devices of this machine."""
 
-    alone_seconds: dict[int, float]  # by batch: a step of one device, while the others are idle
-    step_seconds: dict[int, float]  # by batch: a step of one of several devices, all busy, without exchange
-    images_per_sample: int  # a step with repeated phases counts several batches
+    alone_seconds: dict[int, float]  # step time of one device by batch size, while the others are idle
+    step_seconds: dict[int, float]  # step time by batch size, while all devices are busy, without communication
+    images_per_sample: int  # more than 1 if repeated phases use several batches per step
     gradient_bytes: dict[str, int]  # by phase
-    exchanges: int  # small ones that a step waits for: BatchNorm's sums, signals
-    overlap: float  # the share of the backward pass that can hide an exchange
-    bucket_bytes: int  # what is left to send when the backward pass has ended
+    exchanges: int  # number of small exchanges that a step waits for: BatchNorm statistics, signals
+    overlap: float  # fraction of the backward pass that can overlap with communication
+    bucket_bytes: int  # size of the last bucket, which is sent after the backward pass
     networks: tuple[str, ...]
     rounds: int
-    threads: int  # of each process on a CPU; else 0
+    threads: int  # per process on a CPU, else 0
     link: Link | None = None
-    checked: tuple[Checked, ...] = ()  # turn by turn
+    checked: tuple[Checked, ...] = ()  # one per round
 
     def to_json(self) -> JsonObject:
-        """Return the measurement as JSON; batches become text, as JSON's keys are."""
+        """Return the measurement as JSON; batch sizes become strings, since JSON has no other keys."""
         return asdict(self)
 
     @classmethod
@@ -73,7 +73,7 @@ class Measurement:
         return cls(**fields)
 
     def seconds_of_step(self, batch: float) -> float:
-        """Return the step of one of several devices at any batch, interpolated between the measured ones."""
+        """Return the step time of one of several devices, interpolated between the measured batch sizes."""
         sizes = sorted(self.step_seconds)
         if len(sizes) == 1:
             return self.step_seconds[sizes[0]] * batch / sizes[0]
@@ -87,15 +87,15 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The expected step on several devices."""
+    """The predicted step on several devices."""
 
     compute_seconds: float
-    exchange_seconds: float  # that the step waits for
+    exchange_seconds: float  # communication time not overlapped with compute
     images_per_second: float
 
 
 def predict(measured: Measurement, link: Link | None, devices: int, batch: int) -> Prediction:
-    """Return the expected step of a global batch on several devices; on one, the measured one."""
+    """Predict a step with a global batch on several devices; on one device, return the measured step."""
     compute = measured.alone_seconds[batch] if devices == 1 else measured.seconds_of_step(batch / devices)
     exchange = 0.0
     if devices > 1:
@@ -111,7 +111,7 @@ def predict(measured: Measurement, link: Link | None, devices: int, batch: int) 
 
 
 def stops_paying_at(measured: Measurement, link: Link | None, batch: int) -> int | None:
-    """Return the number of devices from which doubling them adds less than 10 %; None if it always pays."""
+    """Return the number of devices beyond which doubling adds less than 10 %; None if it always adds more."""
     devices = 1
     while devices * 2 <= min(batch, MOST_DEVICES):
         now, then = (predict(measured, link, count, batch).images_per_second for count in (devices, devices * 2))

@@ -1,4 +1,4 @@
-"""What `plan` measures: one device alone, then in turns all at once, with and without exchanges, and all-reduces."""
+"""The measurements of `plan`: one device alone, all at once with and without communication, and all-reduces."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from paceline.parallel.world import Place, World, join
 from paceline.training.build import Parts, assemble
 
 ROUNDS = 21
-BLOCK_SECONDS = 0.15  # short: a shared machine changes from second to second
-SMALL_BYTES = 1024  # about the size of BatchNorm's sums
-LEAST_BYTES = 2**20  # to measure a bandwidth, where the gradients are smaller
+BLOCK_SECONDS = 0.15  # short, since the load on a shared machine changes from second to second
+SMALL_BYTES = 1024  # about the size of BatchNorm statistics
+LEAST_BYTES = 2**20  # minimum size for measuring bandwidth, if the gradients are smaller
 GLOO_BUCKET, NCCL_BUCKET = 5 * 2**20, 25 * 2**20
 
 
 def measure_scaling(config: Config, path: str, batches: list[int], check: bool) -> None:
-    """Do this process's part of the measurement; the first rank writes the result."""
+    """Run the measurement in this process; rank 0 writes the result."""
     target = assemble(config) if check else None
     world = target.world if target else join(config.run, distributed=True)
     parts = {batch: one_of_several(config, batch, world) for batch in batches}
@@ -57,13 +57,13 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
         images_per_sample=first.feed.repeats,
         gradient_bytes=gradient_bytes(first),
         exchanges=exchanges,
-        overlap=0.0 if world.device.type == "cpu" else 1.0,  # on a CPU the exchange needs the cores that compute
+        overlap=0.0 if world.device.type == "cpu" else 1.0,  # on a CPU, communication needs the same cores as compute
         bucket_bytes=NCCL_BUCKET if world.backend == "nccl" else GLOO_BUCKET,
         networks=tuple(phase.network for phase in first.recipe.phases),
         rounds=ROUNDS,
         threads=torch.get_num_threads() if world.device.type == "cpu" else 0,
     )
-    # Before and after the turns, so that no turn follows a time in which all processes but one were idle.
+    # Time one device alone before and after the rounds, not between them: a round must not start with idle processes.
     idle_others = [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS // 2)]
     turns: list[tuple[Measurement, float | None]] = []
     for _ in range(ROUNDS):
@@ -87,13 +87,13 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
 
 
 def one_device(config: Config, batch: int, world: World) -> Parts:
-    """Return the step of a run on one device, with torch's BatchNorm and no peers."""
+    """Assemble a run on one device, with torch's BatchNorm and no other processes."""
     alone = config.with_run(strategy=AUTO["one device"], devices=1, gpus="", batch_size=str(batch))
     return assemble(alone, World(Place(), world.device))
 
 
 def one_of_several(config: Config, batch: int, world: World) -> Parts:
-    """Return the step of one device, with the BatchNorm that it would have among others."""
+    """Assemble a run on one device, with the BatchNorm that it would use with other processes."""
     parts = one_device(config, batch, world)
     if _has_batchnorm_of_its_own(config, world):
         for name, network in parts.recipe.networks.items():
@@ -103,7 +103,7 @@ def one_of_several(config: Config, batch: int, world: World) -> Parts:
 
 
 def _has_batchnorm_of_its_own(config: Config, world: World) -> bool:
-    """Return whether the BatchNorm of several devices differs from that of one; on GPUs both are torch's."""
+    """Return whether runs on several devices use a different BatchNorm; on GPUs, both are torch's."""
     return world.device.type == "cpu" and config.run.sync_batchnorm != "off"
 
 
@@ -113,7 +113,7 @@ def _quiet_block(variant: Variant, world: World) -> int:
 
 
 def _torch_batchnorm_exchanges(parts: Parts) -> int:
-    """Return the exchanges of torch's SyncBatchNorm, used on GPUs: one per forward and one per backward."""
+    """Return the number of exchanges of torch's SyncBatchNorm, used on GPUs: one per forward and per backward."""
     calls = 0
 
     def count(*_: object) -> None:
@@ -129,9 +129,9 @@ def _torch_batchnorm_exchanges(parts: Parts) -> int:
 
 
 def _link(base: Measurement, world: World, added: float) -> Link | None:
-    """Return the link as it is now; `added` is the time that a small exchange adds to a step, where measured.
+    """Measure the link; `added` is the time that a small exchange adds to a step, or 0 if it was not measured.
 
-    It is longer than the exchange alone: processes that were busy do not arrive together.
+    This time is longer than the exchange alone, because busy processes do not arrive at the same moment.
     """
     if world.size == 1:
         return None
@@ -142,7 +142,7 @@ def _link(base: Measurement, world: World, added: float) -> Link | None:
 
 
 def _median(base: Measurement, turns: Sequence[tuple[Measurement, float | None]], config: Config) -> Measurement:
-    """Return the median of all turns, with each turn's prediction and measured speed."""
+    """Return the median over all rounds, with the predicted and the measured speed of each round."""
     links = [seen.link for seen, _ in turns if seen.link]
     steps = {b: float(np.median([seen.step_seconds[b] for seen, _ in turns])) for b in turns[0][0].step_seconds}
     link = None

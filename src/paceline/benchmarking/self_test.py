@@ -1,4 +1,4 @@
-"""The self-test's part in each process: a timed all-reduce and, on several GPUs, a captured step."""
+"""The part of the self-test that each process runs: a timed all-reduce and, on several GPUs, a captured step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.core.files import write_json
 from paceline.core.types import JsonObject
 from paceline.parallel.world import join
 
-ALL_REDUCE_MEGABYTES = 45  # the gradients of a ResNet-18
+ALL_REDUCE_MEGABYTES = 45  # size of the gradients of a ResNet-18
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The time of an all-reduce in milliseconds: median, 10th and 90th percentile of n."""
+    """The time of an all-reduce in milliseconds: median, 10th and 90th percentile of n repeats."""
 
     milliseconds: float
     low: float
@@ -34,10 +34,10 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class DeviceTest:
-    """What the processes of a self-test measured together."""
+    """Results of the processes of a self-test."""
 
     all_reduce: AllReduce
-    graph: ReplayCheck | None  # None where there are not several GPUs to try it on
+    graph: ReplayCheck | None  # None without several GPUs
 
     def to_json(self) -> JsonObject:
         """Return the result as JSON."""
@@ -51,7 +51,7 @@ class DeviceTest:
 
 
 def measure_devices(config: Config, path: str) -> None:
-    """Do this process's part of the test; the first rank writes the result to a JSON file."""
+    """Run the test in this process; rank 0 writes the result to a JSON file."""
     world = join(config.run, distributed=True)
     tensor = torch.ones(ALL_REDUCE_MEGABYTES * 2**20 // 4, device=world.device)
     timing = measure(lambda: dist.all_reduce(tensor), device=world.device, warmup=3, repeats=10)

@@ -1,7 +1,7 @@
-"""The step ladder: the speed of one device alone, of all at once, and with each kind of communication added.
+"""The step ladder: the speed of one device alone, of all devices at once, and with each kind of communication added.
 
-All variants are built in the same processes and their blocks of steps take turns, so that a machine that becomes
-slower for a while slows all of them.
+All variants are built in the same processes and their blocks of steps alternate, so that a temporary slowdown of the
+machine affects all of them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ WARMUP_STEPS = {"cpu": 2, "cuda": 14}  # a CUDA graph is captured after 11 eager
 
 @dataclass(frozen=True)
 class Variant:
-    """Steps of one kind that can be timed."""
+    """A variant of the training step that can be timed."""
 
     name: str
     advance: Callable[[], None]
-    images: int  # of one step, over all processes that take part
-    alone: bool  # only the first process works, the others wait
+    images: int  # images per step, over all participating processes
+    alone: bool  # only rank 0 works while the others wait
 
 
 def measure_ladder(config: Config, path: str) -> None:
-    """Do this process's part of the measurement; the first rank writes the ladder to a JSON file."""
+    """Run the measurement in this process; rank 0 writes the ladder to a JSON file."""
     target = assemble(config)
     variants = list(_variants(config, target))
     blocks = [steps_per_block(variant, target.world) for variant in variants]
@@ -60,7 +60,7 @@ def measure_ladder(config: Config, path: str) -> None:
 
 
 def _variants(config: Config, target: Parts) -> Iterator[Variant]:
-    """Yield the variants, from one device with everything to itself to the step as it is in training."""
+    """Yield the variants, from one device alone up to the complete training step."""
     devices, world = target.strategy.num_devices, target.world
     whole = split_batch(config.run.batch_size, devices, config.run.accumulate)
     if devices == 1:
@@ -89,7 +89,7 @@ def _variants(config: Config, target: Parts) -> Iterator[Variant]:
 
 
 def synthetic(name: str, parts: Parts, *, alone: bool, times: int = 1) -> Variant:
-    """Return steps on one batch that is on the device already."""
+    """Return a variant whose steps all use one batch that is already on the device."""
     parts.recipe.train()
     images_per_step = parts.feed.images_per_step
     data = next(parts.feed.steps(0, images_per_step))
@@ -104,7 +104,7 @@ def synthetic(name: str, parts: Parts, *, alone: bool, times: int = 1) -> Varian
 
 
 def from_data(name: str, parts: Parts) -> Variant:
-    """Return steps on the run's own data, as training loads it."""
+    """Return a variant whose steps load the run's own data, as in training."""
     steps = parts.feed.steps(0, 2**62)
 
     def advance() -> None:
@@ -114,7 +114,7 @@ def from_data(name: str, parts: Parts) -> Variant:
 
 
 def steps_per_block(variant: Variant, world: World, block_seconds: float = BLOCK_SECONDS) -> int:
-    """Return how many steps last about a block, after a warm-up; the same number on all ranks."""
+    """Warm up, then return how many steps take about `block_seconds`; the number is the same on all ranks."""
     time_block(variant, WARMUP_STEPS[world.device.type], world)
     seconds = time_block(variant, 2, world) / 2
     steps = world.broadcast(max(2, min(200, round(block_seconds / seconds))))
@@ -123,7 +123,7 @@ def steps_per_block(variant: Variant, world: World, block_seconds: float = BLOCK
 
 
 def time_block(variant: Variant, steps: int, world: World) -> float:
-    """Return the seconds of some steps in the slowest process."""
+    """Return the elapsed seconds of a number of steps in the slowest process."""
     world.wait_for_all()
     start = time.perf_counter()
     if world.is_first or not variant.alone:
@@ -141,14 +141,14 @@ def _rung(variant: Variant, seconds: Sequence[float]) -> MeasuredRung:
 
 
 def gradient_bytes(parts: Parts) -> dict[str, int]:
-    """Return the bytes of each phase's gradients."""
+    """Return the size of each phase's gradients in bytes."""
     learners = parts.step.learners
     sizes = {name: sum(p.numel() * p.element_size() for p in one.parameters) for name, one in learners.items()}
     return {phase.name: sizes[phase.network] for phase in parts.recipe.phases}
 
 
 def time_sum(num_bytes: int, world: World, repeats: int = 15) -> float:
-    """Return the median seconds in which all processes sum so many bytes."""
+    """Return the median time in seconds of a sum of `num_bytes` over all processes."""
     tensor = torch.zeros(max(1, num_bytes // 4), device=world.device)
     seconds = []
     for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""The time of one function by itself."""
+"""Time a single function."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 class Timing(NamedTuple):
-    """The seconds of one call of a function."""
+    """Elapsed seconds per call of a function."""
 
     median: float
     low: float  # 10th percentile
@@ -22,7 +22,7 @@ class Timing(NamedTuple):
 
 
 def measure(function: Callable[[], object], *, device: torch.device, warmup: int = 10, repeats: int = 30) -> Timing:
-    """Return the time of one call after a warm-up: by device events on a GPU, by the clock on a CPU."""
+    """Time single calls after a warm-up: with CUDA events on a GPU, with the clock on a CPU."""
     assert repeats > 0, repeats
     for _ in range(warmup):
         function()
@@ -43,7 +43,7 @@ def _seconds_by_clock(function: Callable[[], object], repeats: int) -> list[floa
 
 
 def _seconds_by_events(function: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Wait for the device once, at the end, so that calls follow each other as they do in training."""
+    """Time calls with CUDA events; wait for the device only at the end, so that calls are queued as in training."""
     with torch.cuda.device(device):
         torch.cuda.synchronize()
         event = partial(torch.cuda.Event, enable_timing=True)

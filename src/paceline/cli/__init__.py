@@ -1,1 +1,1 @@
-"""The command line: parse, then call one command."""
+"""The command line: parses arguments, then calls one command."""

@@ -1,4 +1,4 @@
-"""The command line: parse, then call one command. Nothing here imports torch before a command runs."""
+"""The `paceline` command line. It imports torch only when a command runs."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def train(
     vgg: Vgg = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Train a recipe; the same command again resumes it.
+    """Train a recipe; run the same command again to resume.
 
-    Recipes and presets may have their own defaults. Give settings that have no flag with --set.
+    Recipes and presets may override the defaults shown here. Use --set for settings that have no flag.
     """
     from paceline.commands.configure import configure
     from paceline.commands.train import train as job
@@ -68,20 +68,20 @@ def train(
 @app.command()
 def evaluate(
     run: RunName,
-    split: Annotated[str, typer.Option(help="test, validation or train (default: test; train for generators)")] = "",
-    data: Annotated[str, typer.Option(help="another source than the run's")] = "",
+    split: Annotated[str, typer.Option(help="test, validation or train (default: test, or train for generators)")] = "",
+    data: Annotated[str, typer.Option(help="evaluate on this source instead of the run's")] = "",
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
     low_root: LowRoot = "",
     test_root: TestRoot = "",
     test_low_root: TestLowRoot = "",
     checkpoint: Checkpoint = "best",
-    devices: Annotated[int, typer.Option(help="how many devices to use")] = 1,
+    devices: Annotated[int, typer.Option(help="number of devices")] = 1,
     accelerator: Accelerator = "",
-    inception: Annotated[str, typer.Option(help="file with the Inception network of the original FID")] = "",
+    inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of a trusted --inception file")] = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Evaluate the weights of a run on any data."""
+    """Evaluate a trained run on any data."""
     from paceline.commands.evaluate import evaluate as job
     from paceline.config.files import parse_assignments
 
@@ -97,17 +97,17 @@ def verify(
     recipe: RecipeName,
     flags: Flags,
     strategies: Annotated[
-        str, typer.Option(help="compare these with the first, separated by commas")
+        str, typer.Option(help="comma-separated strategies; the first is the reference")
     ] = "single,ddp,lightning",
     steps: Annotated[int, typer.Option(help="number of training steps")] = 20,
-    tolerance: Annotated[float, typer.Option(help="largest difference allowed, relative to the largest weight")] = 1e-9,
+    tolerance: Annotated[float, typer.Option(help="largest allowed difference, relative to the largest weight")] = 1e-9,
     control: Annotated[str, typer.Option(help="break parity on purpose: unsynced-batchnorm or repeated-part")] = "",
     result: Annotated[str, typer.Option("--json", help="also write the differences to this file", metavar="FILE")] = "",
     config: ConfigFile = "",
     vgg: Vgg = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Check in float64 that a recipe gives the same weights under every strategy."""
+    """Check in float64 that training gives the same weights under every strategy."""
     from paceline.commands.configure import configure
     from paceline.commands.verify import verify as job
 
@@ -119,34 +119,33 @@ def verify(
 @app.command()
 @with_settings(defaults={"devices": 2})
 def compare(
-    what: Annotated[
-        list[str], typer.Argument(metavar="RECIPE|RUN…", help="recipes separated by commas, or finished runs")
-    ],
+    what: Annotated[list[str], typer.Argument(metavar="RECIPE|RUN…", help="comma-separated recipes, or finished runs")],
     flags: Flags,
-    strategies: Annotated[str | None, typer.Option(help="separated by commas (default: single,ddp)")] = None,
+    strategies: Annotated[str | None, typer.Option(help="comma-separated strategies (default: single,ddp)")] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="separated by commas; tables show mean and spread (default: 0)")
+        str | None, typer.Option(help="comma-separated seeds; tables show mean and spread (default: 0)")
     ] = None,
     scaling: Annotated[
-        str | None, typer.Option(help="strong: --batch-size is global (default); weak: it is per device")
+        str | None, typer.Option(help="strong: --batch-size is global (default); weak: --batch-size is per device")
     ] = None,
     verify: Annotated[
         bool | None, typer.Option("--verify/--no-verify", help="also check that the strategies give the same weights")
     ] = None,
     step_ladder: Annotated[
         bool | None,
-        typer.Option("--step-ladder/--no-step-ladder", help="also measure what limits the speed on several devices"),
+        typer.Option("--step-ladder/--no-step-ladder", help="also measure what limits speed on several devices"),
     ] = None,
     across_recipes: Annotated[
-        bool, typer.Option("--across-recipes", help="allow finished runs of different recipes with the same protocol")
+        bool,
+        typer.Option("--across-recipes", help="compare different recipes, if their runs share an evaluation protocol"),
     ] = False,
     config: ConfigFile = "",
     vgg: Vgg = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Run a recipe under several strategies, or read finished runs, and report which strategy to use and why.
+    """Train a recipe under several strategies, or read finished runs, and report which strategy to use and why.
 
-    --devices and --batch-size accept lists separated by commas. The same command again resumes.
+    --devices and --batch-size accept comma-separated lists. Run the same command again to resume.
     """
     from paceline.commands.compare import compare_recipes, compare_runs
     from paceline.compare.finished import are_runs
@@ -163,13 +162,13 @@ def compare(
 def plan(
     recipe: RecipeName,
     flags: Flags,
-    nodes: Annotated[int, typer.Option(help="how many hosts the devices are on", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="number of hosts that the devices are spread over", min=1)] = 1,
     bandwidth: Annotated[
         str, typer.Option(help="bandwidth between devices, e.g. 25GB/s or 200Gbit/s (default: measured)")
     ] = "",
     latency: Annotated[str, typer.Option(help="latency of one exchange between devices, e.g. 20us")] = "",
     check: Annotated[
-        bool, typer.Option("--check", help="also measure the predicted speed, in turns with the prediction")
+        bool, typer.Option("--check", help="also measure the actual speed and print the prediction error")
     ] = False,
     config: ConfigFile = "",
     vgg: Vgg = "",
@@ -187,13 +186,15 @@ def plan(
 def pack(
     origin: Annotated[str, typer.Argument(metavar="SRC", help="a folder, or the name of a source")],
     destination: Annotated[str, typer.Argument(metavar="DST", help="the folder to create")],
-    data: Annotated[str, typer.Option(help="how to read the folder: the name of a source (default: photos)")] = "",
+    data: Annotated[str, typer.Option(help="the source that reads the folder (default: photos)")] = "",
     data_root: Annotated[str, typer.Option(help="folder with the files, if SRC is the name of a source")] = "",
-    bad_images: Annotated[str, typer.Option(help="fail or skip (default: fail)")] = "",
+    bad_images: Annotated[
+        str, typer.Option(help="what to do with unreadable images: fail or skip (default: fail)")
+    ] = "",
     workers: Annotated[str, typer.Option(help="number of decoding processes (default: 2)")] = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Decode a source once into memory-mapped files; the same command again resumes."""
+    """Decode a source once into memory-mapped files; run the same command again to resume."""
     from paceline.commands.pack import pack as job
     from paceline.config.files import parse_assignments
 
@@ -214,14 +215,14 @@ app.command()(export)
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="show the version")] = False) -> None:
+def version(show: Annotated[bool, typer.Option("--version", help="show the version and exit")] = False) -> None:
     if show:
         print(f"paceline {__version__}")
         raise typer.Exit()
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code; a user error ends in one line and exit code 2."""
+    """Run a command and return its exit code; a user error prints one line and returns 2."""
     try:
         return app(arguments, standalone_mode=False) or 0
     except UserError as error:
@@ -243,4 +244,4 @@ def main() -> None:
     code = run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # skips the interpreter's shutdown, in which threads of a process group can hang
+    os._exit(code)  # skips interpreter shutdown, where process-group threads can hang

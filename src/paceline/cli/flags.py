@@ -1,4 +1,4 @@
-"""Arguments and flags that commands share. Settings become flags from their one declaration in config/."""
+"""Arguments and flags shared by commands. Flags for settings are generated from their declarations in config/."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from paceline.config.source_flags import SourceFlags
 from paceline.core.types import SettingValue
 
 Command = Callable[..., None]
-Flags: TypeAlias = dict[str, str | bool]  # settings that were given as flags, by name; `configure` converts the text
+Flags: TypeAlias = dict[str, str | bool]  # settings given as flags, by name; `configure` converts the text
 
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe, or the path of your own .py file")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="the folder of a run")]
-Checkpoint = Annotated[str, typer.Option(help="best, last, or a number of images seen")]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="name of a recipe, or path of your own .py file")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="a run folder")]
+Checkpoint = Annotated[str, typer.Option(help="best, last, or the number of images seen")]
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-ConfigFile = Annotated[str, typer.Option("--config", help="settings from a TOML or INI file", metavar="FILE")]
-Vgg = Annotated[str, typer.Option("--vgg", help="VGG19's weights, for recipes with a perceptual term", metavar="FILE")]
-Assignments = Annotated[list[str], typer.Option("--set", help="any setting; repeat for more", metavar="NAME=VALUE")]
+ConfigFile = Annotated[str, typer.Option("--config", help="read settings from a TOML or INI file", metavar="FILE")]
+Vgg = Annotated[str, typer.Option("--vgg", help="VGG19 weights, for recipes with a perceptual loss", metavar="FILE")]
+Assignments = Annotated[list[str], typer.Option("--set", help="any setting; can be repeated", metavar="NAME=VALUE")]
 
 
 def _meaning(name: str) -> str:
@@ -39,9 +39,9 @@ TestLowRoot = Annotated[str, typer.Option("--test-low-root", help=_meaning("test
 def with_settings(
     *, but: Collection[str] = (), defaults: Mapping[str, SettingValue] = MappingProxyType({})
 ) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command a flag for each setting that has one, `but` some.
+    """Return a decorator that adds a flag for every setting that has one, except those in `but`.
 
-    The flags that were given arrive as the parameter `flags`. `defaults` are those of the command, for its help.
+    The command receives the flags that the user gave as `flags`. `defaults` overrides the defaults shown in its help.
     """
 
     def with_flags(command: Command) -> Command:
@@ -61,14 +61,14 @@ def with_settings(
 
 
 def _fields_with_flags() -> Iterator[tuple[Field[Any], Any]]:
-    """Yield each setting that has a flag, with its type: of runs, of sources, of learners."""
+    """Yield the run, source and learner settings that have a flag, with their types."""
     for group in (SourceFlags, LearnerSettings):
         hints = get_type_hints(group)
         yield from ((f, hints[f.name]) for f in fields(group) if f.metadata["flag"])
 
 
 def _option(f: Field[Any], hint: Any, defaults: Mapping[str, SettingValue]) -> inspect.Parameter:
-    kind = bool if hint is bool else str  # config/resolve.py converts, with one kind of message
+    kind = bool if hint is bool else str  # config/resolve.py converts the text, so that all errors look alike
     default = defaults.get(f.name, f.default)
     text = f.metadata["meaning"] + (f" (default: {default})" if default not in ("", 0) else "")
     name = f.name.replace("_", "-")
@@ -84,12 +84,12 @@ def _option(f: Field[Any], hint: Any, defaults: Mapping[str, SettingValue]) -> i
 
 
 def with_vgg(assignments: list[str], vgg: str) -> list[str]:
-    """Return the assignments with `--vgg`, a flag for a setting of the recipe."""
+    """Return the assignments, with `vgg=FILE` appended if `--vgg` was given."""
     return [*assignments, f"vgg={vgg}"] if vgg else assignments
 
 
 class ParserOption(Protocol):
-    """An option or argument of the parser; typer brings its own copy of click's classes, in some versions."""
+    """An option or argument; a protocol, because some versions of typer bundle their own copy of click's classes."""
 
     opts: list[str]
 
@@ -103,10 +103,10 @@ class ParserCommand(Protocol):
 
 @runtime_checkable
 class ParserError(Protocol):
-    """An error of the parser."""
+    """An error raised by the parser."""
 
     def format_message(self) -> str:
-        """Return what is wrong."""
+        """Return the error message."""
 
 
 @runtime_checkable
@@ -120,24 +120,24 @@ class UnknownOption(ParserError, Protocol):
 
 
 def in_one_line(error: ParserError) -> str:
-    """Return the message of the command line's parser, and what to do, as one line."""
+    """Return the parser's error message and a hint, as one line."""
     if isinstance(error, UnknownOption):
         return f"{error.message} ({_instead_of(error.option_name, error.cmd)})"
     return f"{error.format_message()} (--help lists all options)"
 
 
 def _instead_of(option: str, command: ParserCommand) -> str:
-    """Return what to do about a flag that a command does not have."""
+    """Return a hint for a flag that the command does not have."""
     name = option.lstrip("-").replace("-", "_")
     name = ALSO_CALLED.get(name, name)
-    has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]  # no arguments
+    has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]  # not arguments
     alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.8)
     if alike:
         return f"use {alike[0]}"
     if name in {f.name for f, _ in _fields_with_flags()}:
-        return f"{command.name} does not use it"
+        return f"{command.name} does not accept it"
     if "--set" not in has:
         return "--help lists all options"
     if name in {f.name for group in (SourceFlags, LearnerSettings) for f in fields(group)}:
         return f"use --set {name}=VALUE"
-    return f"--help lists all options; give a setting of the recipe or of the source as --set {name}=VALUE"
+    return f"--help lists all options; if it is a setting of the recipe or source, use --set {name}=VALUE"

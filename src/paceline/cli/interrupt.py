@@ -1,4 +1,4 @@
-"""Ctrl-C on the command line: the parser would turn it into an exit code without a message."""
+"""Handle Ctrl-C, which the parser would otherwise turn into an exit code without a message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 
 class Interrupted(Exception):
-    """Ctrl-C inside a command, as an exception that the parser lets through."""
+    """Raised for Ctrl-C during a command; the parser does not intercept it."""
 
 
 class Commands(TyperGroup):

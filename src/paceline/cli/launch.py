@@ -1,4 +1,4 @@
-"""`paceline launch slurm|kubernetes|torchrun`: parse, then call the command."""
+"""Command-line arguments of `paceline launch slurm|kubernetes|torchrun`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import typer
 
 from paceline.cli.flags import Assignments, ConfigFile, Flags, RecipeName, with_settings
 
-launch = typer.Typer(
-    help="Write the job file, or print the commands, to train on other machines.", rich_markup_mode=None
-)
+launch = typer.Typer(help="Write a job file, or print the commands, to train on other machines.", rich_markup_mode=None)
 Nodes = Annotated[int, typer.Option("--nodes", help="number of hosts")]
 GpusPerNode = Annotated[
-    int, typer.Option("--gpus-per-node", help="GPUs of each host (default: none; --devices processes on its CPU)")
+    int, typer.Option("--gpus-per-node", help="GPUs per host (default: none; --devices CPU processes instead)")
 ]
 Submit = Annotated[bool, typer.Option("--submit", help="also submit the job to the cluster")]
 
@@ -25,19 +23,19 @@ def slurm(
     flags: Flags,
     nodes: Nodes = 1,
     gpus_per_node: GpusPerNode = 0,
-    cpus_per_node: Annotated[int, typer.Option(help="CPU cores of each host")] = 0,
+    cpus_per_node: Annotated[int, typer.Option(help="CPU cores per host")] = 0,
     time: Annotated[str, typer.Option(help="time limit of the job, e.g. 2:00:00")] = "1:00:00",
-    partition: Annotated[str, typer.Option(help="the partition to queue in")] = "",
+    partition: Annotated[str, typer.Option(help="the partition to submit to")] = "",
     account: Annotated[str, typer.Option(help="the account to charge")] = "",
     requeue: Annotated[
-        bool, typer.Option("--requeue/--no-requeue", help="requeue and resume the job when it is preempted")
+        bool, typer.Option("--requeue/--no-requeue", help="requeue and resume the job after preemption")
     ] = True,
     submit: Submit = False,
-    wait: Annotated[bool, typer.Option("--wait", help="submit, and print the log until the job ends")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="submit the job and follow its log until it ends")] = False,
     config: ConfigFile = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Write a SLURM job into the run's folder."""
+    """Write a SLURM job script to the run folder."""
     from paceline.commands.launch import launch_slurm, prepare
     from paceline.launch.slurm import SlurmOptions
 
@@ -52,21 +50,21 @@ def kubernetes(
     recipe: RecipeName,
     flags: Flags,
     image: Annotated[str, typer.Option(help="the container image to run")] = "",
-    name: Annotated[str, typer.Option(help="name of the job (default: from the run's folder)")] = "",
+    name: Annotated[str, typer.Option(help="name of the job (default: from the run folder)")] = "",
     nodes: Nodes = 1,
     gpus_per_node: GpusPerNode = 0,
-    runs_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim for the run")] = "",
+    runs_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim for the run folder")] = "",
     data_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim with the source's files")] = "",
     namespace: Annotated[str, typer.Option(help="namespace of the job")] = "",
-    cpus: Annotated[str, typer.Option(help="CPU cores of each host")] = "",
-    memory: Annotated[str, typer.Option(help="memory of each host, e.g. 64Gi")] = "",
-    shared_memory: Annotated[str, typer.Option(help="shared memory of each host, for loading processes")] = "8Gi",
-    env: Annotated[list[str], typer.Option(help="an environment variable; repeat for more", metavar="NAME=VALUE")] = [],  # noqa: B006
+    cpus: Annotated[str, typer.Option(help="CPU cores per host")] = "",
+    memory: Annotated[str, typer.Option(help="memory per host, e.g. 64Gi")] = "",
+    shared_memory: Annotated[str, typer.Option(help="shared memory per host, for loader workers")] = "8Gi",
+    env: Annotated[list[str], typer.Option(help="an environment variable; can be repeated", metavar="NAME=VALUE")] = [],  # noqa: B006
     secret: Annotated[
-        list[str], typer.Option(help="a Secret whose keys become environment variables; repeat for more")
+        list[str], typer.Option(help="a Secret whose keys become environment variables; can be repeated")
     ] = [],  # noqa: B006
     plain: Annotated[
-        bool, typer.Option("--plain", help="write an Indexed Job and a Service, without Kubeflow")
+        bool, typer.Option("--plain", help="write an Indexed Job and a Service that do not need Kubeflow")
     ] = False,
     to: Annotated[str, typer.Option(help="the file to write (default: NAME.yaml)", metavar="FILE")] = "",
     submit: Submit = False,
@@ -90,8 +88,8 @@ def kubernetes(
 def torchrun(
     recipe: RecipeName,
     flags: Flags,
-    hosts: Annotated[str, typer.Option(help="the hosts, separated by commas; the rendezvous is on the first")],
-    port: Annotated[int, typer.Option(help="port of the rendezvous on the first host")] = 29400,
+    hosts: Annotated[str, typer.Option(help="comma-separated hosts; the rendezvous runs on the first")],
+    port: Annotated[int, typer.Option(help="rendezvous port on the first host")] = 29400,
     config: ConfigFile = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:

@@ -1,4 +1,4 @@
-"""The commands around training: doctor, board, settings, new."""
+"""Tools around training: doctor, board, settings, new."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from paceline.core.errors import UserError
 def doctor(
     self_test: Annotated[bool, typer.Option("--self-test", help="run a short verify and time an all-reduce")] = False,
     loaders: Annotated[bool, typer.Option("--loaders", help="measure the throughput of each loader on --data")] = False,
-    data: Annotated[str, typer.Option(help="the source that --loaders measures (default: digits)")] = "",
+    data: Annotated[str, typer.Option(help="the source to load with --loaders (default: digits)")] = "",
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
-    crop: Annotated[str, typer.Option(help="side of the random crop in pixels; 0 uses the whole image")] = "",
+    crop: Annotated[str, typer.Option(help="size of the random crop in pixels; 0 uses whole images")] = "",
     batch_size: Annotated[str, typer.Option(help="images per batch (default: 128)")] = "",
-    workers: Annotated[str, typer.Option(help="loading processes, or DALI's threads (default: 2)")] = "",
+    workers: Annotated[str, typer.Option(help="worker processes, or DALI threads (default: 2)")] = "",
     accelerator: Accelerator = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Show what this machine has and which strategies and loaders can run here; with --loaders, their speed."""
+    """Show this machine's hardware and software, and which strategies and loaders can run on it."""
     from paceline.commands.doctor import doctor as job
     from paceline.commands.doctor import measure_loaders_here
 
     flags = {"data": data, "data_root": data_root, "crop": crop, "batch_size": batch_size, "workers": workers}
     given = {name: value for name, value in (flags | {"accelerator": accelerator}).items() if value}
     if loaders and self_test:
-        raise UserError("--self-test: cannot be combined with --loaders; run one, then the other")
+        raise UserError("--self-test: cannot be combined with --loaders; run them separately")
     if loaders:
         raise typer.Exit(measure_loaders_here(given, set_))
     if given or set_:
@@ -38,22 +38,28 @@ def doctor(
 
 
 def board(
-    runs: Annotated[str, typer.Argument(metavar="RUNS", help="a folder of runs, or a URL like s3://…")] = "runs",
-    port: Annotated[int | None, typer.Option(help="port to listen on; 0 takes any free one (default: 6116)")] = None,
+    runs: Annotated[
+        str, typer.Argument(metavar="RUNS", help="a folder that contains runs, or a URL like s3://…")
+    ] = "runs",
+    port: Annotated[int | None, typer.Option(help="port to listen on; 0 picks a free port (default: 6116)")] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
 ) -> None:
-    """Serve a live page over local or remote runs."""
+    """Serve a live web page that shows local or remote runs."""
     from paceline.commands.board import board as job
 
     raise typer.Exit(job(runs, host, port))
 
 
 def settings(
-    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="the name of a recipe, or your own .py file")] = "",
-    data: Annotated[str, typer.Option(help="the source: a name, or your own .py file (default: the recipe's)")] = "",
-    preset: Annotated[str, typer.Option(help="a named set of the recipe's settings")] = "",
+    recipe: Annotated[
+        str, typer.Argument(metavar="[RECIPE]", help="name of a recipe, or path of your own .py file")
+    ] = "",
+    data: Annotated[
+        str, typer.Option(help="name of a source, or path of your own .py file (default: the recipe's)")
+    ] = "",
+    preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
 ) -> None:
-    """List the settings of a recipe and a source, with the values that a run would have."""
+    """List the settings of a recipe and a source, with the values that a run would use."""
     from paceline.commands.settings import settings as job
 
     raise typer.Exit(job(recipe, data, preset))
@@ -63,7 +69,7 @@ def new(
     kind: Annotated[
         str, typer.Argument(metavar="recipe|gan|source", help="what to write; gan is a recipe with two networks")
     ],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="its name, and that of its file")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the recipe or source, also the file name")],
 ) -> None:
     """Write a small working recipe or source to start from."""
     from pathlib import Path

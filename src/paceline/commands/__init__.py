@@ -1,1 +1,1 @@
-"""One file per command; each reads top to bottom."""
+"""One file per command; each reads from top to bottom."""

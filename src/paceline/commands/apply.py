@@ -1,4 +1,4 @@
-"""`paceline apply`: restores, enlarges or translates images of any size; several devices share the files."""
+"""`paceline apply`: restore, upscale or translate images of any size, on one or several devices."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.config import resolve_settings
 from paceline.runs.stages import last_finished
 
-DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # the results of `--downsample`
+DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # names of the results with `--downsample`
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of the command."""
+    """Options of the command."""
 
     checkpoint: str = "best"
     accelerator: str = ""
@@ -41,7 +41,7 @@ class Options:
 
 
 def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
-    """Write the results of a run or a weights file for each image into a folder; return 1 if some were skipped."""
+    """Apply a run or a weights file to images and write the results; return 1 if images were skipped."""
     _check_options(options)
     devices = _devices(options)
     path, folder = last_finished(path), Path(out).expanduser()
@@ -65,8 +65,8 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
                     plan.skipped.append(outcome)
             progress.complete()
     except KeyboardInterrupt:
-        # After --overwrite it would take older results for new ones.
-        hint = "" if options.overwrite else "; --skip-existing processes the others"
+        # After --overwrite, --skip-existing would mistake older results for new ones.
+        hint = "" if options.overwrite else "; use --skip-existing to process the rest"
         print(f"{len(applied)} of {num_images} images were processed{hint}", file=sys.stderr)
         raise
     _print_means(applied)
@@ -75,49 +75,49 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
 
 def _check_options(options: Options) -> None:
     if options.tile < 0:
-        raise UserError(f"--tile {options.tile}: expected the side of a tile in pixels, or 0 for what fits in memory")
+        raise UserError(f"--tile {options.tile}: expected a tile size in pixels, or 0 for what fits in memory")
     if options.downsample not in ("", "bicubic"):
         raise UserError(f"--downsample {options.downsample}: expected bicubic")
     if options.overwrite and options.skip_existing:
-        raise UserError("--overwrite --skip-existing: they contradict each other; choose one")
+        raise UserError("--overwrite --skip-existing: cannot be combined; choose one")
 
 
 def _devices(options: Options) -> list[str]:
-    """Return a device for each process, checked against those of this machine."""
+    """Return one device per process; raise UserError for devices that this machine does not have."""
     flags: dict[str, SettingValue] = {"accelerator": options.accelerator or "auto"}
     flags |= {"devices": options.devices, "gpus": options.gpus}
     settings: RunSettings = resolve_settings("apply", [("flag", flags)])
     if settings.gpus:
         number = len(gpu_ids(settings))
         if settings.devices not in (1, number):
-            raise UserError(f"--devices {settings.devices}: --gpus {settings.gpus} names {number}")
+            raise UserError(f"--devices {settings.devices}: --gpus {settings.gpus} lists {number}; leave --devices out")
         settings = dataclasses.replace(settings, devices=number)
     check_devices(settings)
     return [f"cuda:{number}" for number in gpu_ids(settings)] if uses_cuda(settings) else ["cpu"] * settings.devices
 
 
 def _result_names(image_model: ImageModel, path: str, options: Options) -> Sequence[str]:
-    """Return the names of the results of one image; "" where there is one result."""
+    """Return the names of the results per image; a single result is named ""."""
     if not options.downsample:
         return image_model.results if len(image_model.results) > 1 else ("",)
     if image_model.output_scale == 1:
         raise UserError(
-            f"--downsample {options.downsample}: {path} keeps the size of images; it is for models that enlarge"
+            f"--downsample {options.downsample}: only for models that upscale, but {path} keeps the size; leave it out"
         )
     return DOWNSAMPLED
 
 
 def _describe(image_model: ImageModel, count: int, devices: Sequence[str]) -> str:
     if image_model.output_scale > 1:
-        kind = f"enlarges {image_model.output_scale} times"
+        kind = f"upscales {image_model.output_scale}×"
     else:
-        kind = f"makes {', '.join(image_model.results)}" if len(image_model.results) > 1 else "keeps the size"
+        kind = f"predicts {', '.join(image_model.results)}" if len(image_model.results) > 1 else "keeps the size"
     where = devices[0] if len(devices) == 1 else f"{len(devices)} processes ({', '.join(devices)})"
     return f"{image_model.config.recipe_name} from {image_model.origin}: {kind}; {count_images(count)} on {where}"
 
 
 def _make_folder(out: Path) -> None:
-    """Make the folder of results, and check that files can be written to it, before the work starts."""
+    """Create the output folder, and check that it is writable before the work starts."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
@@ -142,7 +142,7 @@ def _outcomes(
 
 
 def _print_means(applied: Sequence[AppliedImage]) -> None:
-    """Print the mean of each metric, where there are several images."""
+    """Print the mean of each metric if several images were measured."""
     measured = [image.metrics for image in applied if image.metrics]
     if len(measured) > 1:
         for name in measured[0]:

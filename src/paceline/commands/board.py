@@ -1,4 +1,4 @@
-"""`paceline board`: a live page over run folders, local or behind a URL."""
+"""`paceline board`: serve a live page that shows local or remote runs."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ def board(where: str, host: str, port: int | None) -> int:
     shown = f"[{address}]" if ":" in address else address
     print(f"board over {gallery.files.shown}: http://{shown}:{port}/?token={quote(token)}", flush=True)
     if not ip_address(address.partition("%")[0]).is_loopback:
-        print(f"--host {host}: open to other machines, unencrypted; anyone with the URL sees the runs", flush=True)
+        print(
+            f"--host {host}: reachable from other machines, unencrypted; anyone with the URL sees the runs", flush=True
+        )
     # No access log: its lines would contain the token.
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
-    with suppress(KeyboardInterrupt):  # raised again by uvicorn once it has closed all connections
+    with suppress(KeyboardInterrupt):  # re-raised by uvicorn after it has closed all connections
         uvicorn.Server(settings).run(sockets=[listener])
     return 0
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens; without a port the default one, or any free one where that is taken."""
+    """Return a listening socket; without a port, use the default port, or a free one if that is taken."""
     if port is not None and not 0 <= port < 2**16:
         raise UserError(f"--port {port}: must be at least 0 and below 65536")
     for wanted in (DEFAULT_PORT, 0) if port is None else (port,):
@@ -63,4 +65,4 @@ def _listen(host: str, port: int | None) -> socket.socket:
         except OSError as error:
             problem = error
     flag = f"--port {port}" if port is not None else f"--host {host}"
-    raise UserError(f"{flag}: {problem.strerror}; --port 0 takes any free one")
+    raise UserError(f"{flag}: {problem.strerror}; --port 0 picks a free port")

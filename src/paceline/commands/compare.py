@@ -1,4 +1,4 @@
-"""`paceline compare`: train a grid of runs, or take finished ones, and report which to use and why."""
+"""`paceline compare`: train a grid of runs, or read finished ones, and report which strategy to use and why."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from paceline.report.comparable import check_comparable
 
 
 def compare_runs(folders: Sequence[str], flags: Flags, options: Options, across_recipes: bool) -> int:
-    """Write the report of finished runs."""
+    """Write a report on finished runs."""
     check_new(folders[0], flags, options)
     cells = finished_cells(folders, across_recipes)
     stems = list(dict.fromkeys(cell.recipe for cell in cells))
     data = next(cell.run.data for cell in cells if cell.run is not None)
     folder = Path(str(flags.get("out") or f"runs/compare-finished-{'-'.join(stems)}-{Path(data).stem}"))
-    missing = ["step ladder and parity (these are finished runs; `paceline compare RECIPE` measures them)"]
+    missing = ["step-time breakdown and parity (only `paceline compare RECIPE` measures them)"]
     with only_writer(folder):
         finish(make_report(title_of(stems, data), cells, not_measured=missing), folder)
     return 0
 
 
 def compare_recipes(recipes: Sequence[str], flags: Flags, options: Options) -> int:
-    """Train the runs of the grid that are missing, one at a time, and write the report; return 1 if one failed."""
+    """Train the missing runs of the grid one at a time and write the report; return 1 if any failed."""
     check_options(flags, options)
     shared = {name: value for name, value in flags.items() if name not in LISTS and name != "out"}
     configs = {name: _configure_recipe(name, shared, options) for name in recipes if name}
@@ -68,7 +68,7 @@ def _compare(configs: dict[str, Config], shared: Flags, options: Options, grid: 
         if options.step_ladder is not False:
             measured.measure_ladders(planned)
     except Stopped as stop:
-        print("stopped; the same command resumes from here and repeats no finished run", file=sys.stderr)
+        print("stopped; run the same command again to resume (finished runs are not repeated)", file=sys.stderr)
         return 128 + stop.number
     if not runs and has_report(folder):
         print(f"no run finished; {folder}/report.html is unchanged", file=sys.stderr)
@@ -86,14 +86,14 @@ def _compare(configs: dict[str, Config], shared: Flags, options: Options, grid: 
 
 
 def _configure_recipe(recipe: str, shared: Flags, options: Options) -> Config:
-    """Return the checked settings that all runs of a recipe share; `--gpus` is divided among them later."""
+    """Return the checked settings shared by all runs of a recipe; `--gpus` is assigned to each run later."""
     flags = {name: value for name, value in shared.items() if name != "gpus"}
     config = configure(recipe, flags, config_file=options.config_file, assignments=options.assignments)
     return config.with_run(gpus=str(shared.get("gpus", "")))
 
 
 def _plan(one: GridCell, shared: Flags, options: Options, folder: Path) -> PlannedRun:
-    """Return a cell with the settings of its run; one with invalid settings has failed."""
+    """Return a cell with the settings of its run; mark it as failed if they are invalid."""
     cell, flags = one.cell, {**shared, **one.flags}
     config = None
     if cell.state != "not measured":

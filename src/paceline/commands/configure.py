@@ -1,4 +1,4 @@
-"""From the user's flags and files to a checked config."""
+"""Build a checked config from the user's flags and files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def configure(
     small: bool = False,
     elsewhere: bool = False,
 ) -> Config:
-    """Return a run's settings: recipe's defaults (with `small`, its cheap ones) < preset < file < flags < `--set`.
+    """Return a run's settings; later layers win: recipe defaults (and `small`), preset, file, flags, `--set`.
 
-    With `elsewhere` the run is for other machines, and devices are not checked against this one's.
+    With `elsewhere`, the run is for other machines, so its devices are not checked on this one.
     """
     recipe_class = load_recipe(recipe)
     from_file = _renamed(read_file(config_file), recipe_class.aliases) if config_file else {}
@@ -50,14 +50,14 @@ def configure(
 
 
 def _renamed(settings: SettingValues, aliases: Mapping[str, str]) -> SettingValues:
-    """Return settings under our names, where the recipe knows those of another program; an empty name drops one."""
+    """Rename another program's settings by the recipe's aliases; drop those whose alias is empty."""
     named = {aliases.get(name, name): value for name, value in settings.items()}
     named.pop("", None)
     return Inherited(named) if isinstance(settings, Inherited) else named
 
 
 def checked(config: Config, *, elsewhere: bool = False) -> Config:
-    """Return the config with its names checked and, unless it runs elsewhere, its devices checked and counted."""
+    """Check a config's plugins and, unless it runs elsewhere, its devices; return it with the number of devices."""
     run = config.run
     load_class("source", run.data, Source)
     if run.strategy != "auto":
@@ -78,7 +78,7 @@ def checked(config: Config, *, elsewhere: bool = False) -> Config:
 
 
 def _num_devices(run: RunSettings) -> tuple[int, str]:
-    """Return how many devices share the run, and why: as many as processes were started, or as `--gpus` lists."""
+    """Return the number of devices and its reason: the processes that were started, or the IDs in `--gpus`."""
     place = place_of(run)
     if place:
         return place.size, f"{place.size} processes were started"

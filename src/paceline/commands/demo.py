@@ -1,4 +1,4 @@
-"""The demonstration: two comparisons on a CPU, on embedded data, by commands that a user could type."""
+"""The demo: two comparisons on a CPU with bundled data, run as ordinary `paceline` commands."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from paceline.core.heartbeat import die_with_parent
 from paceline.core.screen import open_screen
 
-COMPARISONS = {  # by folder
-    # In float64 equal strategies end with equal weights; in float32 the rounding of sums tells them apart.
+COMPARISONS = {  # by output folder
+    # In float64, equivalent strategies end with equal weights; in float32, rounding makes them differ.
     "runs/demo/strategies": "compare classification --preset quick --epochs 3 --strategies single,ddp,lightning "
     "--devices 2 --accelerator cpu --precision fp64",
-    # Narrower than the preset and with a higher learning rate, so that digits are visible after ten epochs.
+    # Narrower networks and a higher learning rate than the preset, so that digits are visible after ten epochs.
     "runs/demo/generators": "compare dcgan,dual_gan --preset quick --epochs 10 --strategies single --seeds 0,1 "
     "--accelerator cpu --lr 1e-3 --set ngf=12 --set ndf=12 --set ema_half_life='1000 images' "
     "--set evaluate_every='2 epochs' --set sample_every='2 epochs'",
@@ -22,7 +22,7 @@ COMPARISONS = {  # by folder
 
 
 def demo() -> int:
-    """Compare strategies on a classifier, then two generative recipes; print the paths of the reports."""
+    """Compare strategies for a classifier, then two generative recipes; print the paths of the reports."""
     screen = open_screen()
     codes = []
     for words in commands():
@@ -38,7 +38,7 @@ def demo() -> int:
 
 
 def commands() -> list[list[str]]:
-    """Return the commands, as words after `paceline`."""
+    """Return the arguments of each `paceline` command."""
     return [[*shlex.split(words), "--out", folder] for folder, words in COMPARISONS.items()]
 
 
@@ -47,7 +47,7 @@ def _run(words: Sequence[str]) -> int:
     while True:
         try:
             return child.wait()
-        except KeyboardInterrupt:  # a terminal's Ctrl-C reaches the command too, which ends in order
+        except KeyboardInterrupt:  # Ctrl-C reaches the child too, which shuts down cleanly
             continue
 
 

@@ -1,4 +1,4 @@
-"""`paceline doctor`: what this machine has, what can run here, and why the rest cannot."""
+"""`paceline doctor`: show this machine's hardware, what can run on it, and why the rest cannot."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VERIFY_STEPS, VERIFY_TOLERANCE = 5, 1e-9
 
 
 class Finding(NamedTuple):
-    """Whether one thing can run here."""
+    """Whether a strategy, loader, backend or precision works here, and why."""
 
     kind: str
     name: str
@@ -52,7 +52,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The result of a self-test, as it is cached for this machine."""
+    """The result of a self-test, as saved for this machine."""
 
     summary: str
     verified: bool
@@ -65,19 +65,19 @@ class SelfTest:
 
     @property
     def passed(self) -> bool:
-        """Whether everything that could be tried here works."""
+        """Whether all tests that could run here passed."""
         return self.verified and (self.graph is None or self.graph.passed)
 
 
 def measure_loaders_here(flags: Mapping[str, SettingValue], assignments: Iterable[str]) -> int:
-    """Measure the throughput of each loader on some data; the flags are those of a run."""
+    """Measure the throughput of each loader on the data that the run settings select."""
     settings = resolve_settings("doctor", [("flag", flags), ("--set", parse_assignments(assignments))])
     check_devices(settings)
     return measure_loaders(settings, open_screen())
 
 
 def doctor(self_test: bool) -> int:
-    """Print what this machine has and can run; with a self-test also verify and time its devices."""
+    """Print what this machine has and can run; with `self_test`, also test its devices."""
     console = open_screen()
     machine = Table(title="this machine", title_justify="left", show_header=False)
     for name, value in versions_and_hardware().items():
@@ -92,7 +92,7 @@ def doctor(self_test: bool) -> int:
     if cached := read_cached(SELF_TEST):
         console.print(f"last self-test: {cached['summary']} ({cache_file(SELF_TEST)})", soft_wrap=True)
     else:
-        console.print("no self-test has run here: paceline doctor --self-test")
+        console.print("no self-test result yet; run: paceline doctor --self-test")
     return 0
 
 
@@ -104,7 +104,7 @@ def _findings() -> Iterator[Finding]:
     yield Finding("backend", "gloo", dist.is_gloo_available(), "any device")
     yield Finding("backend", "nccl", nccl, _count(gpus) if nccl else "needs GPUs")
     bf16 = gpus > 0 and torch.cuda.is_bf16_supported()
-    yield Finding("precision", "bf16", True, "fast here" if bf16 else "works, without hardware for it")
+    yield Finding("precision", "bf16", True, "fast here" if bf16 else "works, but without hardware support")
 
 
 def _strategy(name: str, gpus: int) -> Finding:
@@ -134,19 +134,19 @@ def _count(gpus: int) -> str:
 
 
 def _run_self_test(console: Console) -> int:
-    """Check that strategies agree here, time an all-reduce, try a captured step on several GPUs; cache the result."""
+    """Verify strategies, time an all-reduce, test a CUDA graph on several GPUs; save the result."""
     gpus = _num_gpus()
     devices, shares_a_gpu = max(2, gpus), gpus == 1
     flags = {"devices": str(devices), "batch_size": str(16 * devices)}
     if shares_a_gpu:
-        flags["gpus"] = "0,0"  # two processes on the one GPU, over gloo
+        flags["gpus"] = "0,0"  # two processes share the GPU, over gloo
     config = configure(SELF_TEST_RECIPE, flags, small=True)
     verified = verify(config, _strategies_to_verify(shares_a_gpu), VERIFY_STEPS, VERIFY_TOLERANCE, "") == 0
     tested = _test_devices(config)
     summary = (
         f"verify {'passed' if verified else 'FAILED'} with {devices} processes; "
-        f"all-reduce of {ALL_REDUCE_MEGABYTES} MB over {tested.all_reduce.backend} "
-        f"{tested.all_reduce.milliseconds:.1f} ms; a captured step over several GPUs {_outcome(tested.graph)}"
+        f"all-reduce of {ALL_REDUCE_MEGABYTES} MB over {tested.all_reduce.backend}: "
+        f"{tested.all_reduce.milliseconds:.1f} ms; CUDA graph on several GPUs: {_outcome(tested.graph)}"
     )
     result = SelfTest(
         summary,
@@ -164,7 +164,7 @@ def _run_self_test(console: Console) -> int:
 
 
 def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:
-    """Return one device's strategy, then those that must give its weights; on a shared GPU only the default one."""
+    """Return the single-device strategy, then those that must match it; on a shared GPU, only the default one."""
     if shares_a_gpu:
         return [AUTO["one device"], AUTO["several"]]
     classes = load_classes("strategy", Strategy)
@@ -183,13 +183,13 @@ def _test_devices(config: Config) -> DeviceTest:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code or not path.is_file():
-            raise UserError(f"doctor --self-test: its processes ended with exit code {code}, so nothing was saved")
+            raise UserError(f"doctor --self-test: its processes failed with exit code {code}, so no result was saved")
         return DeviceTest.from_json(read_json(path))
 
 
 def _outcome(graph: ReplayCheck | None) -> str:
     if graph is None:
-        return "was not tried: it needs two GPUs"
+        return "not tested (needs two GPUs)"
     return f"passed ({graph.result})" if graph.passed else f"FAILED ({graph.result})"
 
 

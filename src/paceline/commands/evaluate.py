@@ -1,4 +1,4 @@
-"""`paceline evaluate`: the metrics of a run's checkpoint on any data."""
+"""`paceline evaluate`: measure the metrics of a run's checkpoint on any data."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from paceline.training.evaluate import SplitEvaluator
 def evaluate(
     run: str, split: str, flags: Mapping[str, SettingValue], assignments: Mapping[str, str], checkpoint: str
 ) -> int:
-    """Print the metrics of a run's checkpoint on a split of its own data or of another source."""
+    """Print the metrics of a run's checkpoint on a split of its own data or of a different source."""
     given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
-    # The run's own folders do not belong to other data.
+    # Folders from the run's settings do not apply to different data.
     elsewhere = "data_root" in given
     left_behind = FOLDERS if elsewhere else ("test_low_root",)
     own = Inherited(dict.fromkeys(left_behind, "") if elsewhere or "test_root" in given else {})
@@ -45,7 +45,7 @@ def evaluate(
     config = _measured_whole(config) if elsewhere else config
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:
-        raise UserError(f"{run}: recipe {config.recipe_name!r} names no evaluator, so it cannot be evaluated")
+        raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator, so it cannot be evaluated")
     split = split or (recipe_class.evaluated_on if recipe_class.generates else "test")
     images = choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images
     if config.run.devices > 1 and place_from(os.environ) is None:
@@ -55,13 +55,13 @@ def evaluate(
 
 
 def _measured_whole(config: Config) -> Config:
-    """Return the config under which the folder that was named is measured as a whole, where its source can do that."""
+    """Return a config that evaluates on all images of the given folder, if its source supports that."""
     source_class = load_class("source", config.run.data, Source)
     return dataclasses.replace(config, run=source_class.measure_whole(config.run))
 
 
 def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
-    """Evaluate in this process, which may be one of several; the first one prints the metrics."""
+    """Evaluate in this process, which may be one of several; rank 0 prints the metrics."""
     world = join(config.run, distributed=config.run.devices > 1)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
@@ -90,7 +90,7 @@ def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
 
 
 def _check_class_names(config: Config, run: str, split: str, spec: DataSpec) -> None:
-    """Raise UserError for other class names: each class would be counted as the one with its index."""
+    """Raise UserError if class names differ: labels would be matched by index and count as different classes."""
     if not is_classifier(config.recipe_class):
         return
     trained = read_data_spec(Path(run))
@@ -98,20 +98,22 @@ def _check_class_names(config: Config, run: str, split: str, spec: DataSpec) -> 
         return
     for number, (expected, name) in enumerate(zip(trained.class_names, spec.class_names, strict=True)):
         if expected != name:
-            what = f"class {number} of its {split} split is {name!r}, and {run} was trained with {expected!r}"
-            raise UserError(f"--data {config.run.data}: {what}; use data with the same classes under the same names")
+            what = f"class {number} of its {split} split is {name!r}, but {run} was trained with {expected!r}"
+            raise UserError(f"--data {config.run.data}: {what}; use data with the same class names")
 
 
 def _difference(run: str, spec: DataSpec) -> str:
-    """Return why data does not fit a run's networks; empty where that is not known."""
+    """Return why the data does not fit a run's networks; empty if the reason is unknown."""
     trained = read_data_spec(Path(run))
     if trained.channels != spec.channels:
-        what = f"its images have {spec.channels} channel{'s' * (spec.channels > 1)}, {run} is for {trained.channels}"
+        own = f"{spec.channels} channel{'s' * (spec.channels > 1)}"
+        what = f"its images have {own}, but {run} expects {trained.channels}"
         return f"{what}; use --set channels={trained.channels}"
     if trained.num_classes != spec.num_classes:
-        return f"it has {spec.num_classes} classes and {run} is for {trained.num_classes}; use data with the same ones"
+        what = f"it has {spec.num_classes} classes, but {run} expects {trained.num_classes}"
+        return f"{what}; use data with the same classes"
     if (trained.height, trained.width) != (spec.height, spec.width):
-        what = f"its images have {spec.width}×{spec.height} pixels and {run} is for {trained.width}×{trained.height}"
+        what = f"its images have {spec.width}×{spec.height} pixels, but {run} expects {trained.width}×{trained.height}"
         return f"{what}; use --set size={trained.width}"
     return ""
 

@@ -1,4 +1,4 @@
-"""`paceline export`: a trained model as an ONNX file, checked against PyTorch."""
+"""`paceline export`: export a trained model to ONNX and check it against PyTorch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.inference.trained import read_stored
 from paceline.runs.stages import last_finished
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-TOLERANCE = 1e-4  # of values in -1…1: a fiftieth of a level of 255
+TOLERANCE = 1e-4  # for values in [-1, 1]: about 1/78 of an 8-bit level
 
 
 def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False) -> int:
-    """Write the file, run it, and print how much its results differ from PyTorch's."""
+    """Write the ONNX file, run it, and print how much its results differ from PyTorch's."""
     target = check_new_file(out, (".onnx",), overwrite=overwrite)
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -28,7 +28,7 @@ def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False) -> 
         write_onnx(exportable, temporary)
         difference = largest_difference(exportable, temporary, path)
         if not difference <= TOLERANCE:
-            raise UserError(f"--out {out}: not written, since its results differ from PyTorch's by {difference:.1e}")
+            raise UserError(f"--out {out}: not written, because its results differ from PyTorch's by {difference:.1e}")
     print(f"{stored.config.recipe_name} from {stored.origin} → {target} ({target.stat().st_size / 1e6:.1f} MB)")
     print(exportable.usage)
     print(f"largest difference from PyTorch, {exportable.checked_on}: {difference:.1e}")

@@ -1,4 +1,4 @@
-"""`paceline import`: networks of other projects as a weights file of ours, without executing their code."""
+"""`paceline import`: convert weights from other projects to a weights file, without executing their code."""
 
 from __future__ import annotations
 
@@ -21,42 +21,40 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     importer_class = _importer_of(recipe)
     target = Path(out).expanduser()
     if target.suffix != SUFFIX:
-        raise UserError(f"--out {out}: expected a name that ends in {SUFFIX}")
+        raise UserError(f"--out {out}: expected a file name ending in {SUFFIX}")
     importer = importer_class([Path(file).expanduser() for file in files])
     found = {**importer.recognised, **importer.assumed}
     config = configure(
         recipe,
         {"preset": preset} if preset else {},
-        assignments=[*(f"{name}={value}" for name, value in found.items()), *assignments],  # the user's come last
+        assignments=[*(f"{name}={value}" for name, value in found.items()), *assignments],  # the user's values win
         elsewhere=True,
     )
     _check_recognised(importer, config, files[0])
     spec = importer.data_spec(config.values())
     built = build(config, spec)
     tensors = importer.tensors(built.state_dict())
-    make_image_model(
-        StoredModel(config, spec, tensors, out), files[0]
-    )  # raises where a tensor is missing or does not fit
+    make_image_model(StoredModel(config, spec, tensors, out), files[0])  # raises if a tensor is missing or does not fit
     write_weights(target, config, spec, tensors)
     networks = [name for name in built.single_networks if any(key.startswith(f"{name}.") for key in tensors)]
     count = sum(tensor.numel() for tensor in tensors.values())
-    print(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} numbers → {target}")
+    print(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} values → {target}")
     _print_settings(importer, config)
-    print(f"try: paceline apply {target} IMAGES --out made")
+    print(f"try: paceline apply {target} IMAGES --out results")
     return 0
 
 
 def _importer_of(recipe: str) -> type[Importer]:
-    """Return the importer that a recipe names; raise UserError where it has none."""
+    """Return the importer of a recipe; raise UserError if it has none."""
     name = load_recipe(recipe).importer
     if not name:
         others = [other for other, found in load_classes("recipe", Recipe).items() if found.importer]
-        raise UserError(f"--recipe {recipe}: has no importer; recipes that have one: {', '.join(others)}")
+        raise UserError(f"--recipe {recipe}: has no importer; recipes with an importer: {', '.join(others)}")
     return load_class("importer", name, Importer)
 
 
 def _check_recognised(importer: Importer, config: Config, file: str) -> None:
-    """Raise UserError where the user set something else than the files hold."""
+    """Raise UserError if the user's settings contradict the files."""
     for name, value in importer.recognised.items():
         chosen = getattr(config.recipe, name)
         if str(chosen) != str(value):
@@ -64,6 +62,6 @@ def _check_recognised(importer: Importer, config: Config, file: str) -> None:
 
 
 def _print_settings(importer: Importer, config: Config) -> None:
-    for verb, settings in (("recognised", importer.recognised), ("not stored in the file", importer.assumed)):
+    for verb, settings in (("recognised", importer.recognised), ("assumed (not stored in the file)", importer.assumed)):
         if settings:
             print(f"{verb}: {', '.join(f'{name}={getattr(config.recipe, name)}' for name in settings)}")

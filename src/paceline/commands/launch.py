@@ -1,4 +1,4 @@
-"""`paceline launch`: the job file, or the commands, that train on other machines."""
+"""`paceline launch`: write a job file, or print the commands, to train on other machines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prepare(
     nodes: int,
     gpus: int,
 ) -> tuple[Config, TrainCommand]:
-    """Return a run's settings and the command for its hosts, checked as far as this machine can."""
+    """Return a run's settings and the command for its hosts, after the checks that are possible on this machine."""
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be at least 1")
     if gpus < 0:
@@ -44,13 +44,13 @@ def prepare(
     several = config.with_run(devices=nodes * devices)
     if nodes * devices > 1 and not strategy_class(several).needs_processes:
         raise UserError(f"--strategy {config.run.strategy}: runs in one process; use {_strategies_in_processes()}")
-    split_batch(config.run.batch_size, nodes * devices, config.run.accumulate)  # raises for a batch that is too small
+    split_batch(config.run.batch_size, nodes * devices, config.run.accumulate)  # raises if the batch is too small
     command = TrainCommand(recipe, flags, config_file, tuple(assignments), nodes, devices, config.run.join_timeout)
     return config, command
 
 
 def launch_slurm(config: Config, command: TrainCommand, options: SlurmOptions, *, submits: bool, waits: bool) -> int:
-    """Write the job's script into the run's folder; submit it and follow its log on request."""
+    """Write the job script to the run folder; optionally submit it and follow its log."""
     run = Path(config.run.out or default_folder(config))
     script = job_script(command, options, run)
     if submits or waits:
@@ -60,12 +60,12 @@ def launch_slurm(config: Config, command: TrainCommand, options: SlurmOptions, *
         print(f"wrote {file}; submit it with --submit, or: {quoted(['sbatch', str(file)])}")
         return 0
     job = submit(file)
-    print(f"job {job} of {file}")
+    print(f"submitted {file} as job {job}")
     return follow(job, run) if waits else 0
 
 
 def launch_kubernetes(command: TrainCommand, options: KubernetesOptions, to: str, *, plain: bool, submits: bool) -> int:
-    """Write the objects of the run to a file; apply them to the cluster on request."""
+    """Write the run's Kubernetes objects to a file; optionally apply them to the cluster."""
     file = Path(to or f"{options.name}.yaml")
     objects = plain_job(command, options) if plain else train_job(command, options)
     apply = ["kubectl", "apply", "-f", str(file)]
@@ -77,19 +77,19 @@ def launch_kubernetes(command: TrainCommand, options: KubernetesOptions, to: str
         print(f"wrote {file}; apply it with --submit, or: {quoted(apply)}")
         return 0
     if not shutil.which("kubectl"):
-        raise UserError(f"kubectl: not installed on this machine; {file} is written, apply it where kubectl is")
+        raise UserError(f"kubectl: not installed on this machine; apply {file} on a machine that has kubectl")
     return subprocess.run(apply).returncode
 
 
 def launch_torchrun(command: TrainCommand, hosts: Sequence[str], port: int) -> int:
-    """Print the command for each host; the rendezvous is on the first one."""
+    """Print the command for each host; the rendezvous runs on the first host."""
     for host in hosts:
         if not HOST.fullmatch(host):
-            raise UserError(f"--hosts: {host!r} is not a host name; give names or addresses with commas")
+            raise UserError(f"--hosts: {host!r} is not a host name; use comma-separated names or addresses")
     if len(set(hosts)) < len(hosts):
-        raise UserError("--hosts: lists a host twice; --devices sets the number of processes on each host")
+        raise UserError("--hosts: lists a host twice; use --devices to set the number of processes per host")
     if not 1024 <= port < 65536:
-        raise UserError(f"--port {port}: must be from 1024 to 65535")
+        raise UserError(f"--port {port}: must be between 1024 and 65535")
     first = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
     words = ["paceline", *command.words(f"{first}:{port}")]
     check_words(words)
@@ -99,7 +99,7 @@ def launch_torchrun(command: TrainCommand, hosts: Sequence[str], port: int) -> i
 
 
 def job_name(config: Config, name: str) -> str:
-    """Return a job's name: the given one, or the run folder's."""
+    """Return the given job name or, by default, one derived from the run folder."""
     return name or plain_name(Path(config.run.out or default_folder(config)).name)
 
 

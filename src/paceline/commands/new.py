@@ -1,4 +1,4 @@
-"""`paceline new`: a small working recipe or source to start from."""
+"""`paceline new`: write a small working recipe or source to start from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.core.errors import UserError, unknown
 
-_TEMPLATES = Path(__file__).parent / "templates"  # real modules, checked like any other
+_TEMPLATES = Path(__file__).parent / "templates"  # real modules, linted and type-checked like the others
 
 
 def new(kind: str, name: str, folder: Path) -> Path:
@@ -16,7 +16,7 @@ def new(kind: str, name: str, folder: Path) -> Path:
     if kind not in kinds:
         raise unknown("kind of file", kind, kinds)
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise UserError(f"new {kind} {name}: not a Python name; use letters, digits and _, for example my_{kind}")
+        raise UserError(f"new {kind} {name}: not a valid Python name; use letters, digits and _, for example my_{kind}")
     path = folder / f"{name}.py"
     text = (_TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
     text = text.replace(f"my_{kind}", name).replace(f"My{kind.capitalize()}", _class_name(kind, name))
@@ -24,14 +24,14 @@ def new(kind: str, name: str, folder: Path) -> Path:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UserError(f"new {kind} {name}: {path} exists; choose another name or move it away") from None
+        raise UserError(f"new {kind} {name}: {path} exists; choose a different name or move the file") from None
     except OSError as error:
         raise UserError(f"new {kind} {name}: cannot write {path}: {error.strerror}") from None
     return path
 
 
 def _class_name(kind: str, name: str) -> str:
-    """Return the file's name in CamelCase; it ends in its kind, so that it hides no name of the template."""
+    """Return the name in CamelCase, ending in its kind so that it cannot clash with other names in the template."""
     words = [word for word in name.split("_") if word]
     if len(words) < 2 or words[-1].lower() != kind:
         words.append(kind)

@@ -1,4 +1,4 @@
-"""`paceline pack SRC DST`: decodes every image of a source once, into files that are memory-mapped later."""
+"""`paceline pack SRC DST`: decode every image of a source once, into files that training memory-maps."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from paceline.data.source import Source
 from paceline.data.whole_source import bytes_needed
 from paceline.runs.config import resolve_settings
 
-SECONDS_BETWEEN_LINES = 10.0  # where there is no terminal for a progress bar
+SECONDS_BETWEEN_LINES = 10.0  # between progress lines, if stdout is not a terminal
 
 
 def pack(origin: str, destination: str, flags: SettingValues, assignments: SettingValues) -> int:
-    """Pack a folder, or a source by its name; check what is packed already instead."""
+    """Pack a folder or a named source; if it is already packed, check it instead."""
     settings = _settings(origin, flags, assignments)
     source_class = load_class("source", settings.data, Source)
     sources = {split: source_class(split, settings) for split in source_class.splits_of(settings)}
@@ -62,9 +62,9 @@ def _settings(origin: str, flags: SettingValues, assignments: SettingValues) -> 
         chosen = {"data": "photos", "data_root": origin} | chosen
     elif is_path(origin) or origin in names("source"):
         if chosen.setdefault("data", origin) != origin:
-            raise UserError(f"--data {chosen['data']}: {origin} is not a folder but the name of another source")
+            raise UserError(f"--data {chosen['data']}: {origin} is the name of a different source; leave --data out")
     else:
-        raise UserError(f"pack {origin}: no such folder, and no source of that name ({', '.join(names('source'))})")
+        raise UserError(f"pack {origin}: no such folder or source; sources: {', '.join(names('source'))}")
     run = resolve_settings("pack", [("flag", chosen), ("--set", assignments)])
     return dataclasses.replace(run, crop=0)
 
@@ -72,12 +72,12 @@ def _settings(origin: str, flags: SettingValues, assignments: SettingValues) -> 
 def _check(
     folder: Path, sources: Mapping[str, Source], splits: Mapping[str, SplitRecord], settings: RunSettings
 ) -> int:
-    """Check all that was packed before, and whether it was packed from this source."""
+    """Check that the packed files are intact and were packed from this source."""
     check_same(folder, splits)
     for split, source in sources.items():
         with _progress(f"checking: {split}", len(source)) as shown:
             check_whole(source, folder, split, settings.workers, shown)
-    print(f"{folder} was packed before; all checksums match")
+    print(f"{folder} is already packed; all checksums match")
     return 0
 
 
@@ -86,12 +86,12 @@ def _check_room(folder: Path, sources: Mapping[str, Source]) -> None:
     present = sum(file.stat().st_size for file in folder.rglob("*.pixels"))
     needed, free = sum(map(bytes_needed, sources.values())) - present, shutil.disk_usage(here).free
     if needed > free:
-        raise UserError(f"pack: {needed / 1e9:.2g} GB do not fit in {folder}, where {free / 1e9:.2g} GB are free")
+        raise UserError(f"pack: needs {needed / 1e9:.2g} GB, but {folder} has {free / 1e9:.2g} GB free; make room")
 
 
 @contextmanager
 def _can_resume(folder: Path) -> Iterator[None]:
-    """Report a full disk and Ctrl-C as interruptions that lose nothing."""
+    """Turn a full disk or Ctrl-C into a message that tells the user how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -99,7 +99,7 @@ def _can_resume(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in NO_ROOM:
             what = (error.strerror or "no space left").lower()
-            raise UserError(f"{folder}: {what}; make room, then run the same command again to resume") from error
+            raise UserError(f"{folder}: {what}; free up space, then run the same command again to resume") from error
         raise
 
 
@@ -119,7 +119,7 @@ def _only_writer(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _progress(title: str, total: int) -> Iterator[Progress]:
-    """Show a bar on a terminal, and a line every few seconds elsewhere."""
+    """Show a progress bar on a terminal; otherwise print a line every few seconds."""
     if sys.stdout.isatty():
         named = TextColumn("{task.description}", markup=False)
         with ProgressBar(named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:

@@ -1,4 +1,4 @@
-"""`paceline plan`: the speed of a recipe on more devices, predicted from a short measurement on this machine."""
+"""`paceline plan`: predict the speed of a recipe on more devices from a short measurement on this machine."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from paceline.training.stop import INTERRUPTED
 
 DEFAULT_DEVICES = "8"
 SECONDS_PER_DAY = 86_400
-WIDEST = 1000  # columns: more than any table here has
+WIDEST = 1000  # characters; no table here is wider
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for besides the settings of a run."""
+    """Options of the command, apart from run settings."""
 
     nodes: int = 1
     bandwidth: str = ""
@@ -52,7 +52,7 @@ def plan(
     config_file: str = "",
     assignments: Sequence[str] = (),
 ) -> int:
-    """Measure, predict and print; with `check` also measure what was predicted."""
+    """Measure, predict and print; with `check`, also measure the actual speed."""
     devices = _parse_devices(str(flags.get("devices", DEFAULT_DEVICES)))
     here = {name: value for name, value in flags.items() if name != "devices"}
     config = configure(recipe, here, config_file=config_file, assignments=assignments)
@@ -69,9 +69,9 @@ def plan(
     console = open_screen(soft_wrap=True)
     _print_measurement(console, measured, processes, devices)
     if link:
-        console.print(f"link: {override.describe(link)}; overlap with the step: {measured.overlap:.0%}")
+        console.print(f"link: {override.describe(link)}; overlap with compute: {measured.overlap:.0%}")
     elif options.bandwidth or options.latency:
-        console.print("link: not used, since one device exchanges nothing")
+        console.print("link: not used, because a single device does not communicate")
     _print_table(console, config, measured, link, counts, batch, weak=False)
     if devices > 1:
         _print_table(console, config, measured, link, counts, batch, weak=True)
@@ -83,14 +83,14 @@ def plan(
 
 def _parse_devices(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise UserError(f"--devices {text}: is not a whole number of 1 or more")
+        raise UserError(f"--devices {text}: must be a whole number, 1 or more")
     return int(text)
 
 
 def _processes_here(config: Config, devices: int, nodes: int) -> int:
-    """Return how many of a host's devices can be measured at once here."""
+    """Return how many of a host's devices this machine can measure at the same time."""
     if devices % nodes:
-        raise UserError(f"--nodes {nodes}: does not divide --devices {devices}")
+        raise UserError(f"--nodes {nodes}: --devices {devices} must be a multiple of it")
     if uses_cuda(config.run):
         return min(devices // nodes, torch.cuda.device_count())
     cores = len(os.sched_getaffinity(0))
@@ -98,28 +98,30 @@ def _processes_here(config: Config, devices: int, nodes: int) -> int:
 
 
 def _threads_per_process() -> int:
-    """Return OMP_NUM_THREADS; of a list, one number for each nested level, the outermost."""
+    """Return OMP_NUM_THREADS; if it is a list with one number per nesting level, the first number."""
     text = os.environ.get("OMP_NUM_THREADS", "1")
     first = text.split(",")[0].strip()
     if not first.isdecimal() or int(first) < 1:
-        raise UserError(f"OMP_NUM_THREADS={text}: is not a number of threads; set it to one like 1, or unset it")
+        raise UserError(f"OMP_NUM_THREADS={text}: is not a number of threads; set it to a number like 1, or unset it")
     return int(first)
 
 
 def _check_link(options: Options, devices: int, processes: int) -> None:
-    """Raise UserError where the link is needed and cannot be measured, or is given and must be measured."""
+    """Raise UserError if the link must be given but is not, or if it is given with `--check`."""
     if not options.bandwidth and (processes == 1 or options.nodes > 1) and devices > 1:
         what = f"--nodes {options.nodes}" if options.nodes > 1 else f"--devices {devices}"
-        raise UserError(f"{what}: the link between devices cannot be measured here; give it, like --bandwidth 25GB/s")
+        raise UserError(
+            f"{what}: the link between devices cannot be measured here; specify it, e.g. --bandwidth 25GB/s"
+        )
     if options.check and processes != devices:
-        raise UserError(f"--check: only as many devices as this machine has can be measured, here {processes}")
+        raise UserError(f"--check: this machine can measure {processes} of {devices} devices; use fewer --devices")
     for flag, value in (("--bandwidth", options.bandwidth), ("--latency", options.latency)):
         if options.check and value:
-            raise UserError(f"{flag} {value}: --check measures over the link of this machine; leave out one of the two")
+            raise UserError(f"{flag} {value}: --check uses the link of this machine; leave out one of the two")
 
 
 def _counts(devices: int) -> list[int]:
-    """Return 1, 2, 4 … up to the given number of devices."""
+    """Return the powers of two below `devices`, then `devices` itself."""
     counts = [2**power for power in range(devices.bit_length()) if 2**power < devices]
     return [*counts, devices]
 
@@ -131,17 +133,17 @@ def _measure(config: Config, sizes: Sequence[int], check: bool) -> Measurement:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code or not path.is_file():
-            raise UserError(f"the measurement ended with exit code {code}")
+            raise UserError(f"plan: the measurement failed with exit code {code}")
         return Measurement.from_json(read_json(path))
 
 
 def _print_measurement(console: Console, measured: Measurement, processes: int, devices: int) -> None:
-    threads = f" of {measured.threads} thread{'s' * (measured.threads > 1)}" if measured.threads else ""
-    console.print(f"measured here, median of {measured.rounds}, a step by batch:")
-    console.print(f"  one device{threads} alone: {_by_batch(measured.alone_seconds)}")
+    threads = f" ({measured.threads} thread{'s' * (measured.threads > 1)})" if measured.threads else ""
+    console.print(f"step time by batch size, median of {measured.rounds} measurements on this machine:")
+    console.print(f"  one device alone{threads}: {_by_batch(measured.alone_seconds)}")
     if devices > 1:
         together = f"{processes} at once" if processes > 1 else "one process"
-        console.print(f"  one of several, {together}, without exchange: {_by_batch(measured.step_seconds)}")
+        console.print(f"  one of several ({together}), without communication: {_by_batch(measured.step_seconds)}")
     grads = ", ".join(f"{phase} {size / 1e6:.2f} MB" for phase, size in measured.gradient_bytes.items())
     console.print(f"gradients per step: {grads}; other exchanges per step: {measured.exchanges} (BatchNorm, signals)")
 
@@ -174,7 +176,7 @@ def _print_table(
         if weak:
             row += ["\n".join(f"{lr * factor:.3g}" for lr in rates) for factor in (count, count**0.5)]
         table.add_row(*row)
-    # At its full width, whatever the terminal's: a number must not be cut.
+    # Always print the full width, even on a narrow terminal: numbers must not be cut off.
     table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
     console.print(table)
 
@@ -182,11 +184,11 @@ def _print_table(
 def _print_limit(console: Console, measured: Measurement, link: Link | None, batch: int) -> None:
     end = stops_paying_at(measured, link, batch)
     if end is None:
-        console.print(f"batch {batch} over all devices: each doubling pays, up to one image per device")
+        console.print(f"batch {batch} over all devices: each doubling pays off, down to one image per device")
     elif end == 1:
-        console.print(f"batch {batch} over all devices: a second device does not pay (less than 10 % more images/s)")
+        console.print(f"batch {batch} over all devices: a second device adds less than 10 % to images/s")
     else:
-        console.print(f"batch {batch} over all devices: from {end} devices on, doubling them adds less than 10 %")
+        console.print(f"batch {batch} over all devices: beyond {end} devices, doubling adds less than 10 % to images/s")
 
 
 def _print_error(console: Console, measured: Measurement) -> None:
@@ -196,5 +198,5 @@ def _print_error(console: Console, measured: Measurement) -> None:
     seen = float(np.median([turn.measured for turn in turns]))
     console.print(
         f"checked: predicted {predicted:,.0f}, measured {seen:,.0f} images/s; error {predicted / seen - 1:+.0%} "
-        f"(medians of {len(turns)} turns; turn by turn {errors.min():+.0%} to {errors.max():+.0%})"
+        f"(medians of {len(turns)} rounds; single rounds {errors.min():+.0%} to {errors.max():+.0%})"
     )

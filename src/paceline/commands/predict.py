@@ -1,4 +1,4 @@
-"""`paceline predict`: the likeliest classes of images, by a trained classifier."""
+"""`paceline predict`: print the most likely classes of images, using a trained classifier."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from paceline.runs.stages import last_finished
 def predict(
     path: str, arguments: list[str], top: int, out: str, checkpoint: str, accelerator: str, *, overwrite: bool = False
 ) -> int:
-    """Print the likeliest classes of each image, and write them to a file if asked; return 1 if some were skipped."""
+    """Print the most likely classes of each image, optionally to a file too; return 1 if images were skipped."""
     if top < 1:
-        raise UserError(f"--top {top}: expected a number of classes, 1 or more")
+        raise UserError(f"--top {top}: must be at least 1")
     target = check_new_file(out, SUFFIXES, overwrite=overwrite) if out else None
     device = _device(accelerator)
     path = last_finished(path)

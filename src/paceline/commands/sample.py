@@ -1,4 +1,4 @@
-"""`paceline sample`: grids, strips, interpolations and animations of a run's images."""
+"""`paceline sample`: write grids, strips, interpolations and animations of a run's images."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.runs.finished_run import config_of
 from paceline.runs.stages import last_finished
 
 DEFAULT_GRID = "8x8"
-LARGEST_GRID = 4096  # images
+LARGEST_GRID = 4096  # number of images
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command."""
+    """Options of the command."""
 
     grid: str = ""  # rows and columns
     interpolate: bool = False
@@ -32,12 +32,12 @@ class Options:
 
     @property
     def kind(self) -> str:
-        """The name of the file without its suffix."""
+        """The default file name without its suffix."""
         return "animation" if self.animate else "interpolation" if self.interpolate else "grid"
 
 
 def sample(runs: list[str], out: str, options: Options) -> int:
-    """Write an image, or an animation, of one run or of several side by side."""
+    """Write an image or an animation of one run, or of several runs side by side."""
     _check_options(options)
     runs = [last_finished(run) for run in runs]
     files = _files(Path(runs[0]), out, options)
@@ -46,21 +46,23 @@ def sample(runs: list[str], out: str, options: Options) -> int:
 
 def _check_options(options: Options) -> None:
     if options.animate and options.interpolate:
-        raise UserError("--animate --interpolate: they do not go together; choose one")
+        raise UserError("--animate --interpolate: cannot be combined; choose one")
     if options.animate and options.grid:
-        raise UserError(f"--grid {options.grid}: --animate shows the grids that training wrote; leave --grid out")
+        raise UserError(
+            f"--grid {options.grid}: --animate shows the sample grids saved during training; leave --grid out"
+        )
 
 
 def _files(run: Path, out: str, options: Options) -> list[Path]:
-    """Return the files to write: the one that `--out` names, or those in the run's folder."""
+    """Return the files to write: the one given by `--out`, or the default ones in the run folder."""
     suffixes = MOVING if options.animate else (".png",)
     if not run.is_dir():
-        raise UserError(f"{run}: not a run's folder")
+        raise UserError(f"{run}: not a run folder")
     if not out:
         return [run / f"{options.kind}{suffix}" for suffix in suffixes]
     file = Path(out)
     if file.suffix.lower() not in suffixes:
-        raise UserError(f"--out {out}: expected a name that ends in {' or '.join(suffixes)}")
+        raise UserError(f"--out {out}: expected a file name ending in {' or '.join(suffixes)}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -97,5 +99,5 @@ def _parse_grid(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)\s*[x×]\s*(\d+)", text.strip().lower())
     rows, columns = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 0 < rows * columns <= LARGEST_GRID:
-        raise UserError(f"--grid {text}: expected rows and columns like 8x8, {LARGEST_GRID:,} images at most")
+        raise UserError(f"--grid {text}: expected rows and columns like 8x8, at most {LARGEST_GRID:,} images")
     return rows, columns

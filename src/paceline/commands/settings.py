@@ -1,4 +1,4 @@
-"""`paceline settings`: what can be set, the value that a run would have, and what it means."""
+"""`paceline settings`: list settings with their meanings and the values that a run would use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """One line of a table."""
+    """One row of a table."""
 
     name: str
     value: str
@@ -24,12 +24,12 @@ class Row(NamedTuple):
 
 
 def settings(recipe: str, data: str, preset: str) -> int:
-    """Print the settings of a recipe's runs; without a recipe, all recipes, sources and broken plugins."""
+    """Print the settings of a recipe; without a recipe, list all recipes, sources and broken plugins."""
     if not recipe:
         _print({"recipes": _plugins("recipe"), "sources": _plugins("source")})
         for line in faults():
             print(line)
-        print("paceline settings RECIPE [--data SOURCE] [--preset NAME] lists what can be set")
+        print("paceline settings RECIPE [--data SOURCE] [--preset NAME] lists the settings of a recipe")
         return 0
     flags = {"data": data, "preset": preset}
     config = configure(recipe, {name: value for name, value in flags.items() if value}, elsewhere=True)
@@ -41,23 +41,23 @@ def settings(recipe: str, data: str, preset: str) -> int:
             f"recipe {recipe}": list(_rows(config.recipe).values()),
             f"source {config.run.data}": [row for name, row in of_run.items() if name in added],
             "every run": [row for name, row in of_run.items() if name not in added],
-            "every network; --set NETWORK.NAME=VALUE is for one network": list(_rows(config.learner).values()),
-            "one network": [Row(name, _shown(value), "") for name, value in alone.items()],
+            "every network; use --set NETWORK.NAME=VALUE for a single network": list(_rows(config.learner).values()),
+            "single networks": [Row(name, _shown(value), "") for name, value in alone.items()],
         }
     )
     presets = config.recipe_class.presets
     hint = f"; presets: {', '.join(presets)}" if presets else ""
-    print(f"settings without a --flag are given with --set NAME=VALUE{hint}")
+    print(f"use --set NAME=VALUE for settings without a --flag{hint}")
     return 0
 
 
 def _plugins(kind: PluginKind) -> list[Row]:
-    """Return the names of a kind, with the first line of each plugin's docstring."""
+    """Return a row per plugin: its name and the first line of its docstring."""
     return [Row(name, "", about(kind, name)) for name in names(kind)]
 
 
 def _rows(group: DataclassInstance) -> dict[str, Row]:
-    """Return the settings of a group by name; the meaning of a choice begins with its values."""
+    """Return a row per setting, by name; if only certain values are allowed, its meaning starts with them."""
     hints, rows = get_type_hints(type(group)), {}
     for f in fields(group):
         choices = "|".join(get_args(hints[f.name])) if get_origin(hints[f.name]) is Literal else ""
@@ -74,7 +74,7 @@ def _shown(value: SettingValue) -> str:
 
 
 def _print(tables: Mapping[str, Sequence[Row]]) -> None:
-    """Print tables one after the other, in columns of one width."""
+    """Print the tables with columns of equal width."""
     rows = [row for table in tables.values() for row in table]
     name_width, value_width = max(len(row.name) for row in rows), max(len(row.value) for row in rows)
     for title, table in tables.items():

@@ -1,4 +1,4 @@
-"""`paceline train`: a recipe, data and a strategy become a run."""
+"""`paceline train`: train a recipe and write a run folder."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class TrainResult:
     """How a run ended."""
 
     folder: Path
-    images: int  # seen at its last checkpoint
+    images: int  # number of images seen at the last checkpoint
     exit_code: int
-    metrics: dict[str, float]  # the last value of each
+    metrics: dict[str, float]  # last value of each metric
 
 
 def train(config: Config) -> int:
-    """Train a recipe in as many processes as the settings ask for; return the exit code."""
+    """Train a recipe in as many processes as the settings require; return the exit code."""
     check_loggers(config.run.loggers)
     config = config.with_run(out=config.run.out or default_folder(config))
     several = strategy_class(config).needs_processes and config.run.devices > 1
@@ -45,10 +45,10 @@ def train(config: Config) -> int:
 
 
 def train_and_report(config: Config) -> TrainResult:
-    """Train like the command does, and return the folder, the metrics and the exit code."""
+    """Train like `paceline train`, and return the run folder, the metrics and the exit code."""
     config = config.with_run(out=config.run.out or default_folder(config))
     code = train(config)
-    folder = RunFolder(Path(stages_of(config)[0].run.out))  # of several stages, the last one that has started
+    folder = RunFolder(Path(stages_of(config)[0].run.out))  # with several stages, the last one that has started
     lines = read_metrics(folder.path)
     last = {name: value for line in lines for name, value in line.items() if "/" in name}
     metrics = {name: math.nan if value is None else value for name, value in last.items()}
@@ -56,16 +56,16 @@ def train_and_report(config: Config) -> TrainResult:
 
 
 def default_folder(config: Config) -> str:
-    """Return runs/RECIPE-DATA-SEED; of a user's own file, its name without the suffix."""
+    """Return runs/RECIPE-DATA-SEED; the path of a user's own file is shortened to its stem."""
     recipe, data = Path(config.recipe_name).stem, Path(config.run.data).stem
     return f"runs/{recipe}-{data}-{config.run.seed}"
 
 
 def train_here(config: Config) -> int:
-    """Do this process's part of a run, stage by stage; the processes join once for all stages."""
+    """Train in this process, stage by stage; processes join once, before the first stage."""
     place = place_from(os.environ)
     if place and (config.run.strategy == "auto" or strategy_class(config).needs_processes):
-        config = config.with_run(devices=place.size)  # of all hosts
+        config = config.with_run(devices=place.size)  # on all hosts together
     world = join(config.run, distributed=strategy_class(config).needs_processes)
     code = 0
     try:
@@ -84,7 +84,7 @@ def train_here(config: Config) -> int:
 
 
 def _train_stage(config: Config, world: World) -> int:
-    """Resume, train, evaluate: this process's part of one stage, or of a run without stages."""
+    """Resume, train and evaluate one stage, or a run without stages, in this process."""
     stop = StopRequest()
     with open_session(assemble(config, world), RunFolder(Path(config.run.out))) as session:
         snapshot = session.resume()

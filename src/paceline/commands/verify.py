@@ -39,14 +39,14 @@ Trace = dict[str, Tensor]  # "gradients/PHASE/NETWORK/TENSOR" of the first step,
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one network is from its reference under one strategy."""
+    """How much one network differs between a strategy and the reference strategy."""
 
     strategy: str
     kind: str  # "gradients", "gradients of PHASE" or "weights"
     network: str
-    value: float  # max |a − b| over the network ÷ the largest |b|
+    value: float  # max |a − b| ÷ max |b| over the network
     tolerance: float
-    worst: str  # the first tensor beyond the tolerance, if any
+    worst: str  # first tensor that exceeds the tolerance, if any
 
     @property
     def is_equal(self) -> bool:
@@ -55,7 +55,7 @@ class Difference:
 
 
 def verify(config: Config, strategies: list[str], steps: int, tolerance: float, control: str, result: str = "") -> int:
-    """Print how far each strategy is from the first, write `result` as JSON; return 1 if one differs."""
+    """Print how much each strategy differs from the first, also as JSON to `result`; return 1 if any differs."""
     found = differences(config, strategies, steps, tolerance, control)
     title = _title(config, steps, control)
     _print_table(open_screen(), found, title)
@@ -67,7 +67,7 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
 def differences(
     config: Config, strategies: list[str], steps: int, tolerance: float, control: str = ""
 ) -> list[Difference]:
-    """Train the same steps under each strategy and compare it with the first, network by network."""
+    """Train the same steps under each strategy and compare the networks with those of the first strategy."""
     if control and control not in CONTROLS:
         raise unknown("control", control, CONTROLS)
     if len(strategies) < 2:
@@ -90,7 +90,7 @@ def differences(
 
 
 def global_batch(config: Config) -> int:
-    """Return the images per step over all devices."""
+    """Return the number of images per step over all devices."""
     return split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
 
 
@@ -100,7 +100,7 @@ def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code:
-            raise UserError(f"strategy {config.run.strategy} ended with exit code {code}")
+            raise UserError(f"strategy {config.run.strategy}: training failed with exit code {code}")
     else:
         most = strategy_class(config).max_devices
         alone = config.with_run(devices=min(most or config.run.devices, config.run.devices))
@@ -109,7 +109,7 @@ def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
 
 
 def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> None:
-    """Run this process's part of one strategy's steps; the first rank writes the trace."""
+    """Run the steps of one strategy in this process; rank 0 writes the trace."""
     if os.environ.get("RANK", "0") != "0":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     parts = assemble(config)
@@ -146,7 +146,7 @@ def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
 
 
 def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:
-    """Compare every strategy with the first, network by network."""
+    """Compare the networks of every strategy with those of the first."""
     (_, reference), *others = traces.items()
     differences = []
     for strategy, trace in others:
@@ -176,9 +176,9 @@ def _title(config: Config, steps: int, control: str) -> str:
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("strategy", "network", "tensors", "difference", "tolerance", "first tensor above it"):
-        table.add_column(heading, no_wrap=heading != "first tensor above it", overflow="fold")
+    for heading in ("strategy", "network", "what", "difference", "allowed", "first tensor above limit"):
+        table.add_column(heading, no_wrap=heading != "first tensor above limit", overflow="fold")
     for d in differences:
         table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")
     console.print(table)
-    console.print("difference = largest |a − b| of a network ÷ its largest |b|; dropout is set to 0")
+    console.print("difference = max |a − b| ÷ max |b| over a network; dropout is disabled")

@@ -1,1 +1,1 @@
-"""A grid of runs, its cells, and what is measured in addition."""
+"""A grid of runs, its cells, and the additional measurements of a comparison."""

@@ -1,4 +1,4 @@
-"""The runs of a grid: each is trained once; one that is not the run that was asked for counts as failed."""
+"""The runs of a grid: each is trained once; a run that is unfinished or has the wrong length counts as failed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from paceline.runs.stages import stages_of
 from paceline.runs.status import Status
 
 RECORD = "cell.json"  # in a cell's folder
-# Settings that change no number of a run.
+# Settings that do not change a run's results.
 IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "loggers"}
 
 
 class PlannedRun(NamedTuple):
-    """A cell and the settings of its run; None where it cannot be trained."""
+    """A cell and the settings of its run; `config` is None if it cannot be trained."""
 
     cell: Cell
     recipe: str
@@ -46,25 +46,25 @@ class PlannedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class CellRecord:
-    """What a cell's run is made from, and whether it has finished."""
+    """The inputs that determine a cell's run, and whether it has finished."""
 
     made_from: dict[str, str]
     ended: bool
 
     @classmethod
     def read(cls, folder: Path) -> CellRecord | None:
-        """Return the record of a cell's folder; None where it has none that can be read."""
+        """Return the record in a cell's folder; None if there is none or it cannot be read."""
         content = read_json(folder / RECORD)
         made_from, ended = content.get("made_from"), content.get("ended")
         return cls(made_from, ended) if isinstance(made_from, dict) and isinstance(ended, bool) else None
 
     def write(self, folder: Path) -> None:
-        """Keep the record in a cell's folder."""
+        """Save the record in a cell's folder."""
         write_json(folder / RECORD, asdict(self))
 
 
 def made_from(config: Config) -> dict[str, str]:
-    """Return what determines a run: its settings, and the content of the user's own files among them."""
+    """Return what determines a run: its settings, and hashes of the user's own files that they refer to."""
     settings = {name: str(value) for name, value in config.values().items() if name not in IGNORED_SETTINGS}
     plugins = (config.recipe_name, config.run.data, config.run.strategy, config.run.loader)
     files = [Path(name) for name in plugins if is_path(name)]
@@ -72,7 +72,7 @@ def made_from(config: Config) -> dict[str, str]:
 
 
 def check_kept(folder: Path, planned: Sequence[PlannedRun]) -> None:
-    """Raise UserError where the folder holds runs that differ from the planned ones, before any is touched."""
+    """Raise UserError if the folder contains runs that differ from the planned ones, before any is changed."""
     known: dict[str, str] = {}
     for cell, _, _, config in planned:
         if config is None or not _has_trained(Path(config.run.out)):
@@ -82,36 +82,36 @@ def check_kept(folder: Path, planned: Sequence[PlannedRun]) -> None:
         names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
         if names:
             changes = "; ".join(f"{name}: {before.get(name, 'none')} → {now.get(name, 'none')}" for name in names)
-            raise UserError(f"--out {folder}: its run {cell.name} differs ({changes}); choose another --out")
+            raise UserError(f"--out {folder}: its run {cell.name} differs ({changes}); choose a different --out")
         _check_data(folder, cell, config, known)
 
 
 def _check_data(folder: Path, cell: Cell, config: Config, known: dict[str, str]) -> None:
-    """Raise UserError for a run on other samples than a new one would see; `known` are these, by recipe."""
+    """Raise UserError if a run was trained on different samples; `known` caches the current samples by recipe."""
     was = _samples_of(Path(config.run.out))
     if not was:
         return
     if config.recipe_name not in known:
         try:
             known[config.recipe_name] = describe_samples(open_sources(config)["train"])
-        except (UserError, OSError):  # finished runs are compared without their data; training reports what is missing
+        except (UserError, OSError):  # finished runs can be compared without data; training reports missing data
             known[config.recipe_name] = ""
     now = known[config.recipe_name]
     if now and was != now:
-        problem = f"its run {cell.name} was trained on other data ({was} → {now})"
-        raise UserError(f"--out {folder}: {problem}; use the same data to resume, or choose another --out")
+        problem = f"its run {cell.name} was trained on different data ({was} → {now})"
+        raise UserError(f"--out {folder}: {problem}; use the same data to resume, or choose a different --out")
 
 
 def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinner | None) -> None:
-    """Train the run of a cell unless it has finished, and read its numbers."""
+    """Train the run of a cell unless it has finished, then read its results."""
     cell, recipe, flags, config = planned
     if config is None:
         return
     folder, made = Path(config.run.out), made_from(config)
     if CellRecord.read(folder) == CellRecord(made, ended=True):
-        cell.reason = "done before"
+        cell.reason = "already finished"
     else:
-        if not _has_trained(folder):  # otherwise the record of its start is there, or nothing is known of it
+        if not _has_trained(folder):  # otherwise it has a record, or its inputs are unknown
             CellRecord(made, ended=False).write(folder)
         arguments = ["train", recipe, "--out", config.run.out]
         arguments += to_arguments(flags, options.config_file, options.assignments)
@@ -134,9 +134,9 @@ def _has_trained(folder: Path) -> bool:
 
 
 def _samples_of(folder: Path) -> str:
-    """Return what a cell's run, or its first stage, records of its training samples; empty where it does not."""
+    """Return the training samples that a cell's run, or its first stage, has recorded; empty if there is no record."""
     for run in (folder, *stages_in(folder)):
-        with suppress(OSError, ValueError):  # reading the whole run reports what is wrong with it
+        with suppress(OSError, ValueError):  # errors are reported when the whole run is read
             provenance = tomllib.loads(RunFolder(run).config_file.read_text()).get(PROVENANCE)
             samples = provenance.get("data") if isinstance(provenance, dict) else None
             if isinstance(samples, str):
@@ -145,17 +145,17 @@ def _samples_of(folder: Path) -> str:
 
 
 def _read_as_planned(config: Config) -> Run:
-    """Return the run of a cell, or its last stage; raise UserError for another length or an unfinished one."""
+    """Return a cell's run, or its last stage; raise UserError if it is unfinished or has the wrong length."""
     last = stages_of(config)[-1].run
     run, status = read_finished(last.out), Status.of(Path(last.out))
     images = max(RunFolder(Path(last.out)).checkpoints.all(), default=0)
     problem = ""
     if status is None or status.state != "finished":
-        problem = f"{images:,} images that is not finished"
+        problem = f"an unfinished run of {images:,} images"
     elif (run.settings["epochs"], run.settings["images"]) != (last.epochs, last.images):
-        problem = f"{status.total_images:,} images, which is not the length that was asked for"
+        problem = f"a run of {status.total_images:,} images, which is not the requested length"
     elif images != status.total_images:
-        problem = f"{images:,} images, but {status.total_images:,} were asked for"
+        problem = f"a run of {images:,} images, but {status.total_images:,} were requested"
     if problem:
-        raise UserError(f"{last.out} holds a run of {problem}; choose another --out")
+        raise UserError(f"{last.out}: contains {problem}; choose a different --out")
     return run

@@ -1,4 +1,4 @@
-"""Which runs a comparison asks for, and which of them this machine cannot do."""
+"""The runs of a comparison, and the reasons why some of them cannot run on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCALINGS = ("strong", "weak")
 
 
 class GridCell(NamedTuple):
-    """A cell, and what its run is made from: a recipe, and flags of its own."""
+    """A cell with the recipe and the flags of its run."""
 
     cell: Cell
     recipe: str
@@ -36,7 +36,7 @@ class GridCell(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """The lists whose combinations are run."""
+    """The lists of options; a comparison trains all their combinations."""
 
     recipes: tuple[str, ...]
     strategies: tuple[str, ...]
@@ -47,7 +47,7 @@ class Grid:
 
     @classmethod
     def of(cls, configs: Mapping[str, Config], flags: Flags, options: Options) -> Grid:
-        """Return the grid of the recipes in `configs`; what was not given comes from the first one's settings."""
+        """Return the grid of the recipes in `configs`; missing values come from the settings of the first recipe."""
         first = next(iter(configs.values())).run
         seeds, strategies = flags.get("seed", options.seeds), flags.get("strategy", options.strategies)
         return cls.parse(
@@ -63,14 +63,14 @@ class Grid:
     def parse(
         cls, recipes: Sequence[str], strategies: str, devices: str, batches: str, seeds: str, scaling: str
     ) -> Grid:
-        """Return the grid of lists that are separated by commas; raise UserError for an empty one."""
+        """Parse comma-separated lists into a grid; raise UserError for an empty list."""
         if scaling not in SCALINGS:
             raise unknown("--scaling", scaling, SCALINGS)
         chosen = _words("--strategies", strategies)
         for name in chosen:
-            load_class("strategy", name, Strategy)  # raises for an unknown one
+            load_class("strategy", name, Strategy)  # raises if it is unknown
         for batch in _words("--batch-size", batches):
-            split_batch(batch, 1, 1)  # raises for what is no batch
+            split_batch(batch, 1, 1)  # raises if it is not a batch size
         return cls(
             tuple(dict.fromkeys(recipes)),
             chosen,
@@ -81,7 +81,7 @@ class Grid:
         )
 
     def cells(self, configs: Mapping[str, Config]) -> list[GridCell]:
-        """Return every cell; one that cannot run here has a reason."""
+        """Return all cells; those that cannot run here have a reason."""
         made = []
         for recipe, batch, strategy in itertools.product(self.recipes, self.batches, self.strategies):
             for devices, seed in itertools.product(self._device_counts(strategy), self.seeds):
@@ -89,7 +89,7 @@ class Grid:
         return made
 
     def _device_counts(self, strategy: str) -> list[int]:
-        """Return the numbers of devices, up to the most that a strategy uses."""
+        """Return the numbers of devices, limited to the maximum of the strategy."""
         most = load_class("strategy", strategy, Strategy).max_devices
         return list(dict.fromkeys(count if most is None else min(count, most) for count in self.devices))
 
@@ -114,7 +114,7 @@ class Grid:
 
 
 def obstacle_here(config: Config, strategy: str, devices: int, gpus: Sequence[str]) -> str:
-    """Return why this machine cannot do a cell; empty where it can."""
+    """Return why this machine cannot run a cell; empty if it can."""
     strategy_class = load_class("strategy", strategy, Strategy)
     if not is_installed(strategy_class.package):
         return f"package {strategy_class.package} is not installed"
@@ -122,16 +122,16 @@ def obstacle_here(config: Config, strategy: str, devices: int, gpus: Sequence[st
         return strategy_class.cpu_obstacle
     here = torch.cuda.device_count()
     if gpus and len(gpus) < devices:
-        return f"--gpus lists {len(gpus)} for {devices} devices"
+        return f"--gpus lists {len(gpus)}, but {devices} are needed"
     if not gpus and devices > here:
-        return "1 GPU here" if here == 1 else f"{here} GPUs here"
+        return f"this machine has {here} GPU{'s' * (here != 1)}"
     return ""
 
 
 def _words(flag: str, text: str) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
-        raise UserError(f"{flag} {text!r}: the list is empty; name at least one")
+        raise UserError(f"{flag} {text!r}: the list is empty; give at least one value")
     return words
 
 
@@ -139,6 +139,6 @@ def _numbers(flag: str, text: str, at_least: int) -> list[int]:
     numbers = []
     for word in _words(flag, text):
         if not word.isdigit() or int(word) < at_least:
-            raise UserError(f"{flag} {text}: {word!r} is not a whole number of {at_least} or more")
+            raise UserError(f"{flag} {text}: {word!r} is not a whole number, {at_least} or more")
         numbers.append(int(word))
     return numbers

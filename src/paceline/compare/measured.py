@@ -1,4 +1,4 @@
-"""What a comparison measures besides its runs, and keeps with its report so that it is measured once."""
+"""Additional measurements of a comparison, saved with its report so that they are made only once."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Result = TypeVar("Result")
 
 
 class Measured:
-    """Parity of the strategies, and step ladders of their runs on several devices."""
+    """Parity of the strategies, and step ladders of the runs on several devices."""
 
     def __init__(self, folder: Path, console: Console) -> None:
         self.folder, self.console = folder / "measured", console
         self.parity: dict[str, Parity] = {}
         self.missing: list[str] = []
-        self._ladders: dict[str, StepLadder] = {}  # by a cell's name without its seed
+        self._ladders: dict[str, StepLadder] = {}  # by the name of a cell without its seed
 
     def verify(self, configs: Mapping[str, Config], flags: Flags, grid: Grid, options: Options) -> None:
-        """Measure the parity of each recipe's strategies in a process of its own, with the settings of the runs."""
+        """Measure the parity of each recipe's strategies in a separate process, with the settings of the runs."""
         classes = {name: load_class("strategy", name, Strategy) for name in grid.strategies}
         self.missing += [
             f"parity of {name}: {one.parity_obstacle}" for name, one in classes.items() if one.parity_obstacle
@@ -76,7 +76,7 @@ class Measured:
         return self._once(f"verify {recipe}", f"parity-{recipe}", inputs, measure, Parity.from_json)
 
     def measure_ladders(self, planned: Sequence[PlannedRun]) -> None:
-        """Measure the step ladder of each kind of cell on several devices, in as many processes."""
+        """Measure one step ladder for cells on several devices that differ only in their seeds."""
         for cell, _, _, config in planned:
             if cell.state != "done" or config is None or cell.devices == 1 or _kind(cell) in self._ladders:
                 continue
@@ -98,10 +98,11 @@ class Measured:
                 raise Stopped(signal.SIGINT)
             if code:
                 result.unlink(missing_ok=True)
-            return f"the measurement ended with exit code {code}"
+            return f"the measurement failed with exit code {code}"
 
         inputs: JsonObject = {"made_from": {**made_from(config.with_run(seed=0))}}
-        return self._once(f"step ladder of {kind}", f"step-ladder-{kind}", inputs, measure, StepLadder.from_json)
+        words = f"step-time breakdown of {kind}"
+        return self._once(words, f"step-ladder-{kind}", inputs, measure, StepLadder.from_json)
 
     def _once(
         self,
@@ -111,9 +112,9 @@ class Measured:
         measure: Callable[[Path], str],
         parse: Callable[[Mapping[str, Any]], Result],
     ) -> Result | None:
-        """Return what `measure` writes to a file, or wrote last time for the same inputs.
+        """Return the result that `measure` writes to a file, or the saved result for the same inputs.
 
-        Where it writes nothing, the reason that it returns is printed and kept for the report.
+        If it writes no result, the reason that it returns is printed and added to the report.
         """
         file, fresh = self.folder / f"{name}.json", self.folder / f"{name}.fresh.json"
         before = read_json(file)
@@ -121,7 +122,7 @@ class Measured:
             try:
                 return parse(before["result"])
             except (KeyError, TypeError, ValueError):
-                pass  # a damaged file: measured again
+                pass  # a damaged file: measure again
         self.folder.mkdir(parents=True, exist_ok=True)
         fresh.unlink(missing_ok=True)
         reason = measure(fresh)
@@ -136,7 +137,7 @@ class Measured:
         return parse(result)
 
     def ladders_by_group(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
-        """Return the step ladders by the names that the report's groups have."""
+        """Return the step ladders by the names of the report's groups."""
         return {
             group_name(cell.run): self._ladders[_kind(cell)]
             for cell in cells
@@ -145,11 +146,11 @@ class Measured:
 
 
 def _ladder_obstacle(cell: Cell) -> str:
-    """Return why a cell has no step ladder; empty where it can have one."""
+    """Return why a cell cannot have a step ladder; empty if it can."""
     if cell.run is not None and cell.run.shares_a_gpu:
-        return "step ladder of several processes on one GPU (they show equal results, not speed)"
+        return "step-time breakdown of several processes on one GPU (they test correctness, not speed)"
     obstacle = load_class("strategy", cell.strategy, Strategy).ladder_obstacle
-    return f"step ladder of {cell.strategy} × {cell.devices} ({obstacle})" if obstacle else ""
+    return f"step-time breakdown of {cell.strategy} × {cell.devices} ({obstacle})" if obstacle else ""
 
 
 def _kind(cell: Cell) -> str:

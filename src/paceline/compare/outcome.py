@@ -1,4 +1,4 @@
-"""The end of a comparison: its report, and what is printed of it."""
+"""The end of a comparison: write its report and print a summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORT = "report.json"
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold the folder of a comparison as that of a run is held: two at once would mix."""
+    """Lock the folder of a comparison like a run folder, so that two comparisons cannot mix."""
     claimed = RunFolder(folder)
     claimed.claim()
     try:
@@ -34,7 +34,7 @@ def title_of(recipes: Sequence[str], data: str) -> str:
 
 
 def has_report(folder: Path) -> bool:
-    """Return whether a folder has a report with finished runs."""
+    """Return whether a folder contains a report with finished runs."""
     counts = read_json(folder / REPORT).get("counts")
     return isinstance(counts, dict) and bool(counts.get("done"))
 
@@ -48,12 +48,12 @@ def finish(report: Report, folder: Path) -> None:
     for sentence in summary:
         console.print(Markdown(sentence))
     if replaced:
-        print(f"this report replaces one with other runs: {', '.join(replaced)}")
+        print(f"this report replaces one that included other runs: {', '.join(replaced)}")
     print(f"report: {folder / 'report.html'}")
 
 
 def _replaced_runs(folder: Path, cells: Sequence[Cell]) -> list[str]:
-    """Return the runs of the folder's last report that are not among these, however their paths are written."""
+    """Return the runs of the folder's last report that are not among `cells`, comparing resolved paths."""
     before = read_json(folder / REPORT).get("runs")
     own = {Path(cell.run.folder).resolve() for cell in cells if cell.run is not None}
     return [name for name in before if Path(name).resolve() not in own] if isinstance(before, dict) else []

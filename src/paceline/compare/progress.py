@@ -1,4 +1,4 @@
-"""What a comparison prints while its runs are trained."""
+"""The output of a comparison while it trains its runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.report.model import Cell
 from paceline.runs.metrics import METRICS
 from paceline.runs.stages import stages_of
 
-LAST_BYTES = 4096  # of metrics, which hold the last line
+LAST_BYTES = 4096  # number of bytes to read; they contain the last line of the metrics
 
 
 @contextmanager
 def announced(console: Console, words: str, cell: Cell) -> Iterator[Spinner | None]:
-    """Show which cell is being trained, then print one line about its outcome."""
+    """Show which cell is being trained, then print one line with its outcome."""
     if console.is_terminal:
         with console.status(literal(words)) as spinner:
             yield spinner
@@ -32,16 +32,16 @@ def announced(console: Console, words: str, cell: Cell) -> Iterator[Spinner | No
     elif cell.run is not None:
         speed = f"{cell.run.speed.images_per_second:,.0f} images/s, " if cell.run.speed else ""
         quality = "  ".join(f"{name} {value:.4g}" for name, value in cell.run.quality.items() if value is not None)
-        again = " (done before)" if cell.reason else ""
+        again = " (already finished)" if cell.reason else ""
         cell.reason = ""
         console.print(f"{words}: {speed}{cell.run.seconds:.1f} s  {quality}{again}", soft_wrap=True)
 
 
 def show_progress(spinner: Spinner | None, name: str, config: Config) -> None:
-    """Show the images seen; only the end of the metrics is read, since the run needs the machine."""
+    """Show the number of images seen; read only the end of the metrics, to leave the machine to the run."""
     if spinner is None:
         return
-    metrics = Path(stages_of(config)[0].run.out) / METRICS  # of the stage that has begun
+    metrics = Path(stages_of(config)[0].run.out) / METRICS  # of the current stage
     if not metrics.is_file():
         return
     with metrics.open("rb") as file:

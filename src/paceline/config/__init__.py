@@ -1,1 +1,1 @@
-"""Settings: declared, resolved, read from files."""
+"""Settings: declare them, read them from files, resolve them."""

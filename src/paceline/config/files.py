@@ -1,4 +1,4 @@
-"""Settings from files and from `name=value` words, and back into the config.toml that a run keeps."""
+"""Read settings from files and `name=value` arguments, and write the config.toml of a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue, SettingValues
 
-PROVENANCE = "provenance"  # the table in a run's config.toml that holds no settings: format, versions, hardware
-NOT_INHERITED = ("out", "mirror", "resume_from")  # places of one run, which the next run must not share
+PROVENANCE = "provenance"  # table of a run's config.toml that contains no settings: format, versions, hardware
+NOT_INHERITED = ("out", "mirror", "resume_from")  # locations of a run, which the next run must not reuse
 
 Table = Mapping[str, SettingValue]
 
 
 def read_file(path: str) -> Layer:
-    """Return the settings in a TOML or INI file; sections of an INI file are one namespace.
+    """Return the settings in a TOML or INI file; the sections of an INI file share one namespace.
 
-    The settings of a run's config.toml are inherited: they start another run, in another folder.
+    The settings in a run's config.toml are `Inherited`: they start a new run in a new folder.
     """
     file = Path(path)
     if not file.is_file():
@@ -47,7 +47,7 @@ def read_file(path: str) -> Layer:
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
-    """Return `name=value` words as a layer of settings."""
+    """Parse `name=value` arguments into a layer of settings."""
     pairs = {}
     for word in assignments:
         name, equals, value = word.partition("=")
@@ -58,7 +58,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
 
 
 def to_toml(settings: Table, provenance: Mapping[str, SettingValue | list[Table]]) -> str:
-    """Return settings, by full names, as a file for `--config`; a list in `provenance` becomes an array of tables."""
+    """Return settings by full name as TOML for `--config`; a list in `provenance` becomes an array of tables."""
     tables: dict[str, dict[str, SettingValue]] = {"": {}}
     for full_name, value in settings.items():
         network, _, name = full_name.rpartition(".")
@@ -79,14 +79,14 @@ def _table(header: str, values: Table) -> list[str]:
 
 
 def identity(config: Config, data: str) -> str:
-    """Return a hash that a run has on every machine: of all that it may not change, and of its data."""
+    """Return a hash of a run's data and of the settings that it must not change, the same on every machine."""
     mutable = _mutable_on_resume(config)
     fixed = {name: value for name, value in _portable(config.values()).items() if name not in mutable}
     return checksum_of_content([fixed, data])[:16]
 
 
 def changed_settings(kept: SettingValues, now: Config) -> list[str]:
-    """Return what a resumed run changes although it must not, as `name: was → is`."""
+    """Return the settings that a resumed run must not change but does, as `name: old → new`."""
     before, after = _portable(flatten(kept)), _portable(now.values())
     del after["recipe"]
     mutable = _mutable_on_resume(now)
@@ -99,6 +99,6 @@ def _mutable_on_resume(config: Config) -> set[str]:
 
 
 def _portable(values: dict[str, SettingValue]) -> dict[str, SettingValue]:
-    """Return settings with `init_from` relative to `out`: both may be moved together, or be spelled differently."""
+    """Make `init_from` relative to `out`, so that moving both folders, or spelling a path differently, is no change."""
     start, out = str(values.get("init_from", "")), str(values.get("out", ""))
     return values | {"init_from": os.path.relpath(start, out)} if start and out else values

@@ -1,9 +1,9 @@
-"""From layers of settings to one checked config.
+"""Resolve layers of settings into one checked config.
 
-A value comes from the last layer that gives it: the settings' defaults, the recipe's defaults, the preset, a file
-(TOML or INI), flags, `--set name=value`. All settings share one namespace. Learner settings can be given for one
-network (`discriminator.lr`). A run's recipe and source add settings of their own. The resolved settings are kept with
-the run.
+A value comes from the last layer that sets it: the settings' defaults, the recipe's defaults, the preset, a file
+(TOML or INI), flags, `--set name=value`. All settings share one namespace. Learner settings can be set for a single
+network (`discriminator.lr`). A run's recipe and source add their own settings. The resolved settings are saved with the
+run.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SPANS_OF_LEARNER = ("warmup", "hold", "ema_half_life")
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of one run, resolved."""
+    """All resolved settings of one run."""
 
     recipe_name: str
     recipe_class: type[Recipe]
     run: RunSettings
     learner: LearnerSettings
-    networks: dict[str, dict[str, SettingValue]]  # learner settings of single networks
-    recipe: Any  # the recipe's own dataclass
+    networks: dict[str, dict[str, SettingValue]]  # learner settings of single networks, by network
+    recipe: Any  # an instance of the recipe's `Settings`
 
     def learner_of(self, network: str) -> LearnerSettings:
         """Return the learner settings of one network."""
@@ -46,7 +46,7 @@ class Config:
         return dataclasses.replace(self.learner, **own)
 
     def values(self) -> dict[str, SettingValue]:
-        """Return every setting by its full name, in the order of declaration."""
+        """Return every setting by its full name, in declaration order."""
         flat: dict[str, SettingValue] = {"recipe": self.recipe_name}
         for group in (self.run, self.learner, self.recipe):
             flat |= dataclasses.asdict(group)
@@ -55,14 +55,14 @@ class Config:
         return flat
 
     def with_run(self, **changes: Any) -> Config:
-        """Return the same settings with some of the run's replaced."""
+        """Return a copy with some run settings replaced."""
         return dataclasses.replace(self, run=dataclasses.replace(self.run, **changes))
 
 
 class Inherited(Layer):
-    """A layer that the user did not give for this run: defaults of the recipe, or settings of another run.
+    """A layer that the user did not write for this run: defaults of the recipe, or settings of another run.
 
-    Its settings of a source that this run does not use are ignored.
+    Its settings for sources that this run does not use are ignored.
     """
 
 
@@ -73,7 +73,7 @@ class SourceSettings(Protocol):
         """Return the settings class of a source."""
 
     def owners(self) -> dict[str, list[str]]:
-        """Return, for every setting that only some sources have, the names of these sources in quotes."""
+        """Return the quoted names of the sources that have each setting, for settings that only some sources have."""
 
 
 def resolve(
@@ -86,7 +86,7 @@ def resolve(
 ) -> Config:
     """Merge layers of (origin, {name: value}) into one config; the last layer wins.
 
-    Without `own_source`, a source that is a user's own file is not imported and the settings it adds are left out.
+    Without `own_source`, a source in a user's own file is not imported, and the settings that it adds are left out.
     """
     layers = list(layers)
     named = [RunSettings.data, *(str(layer["data"]) for _, layer in layers if "data" in layer)]
@@ -97,7 +97,7 @@ def resolve(
         RunSettings if is_left_out else sources.of(source),
         recipe_class.Settings,
         sources,
-        # The names of settings in a file that is not imported are not known.
+        # Without importing a file, the names of its settings are unknown.
         has_unknown_source=any(is_path(one) and (one != source or is_left_out) for one in named),
     )
     chosen: dict[str, SettingValue] = {}
@@ -112,10 +112,10 @@ def resolve(
             converted = convert(value, namespace.hints[name], shown)
             if not network:
                 chosen[name] = converted
-                for single in networks.values():  # a later value for all networks replaces one for a single network
+                for single in networks.values():  # a later value for all networks replaces those for single networks
                     single.pop(name, None)
             elif namespace.owner[name] is not LearnerSettings:
-                raise UserError(f"{origin}: {name!r} belongs to the whole run, not to network {network!r}")
+                raise UserError(f"{origin}: {name!r} is a setting of the whole run, not of network {network!r}")
             else:
                 networks.setdefault(network, {})[name] = converted
     config = Config(
@@ -131,7 +131,7 @@ def resolve(
 
 
 class _Namespace:
-    """The settings that one run has, by name: of the run and its source, of learners, of the recipe."""
+    """The settings of one run by name: those of the run and its source, the learners and the recipe."""
 
     def __init__(
         self,
@@ -152,28 +152,32 @@ class _Namespace:
         self.hints = {name: hints[group][name] for name, group in self.owner.items()}
         hidden = next((f.name for f in own_fields(run) if self.owner[f.name] is not run), "")
         if hidden:
-            raise UserError(f"source {source!r}: its setting {hidden!r} is one of the recipe or of learners; rename it")
+            raise UserError(
+                f"source {source!r}: setting {hidden!r} clashes with a setting of the recipe or of learners; rename it"
+            )
         taken = {f.name for group in (RunSettings, LearnerSettings) for f in fields(group)}
         clash = next((f.name for f in fields(recipe) if f.name in taken), "")
         if clash:
-            raise UserError(f"recipe {recipe_name!r}: its setting {clash!r} is one of every run; rename it")
+            raise UserError(
+                f"recipe {recipe_name!r}: setting {clash!r} clashes with a setting that every run has; rename it"
+            )
 
     def has(self, name: str, origin: str, shown: str, *, inherited: bool) -> bool:
-        """Return whether a setting exists, False for one to ignore; raise UserError for any other name."""
+        """Return True for a setting of this run and False for one to ignore; raise UserError for any other name."""
         if name in self.owner:
             return True
         others = self._sources.owners()
         if inherited and (self._has_unknown_source or name in others):
             return False
         if name in others:
-            raise UserError(f"{shown} belongs to source {' or '.join(others[name])}; --data is {self._source!r}")
+            raise UserError(f"{shown} belongs to source {' or '.join(others[name])}, but --data is {self._source!r}")
         where = "" if origin == "flag" else f"{origin}: "
         listed_by = f"`paceline settings {self._recipe_name}`"
         every = {*self.owner, *others}
         raise UserError(f"{where}{unknown('setting', name, every, meant=ALSO_CALLED.get(name), listed_by=listed_by)}")
 
     def make(self, group: Callable[..., Group], chosen: Mapping[str, SettingValue]) -> Group:
-        """Return a group's settings with the chosen values."""
+        """Construct a group of settings from the chosen values."""
         return group(**{name: value for name, value in chosen.items() if self.owner[name] is group})
 
 
@@ -183,7 +187,7 @@ def own_fields(run_settings: type[RunSettings]) -> list[dataclasses.Field[Any]]:
 
 
 def flatten(layer: SettingValues) -> dict[str, SettingValue]:
-    """Return a layer by full names: the settings in a network's own table as `network.name`."""
+    """Return a layer by full names; settings in the table of a network become `network.name`."""
     flat: dict[str, SettingValue] = {}
     for name, value in layer.items():
         if isinstance(value, Mapping):
@@ -195,7 +199,7 @@ def flatten(layer: SettingValues) -> dict[str, SettingValue]:
 
 
 def convert(value: SettingValue, hint: Any, where: str) -> SettingValue:
-    """Return a value as the type of its setting, from text where a user wrote it; raise UserError where it is none."""
+    """Convert a value, which may be text, to the type of its setting; raise UserError if that is impossible."""
     if get_origin(hint) is Literal:
         text = ("on" if value else "off") if isinstance(value, bool) else str(value)
         if text not in get_args(hint):
@@ -215,7 +219,7 @@ def convert(value: SettingValue, hint: Any, where: str) -> SettingValue:
 
 
 def _whole(value: SettingValue) -> int:
-    """Return a whole number with every digit, also where it is written like 5e4."""
+    """Parse a whole number without losing digits; it may be written like 5e4."""
     try:
         return int(str(value))
     except ValueError:
@@ -226,7 +230,7 @@ def _whole(value: SettingValue) -> int:
 
 
 def _kind(hint: Any) -> str:
-    return {bool: "true or false", int: "a whole number", float: "a number"}.get(hint, "a text")
+    return {bool: "true or false", int: "a whole number", float: "a number"}.get(hint, "text")
 
 
 def _check(config: Config) -> None:

@@ -1,6 +1,6 @@
-"""Settings of sources that are also flags: the command line reads them here before it imports anything large.
+"""Settings of sources that are also flags, separate from the sources so that the command line starts fast.
 
-A source takes them by making one of these classes its `Settings`.
+A source uses them by deriving its `Settings` from one of these classes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from paceline.config.settings import RunSettings, setting
 
 @dataclass(frozen=True)
 class SeparateTestFolder(RunSettings):
-    """For sources whose test split may lie in a folder of its own."""
+    """For sources whose test split may be in a separate folder."""
 
     test_root: str = setting(
         "",
-        "photos, pairs, panels: folder to test on; all of --data-root is then for training",
+        "photos, pairs, panels: folder to test on; all of --data-root is then used for training",
         flag=True,
         mutable_on_resume=True,
     )
@@ -24,16 +24,18 @@ class SeparateTestFolder(RunSettings):
 
 @dataclass(frozen=True)
 class PhotoSettings(SeparateTestFolder):
-    """For sources that may have a second, smaller file for every image."""
+    """For sources that may have a second, low-resolution file for every image."""
 
     low_root: str = setting(
         "",
-        "photos: folder with the same images in low resolution; separate several with commas",
+        "photos: comma-separated folders with the same images in low resolution",
         flag=True,
         mutable_on_resume=True,
     )
-    test_low_root: str = setting("", "photos: the --low-root of --test-root", flag=True, mutable_on_resume=True)
+    test_low_root: str = setting(
+        "", "photos: like --low-root, but for the images in --test-root", flag=True, mutable_on_resume=True
+    )
 
 
-SourceFlags = PhotoSettings  # has every setting of a source that is a flag
-FOLDERS = ("low_root", "test_root", "test_low_root")  # these belong to one --data-root and not to another
+SourceFlags = PhotoSettings  # includes every source setting that is a flag
+FOLDERS = ("low_root", "test_root", "test_low_root")  # these settings belong to a particular --data-root

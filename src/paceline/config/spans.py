@@ -1,4 +1,4 @@
-"""Lengths of training, and the split of a batch, as users write them."""
+"""Parse lengths of training and batch sizes as users write them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Span:
 
     @classmethod
     def parse(cls, text: str, name: str) -> Span:
-        """Return the span that a text means; `name` is the setting, for the error message."""
+        """Parse a span; `name` is the name of the setting for the error message."""
         match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(k|m)?\s*(images?|epochs?|steps?|%)\s*", str(text).lower())
         try:
             if not match:
@@ -34,19 +34,19 @@ class Span:
         return cls(amount, cast(Unit, unit))
 
     def to_images(self, *, epoch: int, step: int, total: int) -> int:
-        """Return the span in images, given the images in an epoch, in a step and in the whole run."""
+        """Return the span in images, given the number of images per epoch, per step and in the whole run."""
         return round(self.amount * {"images": 1, "epochs": epoch, "steps": step, "%": total / 100}[self.unit])
 
 
 def split_batch(text: str, devices: int, accumulate: int) -> int:
-    """Return the global batch that `128` or `32/device` means; raise UserError where it has fewer images than parts."""
+    """Return the global batch size from `128` or `32/device`; raise UserError if a micro-batch would be empty."""
     match = re.fullmatch(r"\s*(\d+)\s*(/\s*device)?\s*", str(text))
     if not match or int(match[1]) == 0:
-        raise UserError(f"--batch-size {text!r}: expected a number like 128, or one per device like 32/device")
+        raise UserError(f"--batch-size {text!r}: expected a number like 128, or a number per device like 32/device")
     batch = int(match[1]) * (devices if match[2] else 1)
     if batch < devices * accumulate:
         raise UserError(
-            f"--batch-size {batch}: smaller than its {devices * accumulate} parts "
-            f"({devices} devices × {accumulate} micro-batches); use a larger batch or fewer parts"
+            f"--batch-size {batch}: needs at least {devices * accumulate} images "
+            f"({devices} devices × {accumulate} micro-batches); use a larger batch"
         )
     return batch

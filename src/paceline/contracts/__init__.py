@@ -1,1 +1,1 @@
-"""Contracts between packages: recipe, data spec, importer."""
+"""Contracts between packages: recipe, data spec, importer, step ladder."""

@@ -1,6 +1,6 @@
-"""The importer contract: how weight files of another project become a recipe's weights.
+"""The importer contract: convert weight files of another project to a recipe's weights.
 
-An importer is one file in `paceline.recipes.importers`; a recipe names it (`Recipe.importer`).
+An importer is one file in `paceline.recipes.importers`; a recipe selects it with `Recipe.importer`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from paceline.core.types import SettingValue
 
 
 class Importer:
-    """Weight files of another project. The constructor reads them and raises UserError for what it cannot use."""
+    """Weight files of another project. The constructor reads them and raises UserError if it cannot use them."""
 
-    recognised: Mapping[str, SettingValue] = {}  # settings that follow from the files; the user's must equal them
-    assumed: Mapping[str, SettingValue] = {}  # settings that files do not tell; the user's come first
+    recognised: Mapping[str, SettingValue] = {}  # settings determined by the files; users cannot change them
+    assumed: Mapping[str, SettingValue] = {}  # settings not stored in the files; users can change them
 
     def __init__(self, paths: Sequence[Path]) -> None:
         raise NotImplementedError
 
     def data_spec(self, settings: Mapping[str, SettingValue]) -> DataSpec:
-        """Return a data spec for which the recipe, with all its settings by name, has the imported networks."""
+        """Return a data spec for which a recipe with these settings has the same networks as the files."""
         raise NotImplementedError
 
     def tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the imported tensors by the recipe's names; `own` is the recipe's state_dict before the import."""
+        """Return the imported tensors under the recipe's names; `own` is the recipe's state_dict before the import."""
         raise NotImplementedError

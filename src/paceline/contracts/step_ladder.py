@@ -1,4 +1,4 @@
-"""The step ladder: what benchmarking measures of a step, and reports explain."""
+"""The step ladder: speeds of a step with more and more of its costs, measured by benchmarking and shown in reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MeasuredRung:
 
 @dataclass(frozen=True)
 class StepLadder:
-    """The speeds from one device with everything to itself to the step as it is in training."""
+    """Speeds of a step, from one device alone up to the complete training step."""
 
     devices: int
     batch: int
@@ -30,11 +30,11 @@ class StepLadder:
     gradient_bytes: dict[str, int]  # by phase
 
     def to_json(self) -> JsonObject:
-        """Return the ladder as JSON, which reports read."""
+        """Return the ladder as JSON, for reports to read."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> StepLadder:
-        """Return what `to_json` wrote; raise KeyError, TypeError or ValueError for anything else."""
+        """Return the ladder that `to_json` wrote; raise KeyError, TypeError or ValueError for other content."""
         rungs = tuple(MeasuredRung(**rung) for rung in content["rungs"])
         return cls(int(content["devices"]), int(content["batch"]), rungs, dict(content["gradient_bytes"]))

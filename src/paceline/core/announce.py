@@ -1,15 +1,15 @@
-"""Lines that are printed once for a command, whatever number of processes it starts."""
+"""Print a line once per command, however many processes the command starts."""
 
 from __future__ import annotations
 
 import os
 from typing import TextIO
 
-ANNOUNCED = "PACELINE_ANNOUNCED"  # what this process, or one that started it, has announced
+ANNOUNCED = "PACELINE_ANNOUNCED"  # subjects that this process or an ancestor has announced
 
 
 def announce(subject: str, line: str, file: TextIO) -> None:
-    """Print a line on a subject unless this process or one of its ancestors has done so."""
+    """Print a line about a subject, unless this process or an ancestor has already done so."""
     before = os.environ.get(ANNOUNCED, "").split(os.pathsep)
     if subject not in before:
         print(line, file=file, flush=True)

@@ -1,7 +1,7 @@
-"""Files that are whole or not there: written to a temporary file next to their target, synced, renamed.
+"""Atomic file writes: a temporary file is written next to its target, synced and renamed.
 
-Temporary files are created exclusively and links are never followed, so that a link in a folder from elsewhere cannot
-make a command overwrite what it points to.
+Temporary files are created exclusively and symbolic links are never followed. A link in an untrusted folder therefore
+cannot make a command overwrite the file that it points to.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 from paceline.core.errors import UserError
 
-WRITING = ".writing"  # ends the name of a temporary file
+WRITING = ".writing"  # suffix of temporary files
 
 
 @contextmanager
 def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yield an empty file next to `target` that takes its place when the block ends without an error.
+    """Yield an empty temporary file, which replaces `target` if the block ends without an error.
 
-    With `durable`, the content and the new name survive a power cut. Otherwise only a kill is harmless.
+    With `durable`, the change survives a power failure. Otherwise it is only safe against a killed process.
     """
     temporary = _create_temporary(target)
     try:
@@ -40,19 +40,19 @@ def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def write_file(target: Path, content: bytes | str, *, durable: bool = True) -> None:
-    """Write a whole file in one step; what had the name before is replaced."""
+    """Write a file atomically, replacing any existing file."""
     with replacing(target, durable=durable) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(target: Path, content: object, *, durable: bool = True, indent: int | None = None) -> None:
-    """Write a JSON file in one step, making its folder where there is none."""
+    """Write a JSON file atomically, creating its folder if necessary."""
     target.parent.mkdir(parents=True, exist_ok=True)
     write_file(target, json.dumps(content, indent=indent, ensure_ascii=False) + "\n", durable=durable)
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """Return the object in a JSON file; an empty one where the file is missing or holds something else."""
+    """Return the object in a JSON file, or an empty one if the file is missing or contains no object."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -61,9 +61,9 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 
 def sync(path: Path) -> None:
-    """Return when a file's content, or the names in a folder, are on the disk.
+    """Flush a file's content, or the names in a folder, to disk.
 
-    A folder may be a link, since the user named it; a file may not.
+    A folder may be a symbolic link, because the user chose it; a file may not.
     """
     descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECTORY if path.is_dir() else os.O_NOFOLLOW))
     try:
@@ -73,19 +73,19 @@ def sync(path: Path) -> None:
 
 
 def open_append(path: Path) -> int:
-    """Return the descriptor of a file to append to, made where there is none; raise UserError where it is a link."""
+    """Open a file for appending, creating it if necessary; raise UserError if it is a symbolic link."""
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise UserError(f"{path}: is a link, which is not followed: remove it") from None
+        raise UserError(f"{path}: is a symbolic link, which is not followed; remove it") from None
 
 
 def remove_leftovers(folder: Path, older_than_seconds: float = 0.0) -> None:
-    """Remove the temporary files that a killed process left in a folder that only the caller writes to.
+    """Remove temporary files that a killed process left in a folder.
 
-    Where other commands may write as well, leave young files alone: they may still be in use.
+    If other commands may also write to the folder, pass an age: newer files may still be in use.
     """
     for leftover in folder.glob(f".*{WRITING}"):
         with suppress(FileNotFoundError):
@@ -94,20 +94,20 @@ def remove_leftovers(folder: Path, older_than_seconds: float = 0.0) -> None:
 
 
 def check_new_file(out: str, suffixes: tuple[str, ...], *, overwrite: bool) -> Path:
-    """Return the path that `--out` means; raise UserError for other suffixes and for a file that exists."""
+    """Return the path given by `--out`; raise UserError for a wrong suffix or an existing file."""
     target = Path(out).expanduser()
     if target.suffix not in suffixes:
-        raise UserError(f"--out {out}: expected a name that ends in {' or '.join(suffixes)}")
+        raise UserError(f"--out {out}: expected a file name ending in {' or '.join(suffixes)}")
     if target.is_dir():
-        raise UserError(f"--out {out}: is a folder; name a file")
+        raise UserError(f"--out {out}: is a folder; give a file name")
     if os.path.lexists(target) and not overwrite:
-        raise UserError(f"--out {out}: the file exists; --overwrite replaces it")
+        raise UserError(f"--out {out}: the file exists; use --overwrite to replace it")
     return target
 
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Yield a file to write that becomes `target`; an error of the file system names `--out`."""
+    """Yield a temporary file that becomes `target`; report file system errors as a UserError about `--out`."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:

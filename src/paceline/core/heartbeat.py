@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
-PULSE_FILE = "PACELINE_PULSE_FILE"  # its modification time is the time of the last progress
+PULSE_FILE = "PACELINE_PULSE_FILE"  # path of a file whose modification time is the last progress
 SECONDS_BETWEEN_BEATS = 0.5
 
 _beaten_at = 0.0
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Make the kernel kill this process when the thread that started it ends, even by `kill -9`.
+    """Make the kernel kill this process when the thread that started it ends, even after `kill -9`.
 
-    `parent` is the id of the process that started this one; if it is already dead, this process dies at once.
+    `parent` is the ID of the process that started this one; if it is already dead, this process dies immediately.
     """
     if sys.platform != "linux":
         return
@@ -37,7 +37,7 @@ def prepare() -> None:
 
 
 def beat() -> None:
-    """Report progress; called in every step, and almost always free."""
+    """Report progress; it costs almost nothing, so it can be called in every step."""
     global _beaten_at
     now = time.monotonic()
     if now - _beaten_at < SECONDS_BETWEEN_BEATS:

@@ -1,7 +1,7 @@
 """Plugins that installed packages add through entry points.
 
-The name of an entry point is the plugin's name, its value a module or `module:Class`. Nothing is imported before a
-plugin is used, so a broken package harms only those who use it.
+The name of an entry point is the plugin's name; its value is a module or `module:Class`. Plugins are imported only when
+they are used, so a broken package affects only the commands that use it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import ModuleType
 
 from paceline.core.errors import UserError
 
-GROUPS = "paceline."  # the names of our groups start with it
+GROUPS = "paceline."  # prefix of our entry point groups
 
 
 @dataclass(frozen=True)
@@ -28,22 +28,22 @@ class InstalledPlugin:
     """One entry point of one package."""
 
     name: str
-    package: str  # with its version
+    package: str  # name and version
     module: str
-    attribute: str  # the class; empty where the module has one only
+    attribute: str  # name of the class; empty if the module has only one
 
     def __str__(self) -> str:
         return f"plugin {self.name!r} of package {self.package}"
 
     def load(self) -> ModuleType:
-        """Import the module; raise UserError that names the package where that fails."""
+        """Import the module; raise UserError with the name of the package if this fails."""
         try:
             return importlib.import_module(self.module)
         except (Exception, SystemExit) as error:
             raise self._broken(error) from error
 
     def load_object(self) -> object:
-        """Import the module and return the attribute that the entry point names."""
+        """Import the module and return the attribute that the entry point refers to."""
         module = self.load()
         try:
             return reduce(getattr, self.attribute.split("."), module)
@@ -51,13 +51,13 @@ class InstalledPlugin:
             raise self._broken(error) from error
 
     def about(self) -> str:
-        """Return the first line of the plugin's docstring without importing it; empty where none is found."""
+        """Return the first line of the plugin's docstring without importing it; empty if there is none."""
         try:
             spec = _find_spec(self.module)
             if spec is None or not spec.origin or not spec.origin.endswith(".py"):
                 return ""
             tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        except (Exception, SystemExit):  # finders are other packages' code, too; `load` says what is wrong
+        except (Exception, SystemExit):  # finders can be third-party code; `load` reports what is wrong
             return ""
         classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == self.attribute)
         docstring = ast.get_docstring(next(classes, tree)) or ast.get_docstring(tree) or ""
@@ -71,29 +71,29 @@ def is_installed(module: str) -> bool:
     """Return whether a module can be imported; an empty name means none is needed."""
     try:
         return not module or importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it is inside of
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
 @dataclass
 class _Found:
     plugins: dict[str, dict[str, list[InstalledPlugin]]]  # by group and name
-    damaged: list[str]  # a line on each package whose entry points cannot be read
+    damaged: list[str]  # one line per package whose entry points cannot be read
 
 
 def installed_plugins(group: str) -> dict[str, list[InstalledPlugin]]:
-    """Return the plugins of an entry point group by name; several where packages use the same name."""
+    """Return the plugins of an entry point group by name; several packages can use the same name."""
     return _scan(tuple(sys.path)).plugins.get(group, {})
 
 
 def damaged_packages() -> list[str]:
-    """Return a line on each package that has entry points for us which cannot be read."""
+    """Return one line per package whose entry points for Paceline cannot be read."""
     return _scan(tuple(sys.path)).damaged
 
 
 @cache
 def _scan(path: tuple[str, ...]) -> _Found:
-    """Find all our plugins; of a package that is on the path twice the first counts, as for imports."""
+    """Find all plugins; if a package is on the path twice, the first one wins, as in imports."""
     found, packages = _Found({}, []), set()
     for distribution in distributions(path=list(path)):
         try:
@@ -122,7 +122,7 @@ def _scan(path: tuple[str, ...]) -> _Found:
 
 
 def _find_spec(module: str) -> ModuleSpec | None:
-    """Find a module like importlib.util.find_spec, but without importing the packages that it is in."""
+    """Find a module like importlib.util.find_spec, but without importing its parent packages."""
     spec, path = None, None
     for name in _prefixes(module):
         spec = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)

@@ -1,4 +1,4 @@
-"""One writer at a time: the lock of a file, which dies with the process that holds it. Links are not followed."""
+"""File locks that allow one writer at a time and are released when their process dies. Links are not followed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-LOCK = ".lock"  # in a folder that has one writer
-READER_SECONDS = 1.0  # a reader that asks whether a folder is in use holds a share of its lock for a moment
+LOCK = ".lock"  # file name in the locked folder
+READER_SECONDS = 1.0  # how long to wait for readers, which hold a shared lock only briefly
 
 
 class InUse(Exception):
-    """Another process holds the lock; the text is its process id."""
+    """Another process holds the lock; the message is its process ID."""
 
 
 class Lock:
     """A folder's lock, held from construction until `release`."""
 
     def __init__(self, folder: Path, name: str = LOCK, *, wait_seconds: float = READER_SECONDS) -> None:
-        """Raise InUse where another process still holds it after the wait, OSError where it cannot be made."""
+        """Raise InUse if another process still holds it after the wait, OSError if it cannot be created."""
         self.file = folder / name
         until = time.monotonic() + wait_seconds
         while not self._take():
@@ -30,7 +30,7 @@ class Lock:
             time.sleep(0.01 if wait_seconds < math.inf else 0.1)
 
     def release(self, remove: bool = False) -> None:
-        """Release it, also for child processes that inherited it; its file stays unless it is removed."""
+        """Release the lock, including in child processes that inherited it; with `remove`, delete its file."""
         if remove:
             self.file.unlink(missing_ok=True)
         fcntl.flock(self._opened, fcntl.LOCK_UN)
@@ -43,7 +43,7 @@ class Lock:
             try:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.samestat(os.fstat(opened), os.lstat(self.file)):
-                    return False  # its holder has removed it since, and others lock a new one
+                    return False  # its holder has since removed it, and others lock a new file
             except (BlockingIOError, FileNotFoundError):
                 return False
             os.ftruncate(opened, 0)
@@ -60,9 +60,9 @@ class Lock:
 
 
 def is_locked(descriptor: int) -> bool | None:
-    """Return whether a writer holds the lock of an open file; None where the file system has no locks.
+    """Return whether a writer holds the lock of an open file; None if the file system has no locks.
 
-    This takes a share of the lock for a moment, which a writer that starts just then waits out.
+    This briefly takes a shared lock; a writer that starts at that moment waits for it.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Plugins that are files of the user's own, named by their paths."""
+"""Plugins in the user's own files, given by their paths."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from paceline.core.errors import UserError
 
 
 def is_path(name: str) -> bool:
-    """Return whether a plugin's name means a file of the user's own."""
+    """Return whether a plugin's name is the path of a user's own file."""
     return name.endswith(".py") or "/" in name
 
 
 def load_own_file(kind: str, path: Path) -> ModuleType:
-    """Import a file once; announce it before its code runs."""
+    """Import a file once, and print a line before its code runs."""
     module_name = f"paceline_user_{kind}_{path.stem}"
     loaded = sys.modules.get(module_name)
     if loaded is not None and loaded.__file__ == str(path.resolve()):
         return loaded
-    announce(str(path.resolve()), f"runs the code in {path}", sys.stdout)
+    announce(str(path.resolve()), f"running the code in {path}", sys.stdout)
     spec = importlib.util.spec_from_file_location(module_name, path.resolve())
     if spec is None or spec.loader is None:
         raise UserError(f"{kind} {str(path)!r}: not a Python file; its name must end in .py")

@@ -1,7 +1,7 @@
-"""The module name is the registry: a plugin is one file in the folder of its kind.
+"""The plugin registry: a plugin is one file in the folder of its kind, and the file name is its name.
 
-Installed packages add plugins through entry points, and the user's own file is named by its path. A built-in plugin
-wins over an installed one of the same name, so that installing a package never changes what a command does.
+Installed packages add plugins through entry points, and a user's own file is given by its path. A built-in plugin wins
+over an installed one with the same name, so that installing a package never changes what a command does.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Kind:
     """Where the plugins of one kind come from."""
 
     name: PluginKind
-    package: str  # the built-in ones are its modules
-    group: str  # the entry points of this group are the installed ones
+    package: str  # its modules are the built-in plugins
+    group: str  # entry point group of installed plugins
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the built-in plugins."""
+        """The folder of the built-in plugins."""
         return Path(__file__).parents[1].joinpath(*self.package.split(".")[1:])
 
     def built_in(self) -> set[str]:
@@ -48,7 +48,7 @@ class Kind:
         return installed_plugins(self.group)
 
     def clash(self, name: str) -> str:
-        """Return a line on an installed plugin that a built-in one hides; empty where there is none."""
+        """Return a line about an installed plugin that a built-in one hides; empty if there is none."""
         hidden = self.installed().get(name, []) if name in self.built_in() else []
         return f"{hidden[0]}: hidden by the built-in {self.name} {name!r}; rename or uninstall it" if hidden else ""
 
@@ -68,7 +68,7 @@ KINDS = {
 
 
 def names(kind: PluginKind) -> list[str]:
-    """Return the names of a kind's built-in and installed plugins, sorted; import none of them."""
+    """Return the sorted names of a kind's built-in and installed plugins, without importing them."""
     return sorted(KINDS[kind].built_in() | KINDS[kind].installed().keys())
 
 
@@ -84,11 +84,11 @@ def about(kind: PluginKind, name: str) -> str:
 
 
 def load(kind: PluginKind, name: str) -> ModuleType:
-    """Import and return the module behind a name or the path of a file."""
+    """Import and return the module of a plugin, given its name or the path of its file."""
     if is_path(name):
         if not Path(name).is_file():
             every = ", ".join(names(kind))
-            raise UserError(f"{kind} {str(Path(name))!r}: no such file; a path to a .py file or one of {every}")
+            raise UserError(f"{kind} {str(Path(name))!r}: no such file; use the path of a .py file, or one of {every}")
         return load_own_file(kind, Path(name))
     if name not in KINDS[kind].built_in():
         return _installed(kind, name).load()
@@ -96,7 +96,7 @@ def load(kind: PluginKind, name: str) -> ModuleType:
         announce(f"{kind} {name}", clash, sys.stderr)
     try:
         return importlib.import_module(f"{KINDS[kind].package}.{name}")
-    except ImportError:  # a package that is missing; whoever needs it names the extra
+    except ImportError:  # a package is missing; the caller reports which extra to install
         raise
     except Exception as error:
         place = KINDS[kind].folder / f"{name}.py"
@@ -104,10 +104,7 @@ def load(kind: PluginKind, name: str) -> ModuleType:
 
 
 def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
-    """Return the class behind a name or a path: the last in its module that derives from `base`.
-
-    An entry point may name the class instead.
-    """
+    """Return a plugin's class: the last subclass of `base` in its module, or the class in its entry point."""
     module = load(kind, name)
     named = None if is_path(name) or name in KINDS[kind].built_in() else _installed(kind, name)
     if named is not None and named.attribute:
@@ -122,7 +119,7 @@ def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
 
 
 def load_classes(kind: PluginKind, base: type[Base]) -> dict[str, type[Base]]:
-    """Return the classes of all plugins of a kind by name, less those that are broken; see `faults`."""
+    """Return the classes of all plugins of a kind by name, except broken ones; see `faults`."""
     found = {}
     for name in names(kind):
         try:
@@ -137,7 +134,7 @@ def _in_words(error: Exception) -> str:
 
 
 def faults() -> list[str]:
-    """Return a line on each installed plugin that is hidden, ambiguous or cannot be imported; imports all of them."""
+    """Import all installed plugins; return a line for each that is hidden, ambiguous or cannot be imported."""
     found = list(damaged_packages())
     for kind in KINDS.values():
         for name in kind.installed():
@@ -153,11 +150,11 @@ def faults() -> list[str]:
 
 
 def _installed(kind: PluginKind, name: str) -> InstalledPlugin:
-    """Return the installed plugin of a name; raise UserError where there is none, or more than one."""
+    """Return the installed plugin with this name; raise UserError if there is none, or more than one."""
     found = KINDS[kind].installed().get(name, [])
     if not found:
         raise unknown(kind, name, names(kind))
     if len(found) > 1:
         packages = " and ".join(plugin.package for plugin in found)
-        raise UserError(f"{kind} {name!r}: more than one package has it: {packages}; uninstall all but one")
+        raise UserError(f"{kind} {name!r}: provided by more than one package: {packages}; uninstall all but one")
     return found[0]

@@ -1,4 +1,4 @@
-"""The terminal that commands print tables and lines on."""
+"""The console that commands print to."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def open_screen(*, file: IO[str] | None = None, soft_wrap: bool = False) -> Cons
 
 
 def literal(text: str) -> Text:
-    """Return text as rich's `Text`, for parts of rich that parse markup in any str."""
+    """Return text as rich's `Text`, for functions of rich that parse markup in strings."""
     return Text(text)

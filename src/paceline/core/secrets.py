@@ -22,7 +22,7 @@ _PRIVATE_NAME = re.compile(rf"(?:^|[_-])(?:{_NAMES})$", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
-    """Return text with credentials hidden: user:password@ in URLs, token=…, well-known kinds of keys."""
+    """Return text with credentials hidden: user:password@ in URLs, token=…, well-known key formats."""
     text = _IN_URL.sub(rf"\g<scheme>{HIDDEN}@", text)
     text = _NAMED.sub(rf"\g<name>\g<quote>{HIDDEN}", text)
     return _KEYS.sub(HIDDEN, text)
@@ -39,15 +39,15 @@ def one_line(error: BaseException) -> str:
 
 
 def is_private_name(name: str) -> bool:
-    """Return whether a variable of this name holds a credential, like AWS_SECRET_ACCESS_KEY."""
+    """Return whether a variable with this name holds a credential, like AWS_SECRET_ACCESS_KEY."""
     return bool(_PRIVATE_NAME.search(name))
 
 
 def reject_credentials(settings: Mapping[str, object]) -> None:
-    """Raise UserError for a setting that holds a credential, before it is written; the message hides it."""
+    """Raise UserError if a setting contains a credential; the message hides it."""
     for name, value in settings.items():
         if isinstance(value, str) and has_credentials(value):
             raise UserError(
                 f"{name}: holds a credential ({redact(value)}), and settings are saved with the run: "
-                "pass it through the environment or the service's own file"
+                "pass it through an environment variable or the service's own configuration file"
             )

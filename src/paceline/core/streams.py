@@ -1,8 +1,8 @@
 """Run independent tasks concurrently, each on its own CUDA stream while a CUDA graph is captured.
 
-Small networks leave most of a GPU idle. In a CUDA graph, kernels on different streams run concurrently. Outside of
-one, the host launches kernels too slowly to benefit, so tasks run one after another. A backward pass runs on the
-stream of its forward pass.
+Small networks leave most of a GPU idle. In a CUDA graph, kernels on different streams run concurrently. Without a
+graph, the host launches kernels too slowly to benefit, so tasks run one at a time. A backward pass runs on the stream
+of its forward pass.
 """
 
 from __future__ import annotations

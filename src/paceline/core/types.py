@@ -1,4 +1,4 @@
-"""Types that every package uses: values of settings, and what JSON holds."""
+"""Types that every package uses: setting values and JSON values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 SettingValue: TypeAlias = str | int | float | bool
-SettingValues: TypeAlias = Mapping[str, "SettingValue | Mapping[str, SettingValue]"]  # one network's own as a table
+# By name; a nested mapping holds the settings of one network.
+SettingValues: TypeAlias = Mapping[str, "SettingValue | Mapping[str, SettingValue]"]
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 JsonObject: TypeAlias = "dict[str, Json]"

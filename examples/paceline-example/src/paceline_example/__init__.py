@@ -1,1 +1,1 @@
-"""A recipe and a source for Paceline; `pyproject.toml` registers them."""
+"""A recipe and a source for Paceline, registered in `pyproject.toml`."""

@@ -1,4 +1,4 @@
-"""Rotation: a network learns by which multiple of 90° an image was rotated; it needs no labels.
+"""Rotation: a network learns to predict by which multiple of 90° an image was rotated; it needs no labels.
 
 Self-supervised learning after Gidaris et al., "Unsupervised Representation Learning by Predicting Image Rotations".
 """
@@ -20,9 +20,9 @@ NUM_ROTATIONS = 4
 
 @dataclass(frozen=True)
 class RotationSettings:
-    """The network."""
+    """The settings of the network."""
 
-    width: int = setting(32, "channels of the first layer", at_least=1)
+    width: int = setting(32, "output channels of the first convolution", at_least=1)
 
 
 class Rotation(Recipe):
@@ -34,13 +34,13 @@ class Rotation(Recipe):
     defaults: ClassVar[dict[str, Any]] = {"epochs": 10, "batch_size": "64", "lr": 2e-3, "schedule": "cosine"}
     small: ClassVar[dict[str, Any]] = {"width": 4, "batch_size": "16"}
     phases = (Phase("classifier", network="classifier"),)
-    draws = {"rotation": Draw((), "uniform")}  # the engine fills it in: losses call no random function
+    draws = {"rotation": Draw((), "uniform")}  # the engine adds it to the batch: losses call no random function
     ema = ("classifier",)
 
     def __init__(self, settings: RotationSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
         if spec.height != spec.width:
-            raise UserError(f"rotation needs square images, not {spec.height}×{spec.width}: --set crop=N cuts squares")
+            raise UserError(f"rotation needs square images, not {spec.height}×{spec.width}: use --crop N to crop them")
         width, places = settings.width, math.ceil(spec.height / 8) ** 2
         self.classifier = nn.Sequential(
             nn.Conv2d(spec.channels, width, 3, stride=2, padding=1),
@@ -61,13 +61,13 @@ class Rotation(Recipe):
         return Loss({"cross_entropy": F.cross_entropy(self.classifier(images), quarters)})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return a logit per rotation, and the rotation as the label to be predicted."""
+        """Return a logit per rotation, and the true rotation as the label."""
         images, quarters = rotate(batch)
         return {"logits": self.classifier(images), "label": quarters}
 
 
 def rotate(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the images, each rotated by its own number of quarter turns, and these numbers."""
+    """Return the rotated images, and the number of quarter turns of each."""
     quarters = (batch["rotation"] * NUM_ROTATIONS).long()
     rotated = torch.stack([batch["image"].rot90(number, (2, 3)) for number in range(NUM_ROTATIONS)])
     return rotated[quarters, torch.arange(len(quarters), device=quarters.device)], quarters

@@ -1,4 +1,4 @@
-"""A source of generated images, which need no download."""
+"""A source of generated images; it needs no download."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CLASSES = ("arrow", "house", "T")
 
 
 class Shapes(ArraySource):
-    """Upright arrows, houses and letters T of random size and place, with labels: no download."""
+    """Labeled images of upright arrows, houses and letters T, in random sizes and positions; no download."""
 
     @dataclass(frozen=True)
     class Settings(RunSettings):
-        """The source's own settings, in addition to those of every run."""
+        """The settings of this source, in addition to those of every run."""
 
-        noise: float = setting(20.0, "standard deviation of the noise in grey levels of 255", at_least=0)
+        noise: float = setting(20.0, "standard deviation of the noise, in gray levels from 0 to 255", at_least=0)
 
     def __init__(self, split: str, settings: Settings) -> None:
         seed = list(NUM_SAMPLES).index(split)  # fixed: the same samples in every process and in every run
@@ -42,7 +42,7 @@ class Shapes(ArraySource):
 
 
 def draw_shapes(label: np.ndarray, down: np.ndarray, aside: np.ndarray) -> np.ndarray:
-    """Return which pixels belong to a shape, by their distance below and beside its middle in radii."""
+    """Return which pixels belong to a shape; `down` and `aside` are distances from its center in radii."""
     head = (down > -1) & (down < 0) & (aside < 1 + down)
     shaft = (down >= 0) & (down < 1) & (aside < 0.3)
     walls = (down >= 0) & (down < 1) & (aside < 0.8)

@@ -1,7 +1,7 @@
-"""A small GAN, a start for a recipe with several networks: `paceline train ./my_gan.py --data digits`.
+"""A small GAN to start from: `paceline train ./my_gan.py --data digits`.
 
-A recipe defines networks and losses. It knows no device, process, precision or file, so the same file
-runs on a CPU, on one GPU or on many, under every strategy.
+A recipe defines networks and losses. It knows nothing about devices, processes, precision or files, so
+the same recipe runs on a CPU, on one GPU or on many, under every strategy.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from paceline import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe, setting
 class MyGanSettings:
     """The recipe's own settings; set them with `--set name=value`."""
 
-    noise_size: int = setting(32, "random numbers that an image is generated from", at_least=1)
-    width: int = setting(256, "features of the hidden layers", at_least=1)
+    noise_size: int = setting(32, "length of the noise vector that an image is generated from", at_least=1)
+    width: int = setting(256, "width of the hidden layers", at_least=1)
 
 
 class MyGan(Recipe):
-    """A generator of images from noise, and a discriminator that tells them from real images."""
+    """A generator that turns noise into images, and a discriminator that tells them from real images."""
 
     Settings = MyGanSettings
 
-    # Settings of the run and of its learners that suit this recipe better than the general defaults.
+    # Run and learner settings for which this recipe needs different defaults.
     defaults = {
         "data": "digits",
         "epochs": 40,
@@ -43,17 +43,17 @@ class MyGan(Recipe):
     }
     presets = {"quick": {"epochs": 10, "width": 64}}  # `--preset quick`
 
-    # `predict` generates images from the draws alone: these are sampled, and evaluated against the training images
-    # by FID. The smallest value chooses the best checkpoint.
+    # `predict` generates images from the draws alone. They are saved as samples and compared with the training images
+    # by FID. The best checkpoint is the one with the lowest FID.
     generates = True
     evaluator = "generation"
     evaluated_on = "train"
     best = Best("train/FID", mode="min")
 
-    # A step runs the phases in order. A phase updates one network by the loss that `<phase>_loss` returns.
+    # A step runs the phases in order. Each phase updates one network with the loss that `<phase>_loss` returns.
     phases = (Phase("generator", network="generator"), Phase("discriminator", network="discriminator"))
 
-    # Networks that are evaluated by the EMA of their weights; `ema_half_life` above is its half-life.
+    # Networks that are evaluated with the EMA of their weights; its half-life is `ema_half_life` above.
     ema = ("generator",)
 
     def __init__(self, settings: MyGanSettings, spec: DataSpec) -> None:
@@ -61,7 +61,7 @@ class MyGan(Recipe):
         super().__init__(settings, spec)
         shape = (spec.channels, spec.height, spec.width)
         pixels, width = spec.channels * spec.height * spec.width, settings.width
-        # Random numbers come with the batch, one row per sample: the same on one device and on many.
+        # The engine adds random numbers to the batch, one row per sample: the same ones on one device and on many.
         self.draws = {"noise": Draw((settings.noise_size,), "normal")}
         self.generator = nn.Sequential(
             nn.Linear(settings.noise_size, width),
@@ -84,15 +84,15 @@ class MyGan(Recipe):
         )
 
     def generator_loss(self, batch: Batch) -> Loss:
-        """New fakes should score as real; they are shared, so that the next phase trains on the same ones."""
+        """Return a loss that makes fakes score as real; the fakes are shared with the next phase."""
         fake = self.generator(batch["noise"])
         return Loss({"adversarial": F.softplus(-self.discriminator(fake)).mean()}, shared={"fake": fake})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
-        """Real images should score as real, fakes as fake; shared tensors arrive detached."""
+        """Return a loss that makes real images score as real and fakes as fake; shared tensors are detached."""
         real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
         return Loss({"real": F.softplus(-real).mean(), "fake": F.softplus(fake).mean()})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return one image in -1…1 for each row of noise, to be sampled and evaluated."""
+        """Return one image, with values in [-1, 1], for each row of noise."""
         return {"image": self.generator(batch["noise"])}

@@ -1,7 +1,7 @@
-"""A small classifier, a start for your own recipe: `paceline train ./my_recipe.py --data digits`.
+"""A small classifier to start from: `paceline train ./my_recipe.py --data digits`.
 
-A recipe defines networks and losses. It knows no device, process, precision or file, so the same file
-runs on a CPU, on one GPU or on many, under every strategy.
+A recipe defines networks and losses. It knows nothing about devices, processes, precision or files, so
+the same recipe runs on a CPU, on one GPU or on many, under every strategy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from paceline import Batch, Best, DataSpec, Loss, Phase, Recipe, UserError, sett
 class MyRecipeSettings:
     """The recipe's own settings; set them with `--set name=value`."""
 
-    width: int = setting(32, "channels of the first layer", at_least=1)
+    width: int = setting(32, "output channels of the first convolution", at_least=1)
     label_smoothing: float = setting(
-        0.0, "label smoothing: share of the target that is spread over all classes", at_least=0, below=1
+        0.0, "label smoothing: fraction of the target that is spread over all classes", at_least=0, below=1
     )
 
 
@@ -30,24 +30,24 @@ class MyRecipe(Recipe):
 
     Settings = MyRecipeSettings
 
-    # Settings of the run and of its learners that suit this recipe better than the general defaults.
+    # Run and learner settings for which this recipe needs different defaults.
     defaults = {"epochs": 10, "batch_size": "64", "lr": 5e-3, "schedule": "cosine"}
 
-    # What measures `predict`, and the metric that chooses the best checkpoint: the largest value wins.
+    # The evaluator that measures `predict`, and the metric that selects the best checkpoint: the highest value wins.
     evaluator = "accuracy"
     best = Best("validation/top1", mode="max")
 
-    # A step runs the phases in order. A phase updates one network by the loss that `<phase>_loss` returns.
+    # A step runs the phases in order. Each phase updates one network with the loss that `<phase>_loss` returns.
     phases = (Phase("classifier", network="classifier"),)
 
-    # Networks that are evaluated by the EMA of their weights, with `--set ema_half_life="5 epochs"`, for example.
+    # Networks that are evaluated with the EMA of their weights if it is on: `--set ema_half_life="5 epochs"`.
     ema = ("classifier",)
 
     def __init__(self, settings: MyRecipeSettings, spec: DataSpec) -> None:
         """Create the networks; `spec` describes the data: channels, height, width, classes."""
         super().__init__(settings, spec)
         if spec.num_classes < 2:
-            raise UserError("this recipe needs data with two classes or more: choose another --data")
+            raise UserError("this recipe needs data with at least two classes: choose a different --data")
         self.label_smoothing = settings.label_smoothing
         width = settings.width
         places = math.ceil(spec.height / 8) * math.ceil(spec.width / 8)  # pixels after downsampling by 8
@@ -64,10 +64,10 @@ class MyRecipe(Recipe):
         )
 
     def classifier_loss(self, batch: Batch) -> Loss:
-        """Return the terms of the loss: each is a mean over the samples; the engine adds them up and logs them."""
+        """Return the loss terms, each a mean over the samples; the engine sums and logs them."""
         logits = self.classifier(batch["image"])
         return Loss({"cross_entropy": F.cross_entropy(logits, batch["label"], label_smoothing=self.label_smoothing)})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what the evaluator measures: one logit per class."""
+        """Return one logit per class for the evaluator."""
         return {"logits": self.classifier(batch["image"])}

@@ -1,7 +1,7 @@
-"""A small synthetic dataset, a start for your own source: `paceline train classification --data ./my_source.py`.
+"""A small synthetic dataset to start from: `paceline train classification --data ./my_source.py`.
 
-A source knows which samples there are and reads them unchanged: images as uint8, labels as int64. The engine takes
-care of order, crops, flips and batches, so the same file works with every loader.
+A source provides samples unchanged: images as uint8, labels as int64. The engine takes care of order, crops, flips and
+batches, so the same source works with every loader.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class MySource(ArraySource):
 
     @dataclass(frozen=True)
     class Settings(RunSettings):
-        """The source's own settings, in addition to those of every run; set them with `--set name=value`."""
+        """Settings of this source, in addition to those of every run; set them with `--set name=value`."""
 
-        noise: float = setting(20.0, "standard deviation of the noise, in grey levels from 0 to 255", at_least=0)
+        noise: float = setting(20.0, "standard deviation of the noise, in gray levels from 0 to 255", at_least=0)
 
     def __init__(self, split: str, settings: Settings) -> None:
-        """Read or make one split ("train" or "test"); a source with files finds them in `settings.data_root`."""
+        """Create one split ("train" or "test"); a source that reads files finds them in `settings.data_root`."""
         seed = list(NUM_SAMPLES).index(split)  # fixed: every process and every run has the same samples
         random = np.random.Generator(np.random.Philox(key=seed))
         count = NUM_SAMPLES[split]
