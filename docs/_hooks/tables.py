@@ -1,4 +1,4 @@
-"""Write the reference tables from the code: `<!-- table: settings -->` and `<!-- table: commands -->` in a page."""
+"""Fill in the reference tables, `<!-- table: settings -->` and `<!-- table: commands -->`, from the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TABLE = re.compile(r"<!-- table: (\w+) -->")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace each table's comment with the table."""
+    """Replace each `<!-- table: … -->` comment with its table."""
     return TABLE.sub(lambda found: "\n".join(TABLES[found[1]]()), markdown)
 
 
@@ -70,7 +70,7 @@ def _walk(prefix: str, group: TyperGroup) -> Iterator[str]:
         yield from ("", f"## {prefix} {name}", "", "```text", f"{prefix} {name} {usage}", "```", "")
         yield (command.help or "").strip()
         yield from ("", "| option | meaning |", "|---|---|")
-        has_settings = any(p.name == "lr" for p in command.params)  # those that take every setting with a flag
+        has_settings = any(p.name == "lr" for p in command.params)  # the command accepts every setting that has a flag
         own = [p for p in command.params if not (has_settings and p.name in settings)]
         for parameter in own:
             shown = ", ".join(f"`{one}`" for one in (*parameter.opts, *parameter.secondary_opts))
