@@ -99,7 +99,7 @@ def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(save_self_test:
         ({"machine": {}}, "host: unknown, now "),
         ({"verified": False}, "self-test failed"),
         ({"graph": None}, "did not use several GPUs"),
-        ({"graph": PASSED | {"passed": False, "what": "the step could not be captured"}}, "could not be captured"),
+        ({"graph": PASSED | {"passed": False, "result": "the step could not be captured"}}, "could not be captured"),
         ({"graph": PASSED | {"processes": 1}}, r"fewer GPUs \(1, not 2\)"),
     ],
 )

@@ -23,7 +23,7 @@ class ReplayCheck:
     """Whether captured and eager steps agree, and by how much they differ."""
 
     passed: bool
-    what: str  # description of the result
+    result: str  # description of the result
     difference: float  # relative to the largest weight
     processes: int
     backend: str

@@ -45,7 +45,7 @@ class LoaderRate:
     high: float = 0.0
     n: int = 0
     seconds_to_first_batch: float = 0.0
-    why: str = ""  # reason if it was not measured
+    reason: str = ""  # reason if it was not measured
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def _title(config: Config, steps: int, control: str) -> str:
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("strategy", "network", "what", "difference", "allowed", "first tensor above limit"):
+    for heading in ("strategy", "network", "tensors", "difference", "tolerance", "first tensor above limit"):
         table.add_column(heading, no_wrap=heading != "first tensor above limit", overflow="fold")
     for d in differences:
         table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")

@@ -76,8 +76,8 @@ class Recipe(nn.Module):
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # values of the setting `stage` that stand for several runs
 
     # Data
-    needs: ClassVar[tuple[str, ...]] = ()  # fields that every sample must have
-    refuses: ClassVar[Mapping[str, str]] = {}  # fields that the recipe would ignore → the recipe that uses them
+    required_fields: ClassVar[tuple[str, ...]] = ()  # fields that every sample must have
+    rejected_fields: ClassVar[Mapping[str, str]] = {}  # fields that the recipe would ignore → the recipe that uses them
     importer: ClassVar[str] = ""  # module of paceline.recipes.importers that reads other projects' weights
 
     # Evaluation

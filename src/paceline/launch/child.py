@@ -15,8 +15,8 @@ from types import FrameType
 from paceline.core.heartbeat import die_with_parent
 from paceline.core.types import SettingValue
 
-REASON_CHARACTERS = 400  # maximum length of a failure reason
-LOOK_EVERY_SECONDS = 0.2
+MAX_REASON_LENGTH = 400  # maximum length of a failure reason
+POLL_SECONDS = 0.2
 
 
 class Stopped(Exception):
@@ -27,9 +27,9 @@ class Stopped(Exception):
         self.number = number
 
 
-def words_of(flags: Mapping[str, SettingValue], config_file: str, assignments: Iterable[str]) -> list[str]:
+def to_arguments(flags: Mapping[str, SettingValue], config_file: str, assignments: Iterable[str]) -> list[str]:
     """Return a run's settings as command-line arguments: flags, then --config, then --set."""
-    words = []
+    arguments = []
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):

@@ -18,15 +18,15 @@ SELF_TEST, LOADERS = "self-test.json", "loaders.json"
 HOW_TO_TEST = "run `paceline doctor --self-test`"
 
 
-def kept_file(name: str) -> Path:
+def cache_file(name: str) -> Path:
     """Return the path of a saved result."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "paceline" / name
 
 
-def read_kept(name: str) -> Mapping[str, Any]:
+def read_cached(name: str) -> Mapping[str, Any]:
     """Return a saved result; empty if it is missing or damaged."""
-    return read_json(kept_file(name))
+    return read_json(cache_file(name))
 
 
 def identity() -> dict[str, str]:
@@ -40,18 +40,12 @@ def identity() -> dict[str, str]:
     }
 
 
-def loader_ceilings(data: str) -> list[JsonObject]:
-    """Return this machine's measurements of loader throughput without training, for the source with this name."""
-    measured = read_kept(LOADERS).get("measured", [])
-    return [one for one in measured if one["data"] == data and one["machine"] == identity()]
-
-
 @dataclass(frozen=True)
 class _GraphTest:
     """The result of replaying a captured step in a self-test."""
 
     passed: bool
-    what: str  # what went wrong, or what was compared
+    result: str  # what went wrong, or what was compared
     processes: int
 
 
@@ -65,9 +59,13 @@ class _SelfTest:
 
     @classmethod
     def read(cls) -> _SelfTest | None:
-        """Return the saved self-test, or None if there is none."""
-        kept = read_kept(SELF_TEST)
-        if not kept:
+        """Return the saved self-test, or None if there is none that can be read."""
+        cached = read_cached(SELF_TEST)
+        try:
+            graph = cached["graph"]
+            tested = _GraphTest(graph["passed"], graph["result"], graph["processes"]) if graph else None
+            return cls(cached["machine"], bool(cached["verified"]), tested)
+        except (KeyError, TypeError):
             return None
 
 
@@ -81,7 +79,7 @@ def graph_obstacle(processes: int, hosts: int) -> str:
     for name, here in identity().items():
         then = test.machine.get(name, "")
         if then != here:
-            return f"the last self-test is outdated ({name}: {then or 'unknown'}, now {here}); {HOW_TO_TEST}"
+            return f"the self-test is outdated ({name}: {then or 'unknown'}, now {here}); {HOW_TO_TEST}"
     if not test.verified:
         return "this machine's self-test failed"
     if not test.graph:

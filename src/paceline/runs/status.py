@@ -29,7 +29,7 @@ class Status:
     state: str
     since: float  # Unix time
     total_images: int = 0  # length of training; 0 if unknown
-    why: str = ""  # reason for a failure, in one line
+    reason: str = ""  # reason for a failure, in one line
     host: str = ""
     pid: int = 0
 

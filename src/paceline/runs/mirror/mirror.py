@@ -129,7 +129,7 @@ class Mirror:
                 self._rejected = str(rejection)
                 self._answered.set()
                 self._started.wait()
-                self._note_trouble(self._rejected)
+                self._report_error(self._rejected)
             except Exception as error:  # storage libraries may raise anything
                 self._answered.set()
                 self._started.wait()  # the log is only open once the run has started
