@@ -8,7 +8,17 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the errno of an OSError o
 
 
 class UserError(ValueError):
-    """What the user can fix: ends a command with one line and exit code 2, without a traceback."""
+    """An error that the user can fix, such as an unknown setting.
+
+    A command prints its one line and ends with exit code 2, without a traceback. Plugins raise it for bad input.
+
+    Examples:
+        >>> try:
+        ...     paceline.train("clasification")
+        ... except paceline.UserError as error:
+        ...     print(error)
+        unknown recipe 'clasification'; did you mean 'classification'?
+    """
 
 
 def install_extra(name: str) -> str:
