@@ -113,8 +113,8 @@ def train(
 ) -> TrainResult:
     """Train a recipe, and return where the run is and how it ended.
 
-    Settings have the names of the command line: `--batch-size 64` is `batch_size=64`. None is the default of the
-    preset or the recipe. The same call again resumes the run.
+    Settings have the names of the command line: `--batch-size 64` is `batch_size=64`. None leaves a setting at its
+    default, which depends on the recipe and the preset. The same call again resumes the run.
 
     Args:
         recipe: The recipe: a name, or the path of your own .py file.

@@ -85,3 +85,8 @@ def test_a_recipe_and_a_source_written_with_public_names_alone_train_and_load(
 def test_a_user_error_raises_the_error_that_the_command_prints() -> None:
     with pytest.raises(paceline.UserError, match="unknown recipe 'clasification'; did you mean 'classification'"):
         paceline.train("clasification")
+
+
+def test_the_reference_lists_every_public_name() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "python.md").read_text()
+    assert sorted(re.findall(r"^::: paceline\.(\w+)$", page, re.MULTILINE)) == sorted(paceline.__all__)

@@ -108,6 +108,8 @@ class Evaluator:
             evaluator, best = "./confidence.py", Best("validation/confidence")
         ```
 
+        `my_recipe.py` is the file in the example of `Recipe`.
+
         >>> result = paceline.train("./confident.py", images=512)
         >>> 10 <= result.metrics["test/confidence"] <= 100
         True

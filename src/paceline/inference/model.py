@@ -41,7 +41,7 @@ class Model:
     """A trained model in eval mode on one device; `paceline.load` returns it.
 
     `predict` is for classifiers, `sample` for generators, `apply` for models that restore, enlarge or translate images.
-    The weights are those that were evaluated: the EMA, if the recipe uses it.
+    The weights are those that were evaluated: the EMA, if the recipe uses it. `device` is where they are.
 
     Examples:
         >>> model = paceline.load("runs/first", device="cpu")
@@ -52,9 +52,6 @@ class Model:
         >>> model.spec.num_classes, list(model.networks)
         (10, ['classifier'])
     """
-
-    device: torch.device
-    """Where its networks are."""
 
     def __init__(self, stored: StoredModel, path: str, device: torch.device) -> None:
         self.device = device
