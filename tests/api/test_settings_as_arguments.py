@@ -6,7 +6,6 @@ import collections.abc
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -20,11 +19,11 @@ from paceline.config.settings import SETTINGS_NOT_IN_VERIFY, LearnerSettings, Ru
 from paceline.core import types
 
 SETTINGS = get_type_hints(RunSettings) | get_type_hints(LearnerSettings)
-DEFAULTS = {f.name: f.default for group in (RunSettings, LearnerSettings) for f in fields(group)}
 # Settings that are text may also be given as what the text stands for.
 WIDER = {"batch_size": int | str} | dict.fromkeys(("data", "data_root", "out", "init_from", "strategy"), types.StrPath)
-OTHER = {"bool": True, "int": 2, "float": 0.5}  # values that are no default
-PATHS = {"data": "digits", "strategy": "single", "init_from": "other.safetensors"}
+# A value of each type that is no default; of settings that are text, those that are checked.
+OTHER = {bool: True, int: 2, float: 0.5, str: "other"}
+OTHER_TEXT = {"preset": "quick", "batch_size": "16", "data": "mnist", "strategy": "single"}
 
 
 def keywords(function: Callable[..., Any]) -> dict[str, Any]:
@@ -60,21 +59,16 @@ def test_a_docstring_describes_every_parameter_in_order(function: Callable[..., 
 def other_value(name: str) -> Any:
     """Return a value of a setting that is not its default."""
     hint = SETTINGS[name]
-    if get_origin(hint) is Literal:
-        return get_args(hint)[1]
-    if hint is str:
-        return PATHS.get(name, "quick" if name == "preset" else "16" if name == "batch_size" else "other")
-    return OTHER[hint.__name__]
+    return get_args(hint)[1] if get_origin(hint) is Literal else OTHER_TEXT.get(name) or OTHER[hint]
 
 
 @pytest.mark.parametrize("name", keywords(paceline.train))
 def test_a_parameter_of_train_sets_its_setting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_command, "train_and_report", lambda config: config)
-    as_path = isinstance(other_value(name), str) and name in WIDER and name not in ("batch_size", "data", "strategy")
-    value = Path(other_value(name)) if as_path else other_value(name)
-    config: Any = paceline.train("classification", **{"accelerator": "cpu", name: value})
-    chosen = getattr(config.learner if name == "lr" else config.run, name)
-    assert chosen == other_value(name)
+    value = other_value(name)
+    given = Path(value) if WIDER.get(name) is types.StrPath else value
+    config: Any = paceline.train("classification", **{"accelerator": "cpu", name: given})
+    assert getattr(config.learner if name == "lr" else config.run, name) == value
 
 
 @pytest.mark.parametrize("name", keywords(paceline.verify))
