@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.config.resolve import resolve
-from paceline.config.settings import BOUNDS, LearnerSettings, RunSettings, setting
+from paceline.config.setting import BOUNDS
+from paceline.config.settings import LearnerSettings, RunSettings, setting
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class, names

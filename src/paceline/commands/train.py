@@ -24,12 +24,47 @@ from paceline.training.stop import StopRequest
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended."""
+    """How a run ended; `paceline.train` returns it.
+
+    Attributes:
+        folder: The run's folder; of several stages, that of the last one that has started.
+        images: The number of images seen at its last checkpoint.
+        exit_code: That of the command: 0 if the run finished, 75 or 130 if it stopped on request after saving, another
+            number if a worker process died.
+        metrics: The last value of each metric, by `group/name`.
+
+    Examples:
+        >>> result = paceline.train("classification", preset="quick", epochs=1, out="runs/first")
+        >>> result
+        TrainResult(folder='runs/first', images=1344, test/loss=..., test/top1=..., test/top5=...)
+        >>> result.ok
+        True
+        >>> accuracy = result.metrics["test/top1"]
+    """
 
     folder: Path
-    images: int  # number of images seen at the last checkpoint
+    images: int
     exit_code: int
-    metrics: dict[str, float]  # last value of each metric
+    metrics: dict[str, float]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run finished."""
+        return self.exit_code == 0
+
+    def __repr__(self) -> str:
+        parts = [f"folder={str(self.folder)!r}", f"images={self.images}"]
+        parts += [f"exit_code={self.exit_code}"] if self.exit_code else []
+        parts += [f"{name}={value:.4g}" for name, value in self._evaluated().items()]
+        return f"TrainResult({', '.join(parts)})"
+
+    def _evaluated(self) -> dict[str, float]:
+        """Return the metrics of the split that was evaluated last."""
+        for split in ("test", "validation", "train"):
+            found = {name: value for name, value in self.metrics.items() if name.startswith(f"{split}/")}
+            if found:
+                return {name: value for name, value in found.items() if not name.endswith(("/count", "/of_images"))}
+        return {}
 
 
 def train(config: Config) -> int:

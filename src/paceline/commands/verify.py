@@ -39,19 +39,73 @@ Trace = dict[str, Tensor]  # "gradients/PHASE/NETWORK/TENSOR" of the first step,
 
 @dataclass(frozen=True)
 class Difference:
-    """How much one network differs between a strategy and the reference strategy."""
+    """How much one network differs between a strategy and the reference strategy.
+
+    Attributes:
+        strategy: The strategy that is compared with the first.
+        kind: "gradients" or "gradients of PHASE" of the first step, or "weights" after the last.
+        network: The network's name.
+        value: The largest |a − b| over the network ÷ the largest |b|.
+        tolerance: The largest value allowed.
+        worst: The first tensor beyond the tolerance, if any.
+
+    Examples:
+        >>> paceline.Difference("ddp", "weights", "classifier", value=2.2e-16, tolerance=1e-9, worst="")
+        Difference(ddp, weights of classifier, 2.2e-16, ok)
+    """
 
     strategy: str
-    kind: str  # "gradients", "gradients of PHASE" or "weights"
+    kind: str
     network: str
-    value: float  # max |a − b| ÷ max |b| over the network
+    value: float
     tolerance: float
-    worst: str  # first tensor that exceeds the tolerance, if any
+    worst: str
 
     @property
-    def is_equal(self) -> bool:
+    def ok(self) -> bool:
         """Whether the difference is within the tolerance."""
         return self.value <= self.tolerance
+
+    def __repr__(self) -> str:
+        verdict = "ok" if self.ok else f"above {self.tolerance:.0e} in {self.worst}"
+        what = f"{self.kind} of {self.network}" if " of " not in self.kind else f"{self.kind} in {self.network}"
+        return f"Difference({self.strategy}, {what}, {self.value:.1e}, {verdict})"
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """Whether strategies give the same weights; `paceline.verify` returns it.
+
+    It is true in a condition if `ok` is.
+
+    Attributes:
+        differences: One for every strategy but the first, network and kind.
+
+    Examples:
+        >>> same = paceline.Difference("ddp", "weights", "classifier", value=2.2e-16, tolerance=1e-9, worst="")
+        >>> result = paceline.VerifyResult((same,))
+        >>> result
+        VerifyResult(ok, 1 difference, largest 2.2e-16)
+        >>> assert result
+    """
+
+    differences: tuple[Difference, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every difference is within its tolerance."""
+        return all(one.ok for one in self.differences)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __repr__(self) -> str:
+        failed = [one for one in self.differences if not one.ok]
+        count = len(self.differences)
+        if failed:
+            return f"VerifyResult({len(failed)} of {count} differences above tolerance, first {failed[0]})"
+        largest = max((one.value for one in self.differences), default=0.0)
+        return f"VerifyResult(ok, {count} difference{'s' if count > 1 else ''}, largest {largest:.1e})"
 
 
 def verify(config: Config, strategies: list[str], steps: int, tolerance: float, control: str, result: str = "") -> int:
@@ -61,7 +115,7 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     _print_table(open_screen(), found, title)
     if result:
         write_json(Path(result), {"description": title, "differences": [asdict(one) for one in found]}, indent=1)
-    return int(not all(one.is_equal for one in found))
+    return int(not VerifyResult(tuple(found)).ok)
 
 
 def differences(

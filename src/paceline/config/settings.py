@@ -5,39 +5,29 @@ Recipes and sources declare their own settings in the same way.
 
 from __future__ import annotations
 
-import operator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-Number = int | float
+from paceline.config.setting import setting as setting  # for those who declare settings of their own
+from paceline.core.short_repr import short_repr
+
 SEEDS = 2**63  # random number generators accept seeds below this
-BOUNDS = {"at least": operator.ge, "above": operator.gt, "below": operator.lt, "at most": operator.le}
-
-
-def setting(
-    default: Any,
-    meaning: str,
-    *,
-    flag: bool = False,
-    mutable_on_resume: bool = False,
-    at_least: Number | None = None,
-    above: Number | None = None,
-    below: Number | None = None,
-    at_most: Number | None = None,
-) -> Any:
-    """Declare a setting: `meaning` is its help text, `flag` adds `--name`.
-
-    `mutable_on_resume` lets a resumed run change it. The last four arguments are bounds on its value.
-    """
-    limits = zip(BOUNDS, (at_least, above, below, at_most), strict=True)
-    bounds = {words: limit for words, limit in limits if limit is not None}
-    metadata = {"meaning": meaning, "flag": flag, "mutable_on_resume": mutable_on_resume, "bounds": bounds}
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings of a run, apart from those of its recipe and learners."""
+    """The settings of a run, apart from those of its recipe and learners.
+
+    Sources, loaders, strategies and evaluators are constructed with them. A source adds settings of its own in a
+    subclass, `Source.Settings`. `paceline settings RECIPE` lists them all.
+
+    Examples:
+        >>> settings = paceline.RunSettings(data="cifar10", devices=2)
+        >>> settings
+        RunSettings(data='cifar10', devices=2)
+        >>> settings.epochs
+        10.0
+    """
 
     data: str = setting("digits", "data source: a name, or the path of your own .py file", flag=True)
     data_root: str = setting(
@@ -225,6 +215,9 @@ class RunSettings:
         mutable_on_resume=True,
         at_least=0,
     )
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 class HasSettings:

@@ -4,101 +4,131 @@ A recipe knows nothing about devices, processes, precision, optimizer steps or f
 `forward(phase, batch)`, the single entry point that autocast, DataParallel, DistributedDataParallel and
 Lightning wrap, and updates the networks that the phases refer to.
 
-A recipe file needs no other contract module: `DataSpec` is exported from here, too.
+A recipe file needs no other contract module: `DataSpec`, `Phase` and `Loss` are exported from here, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from paceline.contracts.data_spec import DataSpec
+from paceline.contracts.phase import Batch, Best, Draw, Loss, Phase
 from paceline.core.errors import UserError, unknown
 from paceline.core.types import SettingValues
 
 __all__ = ["Batch", "Best", "DataSpec", "Draw", "Loss", "NoSettings", "Phase", "Recipe"]
 
-Batch = dict[str, Tensor]  # dimension 0 of every tensor is the batch dimension
-
-
-class Loss(NamedTuple):
-    """The result of one phase on one batch."""
-
-    terms: dict[str, Tensor]  # weighted means over samples; the engine sums and logs them
-    shared: dict[str, Tensor] = {}  # per sample: detached and added to the batch for later phases of this step
-    signals: dict[str, Tensor] = {}  # scalars for later phases: averaged over micro-batches, replicas and ranks
-
-
-class Phase(NamedTuple):
-    """One network updated by its own loss; a step runs the phases in order."""
-
-    name: str  # the recipe's method `<name>_loss` returns its loss
-    network: str  # the submodule to update; several phases may update the same one
-    every: int = 1  # run only every nth step (lazy regularization)
-    repeat: int = 1  # runs per step, each on new data (critics); only the first sees tensors shared by earlier phases
-    concurrent: bool = False  # independent of the previous phase: both may run at the same time
-
-
-class Draw(NamedTuple):
-    """Random numbers per sample that the engine adds to the batch, determined by (seed, images seen, name)."""
-
-    shape: tuple[int, ...]
-    kind: str = "normal"  # or "uniform" in [0, 1)
-    common: bool = False  # one row for the whole global batch, the same on every device
-
-
-class Best(NamedTuple):
-    """The metric that selects the best checkpoint."""
-
-    metric: str = ""  # SPLIT/NAME, without the part of the name in [brackets]; "": the last checkpoint is the best
-    mode: Literal["min", "max"] = "max"  # whether a smaller or a larger value is better
-
 
 @dataclass(frozen=True)
 class NoSettings:
-    """The settings of a recipe that has none."""
+    """A recipe without settings of its own."""
 
 
 class Recipe(nn.Module):
-    """Networks, phases and losses. Subclass it in a separate file: the file name is the recipe's name."""
+    """Networks, phases and losses. Subclass it in a file of its own.
+
+    The file's name is the recipe's name. A phase updates one network by the loss that the method `<phase>_loss`
+    returns. `predict` returns what metrics and samples are made of. A loss calls no random function: declare `draws`
+    instead. A recipe knows no device, process, precision, optimizer step or file.
+
+    Examples:
+        ```python
+        # my_recipe.py
+        import torch.nn.functional as F
+        from torch import nn
+
+        from paceline import Best, Loss, Phase, Recipe
+
+
+        class MyRecipe(Recipe):
+            defaults = {"data": "digits", "size": 8, "lr": 0.02}
+            evaluator, best = "accuracy", Best("validation/top1")
+            phases = (Phase("classifier", network="classifier"),)
+
+            def __init__(self, settings, spec):
+                super().__init__(settings, spec)
+                pixels = spec.channels * spec.height * spec.width
+                self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(pixels, spec.num_classes))
+
+            def classifier_loss(self, batch):
+                logits = self.classifier(batch["image"])
+                return Loss({"cross_entropy": F.cross_entropy(logits, batch["label"])})
+
+            def predict(self, batch):
+                return {"logits": self.classifier(batch["image"])}
+        ```
+
+        >>> result = paceline.train("./my_recipe.py", epochs=5)
+        >>> result.metrics["test/top1"] > 50
+        True
+    """
 
     # Settings
-    Settings: ClassVar[type] = NoSettings  # a frozen dataclass; each field is a setting: `--set name=value`
-    defaults: ClassVar[SettingValues] = {}  # defaults of this recipe for run and learner settings
-    presets: ClassVar[Mapping[str, SettingValues]] = {}  # named sets of settings: `--preset NAME`
-    small: ClassVar[SettingValues] = {}  # settings that make a step cheap, for `verify` and self-tests
-    aliases: ClassVar[Mapping[str, str]] = {}  # another program's setting names in `--config` files → ours; "": ignored
-    # Settings that must equal those of the `--init-from` run. A mismatch would not show in the shapes of the weights.
+    Settings: ClassVar[type] = NoSettings
+    """A frozen dataclass; each field is a setting: `--set name=value`."""
+    defaults: ClassVar[SettingValues] = {}
+    """Settings of the run and its learners that suit this recipe."""
+    presets: ClassVar[Mapping[str, SettingValues]] = {}
+    """Named sets of settings: `--preset NAME`."""
+    small: ClassVar[SettingValues] = {}
+    """Settings that make a step cheap, for `verify` and self-tests."""
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Another program's setting names in `--config` files, and ours; "" ignores one."""
     must_match_weights: ClassVar[tuple[str, ...]] = ()
-    stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # values of the setting `stage` that stand for several runs
+    """Settings that `--init-from` needs unchanged, although weights of both values fit."""
+    stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Values of the setting `stage` that stand for several runs."""
 
     # Data
-    required_fields: ClassVar[tuple[str, ...]] = ()  # fields that every sample must have
-    rejected_fields: ClassVar[Mapping[str, str]] = {}  # fields that the recipe would ignore → the recipe that uses them
-    importer: ClassVar[str] = ""  # module of paceline.recipes.importers that reads other projects' weights
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Fields that every sample must have."""
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Fields that it would ignore, each with the recipe that uses them."""
+    importer: ClassVar[str] = ""
+    """Reads other projects' weight files: a module of `paceline.recipes.importers`, or the path of a file."""
 
     # Evaluation
-    evaluator: ClassVar[str] = ""  # module of paceline.evaluation.evaluators that measures `predict`
-    evaluated_on: ClassVar[str] = "validation"  # split to evaluate on during training
-    best: Best = Best()  # the metric that selects the best checkpoint, and its mode: "min" or "max"
-    generates: ClassVar[bool] = False  # `predict` returns an "image" in [-1, 1] that depends on the draws alone
-    output_scale: int = 1  # size of the results of `image_to_image`, relative to its input
+    evaluator: ClassVar[str] = ""
+    """Measures `predict`: a module of `paceline.evaluation.evaluators`, or the path of a file."""
+    evaluated_on: ClassVar[str] = "validation"
+    """The split that it is measured on during training."""
+    best: Best = Best()
+    """The metric that chooses the best checkpoint, and its mode."""
+    generates: ClassVar[bool] = False
+    """Whether `predict` makes its "image", in [-1, 1], from the draws alone."""
+    output_scale: int = 1
+    """Height and width of the results of `image_to_image`, relative to its input."""
 
     # Training
-    phases: tuple[Phase, ...] = ()  # the phases of a step, in order
-    draws: dict[str, Draw] = {}  # random numbers that the losses and `predict` read from the batch
-    signals: dict[str, float] = {}  # signals that a phase reads from the batch, with their initial values
-    ema: tuple[str, ...] = ()  # networks that are evaluated with the EMA of their weights
-    double_backward: tuple[str, ...] = ()  # networks whose gradient is itself differentiated (R1)
+    phases: tuple[Phase, ...] = ()
+    """What a step runs, in order."""
+    draws: dict[str, Draw] = {}
+    """Random numbers that the losses and `predict` read from the batch."""
+    signals: dict[str, float] = {}
+    """Signals that a phase reads from the batch, with their values at the first step."""
+    ema: tuple[str, ...] = ()
+    """Networks that are evaluated by the EMA of their weights."""
+    double_backward: tuple[str, ...] = ()
+    """Networks whose gradient is itself differentiated, for example by R1."""
 
     @classmethod
     def check(cls, settings: Any) -> None:
-        """Raise UserError for settings that would fail later, such as a missing file; called before the first stage."""
+        """Raise UserError for settings that would fail later, such as a missing file.
+
+        It is called before the first stage.
+        """
 
     def __init__(self, settings: Any, spec: DataSpec) -> None:
+        """Create the networks.
+
+        Args:
+            settings: An instance of `Settings`.
+            spec: Describes the data: channels, height, width, classes.
+        """
         super().__init__()
 
     def forward(self, phase: str, batch: Batch) -> Loss:
@@ -111,15 +141,24 @@ class Recipe(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no predict(): it cannot be evaluated or sampled")
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """Return images in [-1, 1] by caption, all of the same size, to be shown side by side; none by default."""
+        """Return images by caption, shown side by side for each sample.
+
+        They are in [-1, 1] and of one size. By default there are none.
+        """
         return {}
 
     def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
-        """Apply the recipe to images in [-1, 1] of any size; return results by name, the main one as "image"."""
+        """Return what the recipe makes of images of any size, by name.
+
+        Images are in [-1, 1]. The main result is "image".
+        """
         raise NotImplementedError(f"{type(self).__name__} has no image_to_image(): it cannot be applied to images")
 
     def check_phases(self, name: str) -> None:
-        """Raise UserError for a phase without a loss or a network; `name` is the recipe's name for the message."""
+        """Raise UserError for a phase without a loss or a network.
+
+        `name` is the recipe's name for the message.
+        """
         if not self.phases:
             raise UserError(f"recipe {name!r}: has no phases; define phases = (Phase(NAME, NETWORK),)")
         for phase in self.phases:
@@ -135,12 +174,12 @@ class Recipe(nn.Module):
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """The networks that are trained, by name, in the order of their first phase."""
+        """The trained networks by name, in the order of their first phase."""
         return {phase.network: self.get_submodule(phase.network) for phase in self.phases}
 
     @property
     def single_networks(self) -> dict[str, nn.Module]:
-        """The networks that are trained; those in a group (an nn.ModuleDict) are listed singly, as GROUP.NAME."""
+        """The trained networks, those of an nn.ModuleDict one by one, as GROUP.NAME."""
         found: dict[str, nn.Module] = {}
         for name, network in self.networks.items():
             if isinstance(network, nn.ModuleDict):

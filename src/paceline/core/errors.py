@@ -8,7 +8,17 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno values of a full di
 
 
 class UserError(ValueError):
-    """An error that the user can fix; the command prints one line without a traceback and exits with code 2."""
+    """An error that the user can fix, such as an unknown setting.
+
+    A command prints its one line and ends with exit code 2, without a traceback. Plugins raise it for bad input.
+
+    Examples:
+        >>> try:
+        ...     paceline.train("clasification")
+        ... except paceline.UserError as error:
+        ...     print(error)
+        unknown recipe 'clasification'; did you mean 'classification'?
+    """
 
 
 def install_extra(name: str) -> str:

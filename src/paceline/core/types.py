@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TypeAlias
 
+StrPath: TypeAlias = str | os.PathLike[str]
 SettingValue: TypeAlias = str | int | float | bool
 # By name; a nested mapping holds the settings of one network.
 SettingValues: TypeAlias = Mapping[str, "SettingValue | Mapping[str, SettingValue]"]

@@ -29,18 +29,54 @@ class Fit(NamedTuple):
 
 
 class Loader:
-    """Base class. Put each subclass in its own file in `loaders/`, named after the loader."""
+    """Turns tickets into batches. Subclass it in a file of its own.
 
-    # Other code reads these attributes; it never checks a loader's name.
-    description: ClassVar[str] = ""  # how it loads, in a few words
-    package: ClassVar[str] = ""  # module that must be installed in addition to torch
-    uses_workers: ClassVar[bool] = False  # whether `--workers` sets the number of its processes or threads
-    extra: ClassVar[str] = ""  # pip extra that installs this module
-    auto_order: ClassVar[int | None] = None  # `--loader auto` tries loaders in this order; None: never tried
+    The file's name is the loader's name. Implement `fetch` and, for what can run on the device, `finish`. A loader is
+    a pure function of tickets: all loaders give equal batches.
+
+    Examples:
+        ```python
+        # my_loader.py
+        import torch
+
+        from paceline import Loader
+
+
+        class MyLoader(Loader):
+            description = "reads in the training process"
+
+            def fetch(self, requests):
+                for tickets in requests:
+                    samples = self.source.read_many(tickets.index)
+                    batch = {name: torch.from_numpy(array) for name, array in samples.items()}
+                    batch["image"] = batch["image"].permute(0, 3, 1, 2)  # uint8 [n, c, h, w]
+                    batch |= {"index": torch.from_numpy(tickets.index), "uniforms": torch.from_numpy(tickets.uniforms)}
+                    yield {name: tensor.to(self.device) for name, tensor in batch.items()}
+        ```
+
+        >>> result = paceline.train("./my_recipe.py", loader="./my_loader.py", images=512, out="runs/loaded")
+        >>> result.images
+        512
+    """
+
+    # What others need to know of a loader. Nobody compares with its name.
+    description: ClassVar[str] = ""
+    """How it loads, in a few words."""
+    package: ClassVar[str] = ""
+    """The module that must be installed besides torch."""
+    uses_workers: ClassVar[bool] = False
+    """Whether `--workers` counts its processes or threads."""
+    extra: ClassVar[str] = ""
+    """The extra of Paceline that installs `package`."""
+    auto_order: ClassVar[int | None] = None
+    """Its position among those that `--loader auto` tries; None: not tried."""
 
     @classmethod
     def fits(cls, source: Source, device: torch.device, budget: Budget) -> Fit:
-        """Return whether the loader can serve the source; reserve memory in the budget if it keeps all samples."""
+        """Return whether it can serve the source.
+
+        A loader that keeps samples in memory takes them from the budget.
+        """
         return Fit(True)
 
     def __init__(
@@ -51,9 +87,14 @@ class Loader:
         crop: int = 0,
         home: torch.device | None = None,
     ) -> None:
-        """With a crop, the ticket decides the window of each image. Without one, a batch needs images of one size.
+        """Open the loader.
 
-        `home` is the device on which `fits` found room for the samples; by default it is `device`.
+        Args:
+            source: Where samples are read from.
+            device: Where batches go.
+            settings: The run's settings.
+            crop: Side in pixels of the window that each ticket selects; 0 gives whole images, of one size per batch.
+            home: Where `fits` found room for the samples; the device itself by default.
         """
         self.source, self.device, self.settings, self.crop = source, device, settings, crop
         self.home = home or device
@@ -62,17 +103,21 @@ class Loader:
 
     @property
     def batches_ahead(self) -> int:
-        """Maximum number of batches that are prefetched."""
+        """How many batches it may read before they are requested."""
         return 0
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Yield the data for each request on the device, in order; `finish` turns it into a raw batch."""
+        """Yield the data for each request on the device, in order.
+
+        `finish` turns it into a raw batch.
+        """
         raise NotImplementedError
 
     def finish(self, fetched: Batch) -> Batch:
-        """Return the raw batch: uint8 images [n, c, h, w], numbers [n], int64 "index" [n] and "uniforms" [n, k].
+        """Return the raw batch of what `fetch` yielded.
 
-        This runs entirely on the device, so it can be captured in a CUDA graph.
+        It has images uint8 [n, c, h, w], numbers [n], "index" int64 [n] and "uniforms" [n, k]. This runs on the device
+        alone, and so can be part of a captured step.
         """
         return fetched
 

@@ -28,27 +28,76 @@ class Encoded(NamedTuple):
 
 
 class Source(HasSettings):
-    """Base class. Put each subclass in its own file, named after the source. `Settings` declares its settings."""
+    """An indexable set of samples. Subclass it in a file of its own.
+
+    The file's name is the source's name. Implement `__init__`, which sets `spec`, `__len__` and `read`. Images are
+    uint8 [height, width, channels], numbers are int64. Read samples as they are: order, crops and flips belong to the
+    run. Settings of its own are a frozen dataclass `Settings` that extends `RunSettings`.
+
+    Examples:
+        ```python
+        # my_source.py
+        from pathlib import Path
+
+        import numpy as np
+        from PIL import Image
+
+        from paceline import DataSpec, Source
+
+
+        class MySource(Source):
+            def __init__(self, split, settings):
+                names = ("bar", "cross")  # folders with images of 32×32 pixels; the last five of each are for tests
+                rows = slice(0, 15) if split == "train" else slice(15, 20)
+                folders = [sorted(Path(settings.data_root, name).glob("*.png"))[rows] for name in names]
+                self.samples = [(file, label) for label, files in enumerate(folders) for file in files]
+                self.spec = DataSpec(channels=1, height=32, width=32, num_classes=2, class_names=names)
+
+            def __len__(self):
+                return len(self.samples)
+
+            def read(self, index):
+                file, label = self.samples[index]
+                image = np.asarray(Image.open(file).convert("L"))
+                return {"image": image[..., None], "label": np.int64(label)}
+        ```
+
+        >>> folder = "docs/examples/shapes"
+        >>> result = paceline.train("./my_recipe.py", data="./my_source.py", data_root=folder, images=256)
+        >>> paceline.load(result.folder).classes
+        ('bar', 'cross')
+    """
 
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
-    decodes: ClassVar[bool] = True  # whether reading a sample costs more than copying it
+    """The splits that it has, unless `splits_of` decides."""
+    decodes: ClassVar[bool] = True
+    """Whether whether reading a sample costs more than copying it."""
     spec: DataSpec
-    sizes: NDArray[np.int64] | None = None  # [n, 2]: height and width of each "image"; None: all as in `spec`
-    notes: tuple[str, ...] = ()  # messages that commands print, e.g. how many files were left out
+    """What it declares about its samples; set it in `__init__`."""
+    sizes: NDArray[np.int64] | None = None
+    """Height and width of each "image", [n, 2]; None if all have those of `spec`."""
+    notes: tuple[str, ...] = ()
+    """What commands print about it, for example how many files were left out."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
+        """Open one split, "train" or "test"; `settings.data_root` holds its files."""
         raise NotImplementedError
+
+    def __repr__(self) -> str:
+        spec = self.spec
+        classes = f", {spec.num_classes:,} classes" if spec.num_classes else ""
+        return f"{type(self).__name__}({len(self):,} samples, {spec.channels}×{spec.height}×{spec.width}{classes})"
 
     @classmethod
     def splits_of(cls, settings: RunSettings) -> tuple[str, ...]:
-        """Return the available splits: those of the class, unless they depend on the data."""
+        """Return the splits under these settings: `splits`, unless the data decides."""
         return cls.splits
 
     @classmethod
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
-        """Return settings that evaluate all of the folder that the user chose for evaluation.
+        """Return the settings that evaluate a whole folder instead of a split.
 
-        By default the settings do not change, and the test split is evaluated.
+        `paceline evaluate --data-root` uses them. By default the settings do not change, and the test split is evaluated.
         """
         return settings
 
@@ -60,22 +109,31 @@ class Source(HasSettings):
         raise NotImplementedError
 
     def read_window(self, index: int, window: Window) -> Sample:
-        """Return a window of one sample; override it if the source can read less than the whole sample."""
+        """Return a window of one sample.
+
+        A source that can read less than the whole sample overrides this.
+        """
         return cut(self.read(index), window, self.spec.scale)
 
     def encoded(self, index: int) -> Encoded | None:
-        """Return the sample's files if `read` returns their RGB images unchanged, else None.
+        """Return the files of a sample that `read` uses unchanged, else None.
 
-        A crop at the right and bottom edges is allowed. Loaders with their own decoder use this.
+        `read` then gives their images in colour, cut at the right and lower edge at most.
         """
         return None
 
     def made_of(self, index: int) -> Encoded | None:
-        """Return all files that `read` uses for a sample, and its numbers; None if only `read` knows them."""
+        """Return the files that `read` uses for a sample from, and its numbers.
+
+        None if only `read` knows them.
+        """
         return None
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
-        """Return the numbers (labels) of several samples, stacked; None if only `read` knows them."""
+        """Return the numbers (labels) of several samples, stacked.
+
+        None if only `read` knows them.
+        """
         found = []
         for index in indices:
             made_of = self.made_of(int(index))
@@ -89,17 +147,45 @@ class Source(HasSettings):
         return f"sample {index}"
 
     def read_many(self, indices: NDArray[np.int64]) -> Sample:
-        """Return several samples of the same size, stacked; array sources do this in one step."""
+        """Return several samples of one size, stacked.
+
+        Sources that hold arrays do this in one step.
+        """
         samples = [self.read(int(index)) for index in indices]
         return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 class ArraySource(Source):
-    """A source in memory: arrays with one row per sample."""
+    """A source in memory: arrays with one row per sample.
+
+    Subclass it in a file of its own, with `__init__(self, split, settings)`.
+
+    Examples:
+        ```python
+        # stripes.py
+        import numpy as np
+
+        from paceline import ArraySource, DataSpec
+
+
+        class Stripes(ArraySource):
+            def __init__(self, split, settings):
+                labels = np.arange(64) % 2
+                images = np.zeros((64, 8, 8, 1), np.uint8)
+                images[labels == 0, ::2] = 255
+                images[labels == 1, :, ::2] = 255
+                super().__init__({"image": images, "label": labels}, DataSpec(1, 8, 8, num_classes=2))
+        ```
+
+        >>> result = paceline.train("./my_recipe.py", data="./stripes.py", images=2_048)
+        >>> result.metrics["test/top1"]
+        100.0
+    """
 
     decodes = False
 
     def __init__(self, arrays: Sample, spec: DataSpec) -> None:
+        """Hold the arrays by field: "image" uint8 [n, h, w, c], "label" int64 [n]."""
         self.arrays, self.spec = arrays, spec
 
     def __len__(self) -> int:

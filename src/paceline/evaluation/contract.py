@@ -8,7 +8,7 @@ with the samples themselves (`needs_samples`) reads all samples first, in the sa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -36,30 +36,104 @@ OpenRun = Callable[[str], OpenedRun]  # takes the path of a run folder
 
 @dataclass(frozen=True)
 class Case:
-    """What is evaluated, and on which samples."""
+    """What is evaluated, and on which samples: `Evaluator.case`.
+
+    Attributes:
+        source: The samples.
+        split: The split that they are from: "train", "validation" or "test".
+        count: The number of predictions that will come.
+        open_run: Opens a finished run by its folder, for an evaluator that needs another network.
+        output_scale: How many times as high and wide as its input the recipe's output is.
+
+    Examples:
+        A run constructs it. A test of your own evaluator can, too:
+
+        >>> import numpy as np
+        >>> source = paceline.ArraySource({"image": np.zeros((2, 8, 8, 1), np.uint8)}, paceline.DataSpec(1, 8, 8))
+        >>> def open_run(folder):
+        ...     raise NotImplementedError("needs no other run")
+        >>> paceline.Case(source, "test", count=2, open_run=open_run)
+        Case(source=ArraySource(2 samples, 1×8×8), split='test', count=2, output_scale=1)
+    """
 
     source: Source
     split: str
-    count: int  # expected number of predictions
-    open_run: OpenRun
-    output_scale: int = 1  # ratio of the output's height and width to the input's
+    count: int
+    open_run: OpenRun = field(repr=False)
+    output_scale: int = 1
 
 
 class Evaluator:
-    """Measures predictions. Put each subclass in a separate file: the file name is the evaluator's name."""
+    """Measures predictions. Subclass it in a file of its own.
 
-    classifies: ClassVar[bool] = False  # compares the predicted "logits", one per class, with "label"
+    The file's name is the evaluator's name; a recipe names it in `Recipe.evaluator`. Implement `update`, `sums` and
+    `results`. Sums are added over all ranks before `results` sees them, so that a metric does not depend on the number
+    of devices.
 
-    needs_samples: bool = False  # whether it reads all samples before the predictions
-    notes: tuple[str, ...] = ()  # warnings and remarks about its metrics, to be printed
-    label: str = ""  # appended to its metrics' names in [brackets]
+    Examples:
+        ```python
+        # confidence.py
+        import torch
+
+        from paceline import Evaluator
+
+
+        class Confidence(Evaluator):
+            classifies = True
+
+            def __init__(self, case, spec, device, settings):
+                super().__init__(case, spec, device, settings)
+                self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # probabilities, samples
+
+            def update(self, prediction, batch):
+                largest = prediction["logits"].double().softmax(dim=1).amax(dim=1)
+                self._sums += torch.stack([largest.sum(), torch.ones_like(largest).sum()])
+
+            def sums(self):
+                return self._sums.clone()
+
+            def results(self, sums):
+                confidence, count = sums.tolist()
+                return {"confidence": 100 * confidence / count, "count": count}
+        ```
+
+        ```python
+        # confident.py
+        from my_recipe import MyRecipe
+
+        from paceline import Best
+
+
+        class Confident(MyRecipe):
+            evaluator, best = "./confidence.py", Best("validation/confidence")
+        ```
+
+        `my_recipe.py` is the file in the example of `Recipe`.
+
+        >>> result = paceline.train("./confident.py", images=512)
+        >>> 10 <= result.metrics["test/confidence"] <= 100
+        True
+    """
+
+    classifies: ClassVar[bool] = False
+    """Whether it reads "logits" of a prediction, one per class, against "label"."""
+
+    needs_samples: bool = False
+    """Whether it reads the samples themselves before the predictions."""
+    notes: tuple[str, ...] = ()
+    """Warnings and remarks on its metrics, to be printed."""
+    label: str = ""
+    """What the names of its metrics have in [brackets]."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         """Prepare for one case; raise UserError if it cannot be evaluated."""
         self.case, self.spec, self.device, self.settings = case, spec, device, settings
 
     def protocol(self) -> Protocol:
-        """Return everything that must agree for two measurements to be comparable; empty if all are comparable."""
+        """Return what two measurements must share to be comparable.
+
+        It is empty if all are.
+        """
         return {}
 
     def update_samples(self, batch: Batch) -> None:
@@ -79,7 +153,7 @@ class Evaluator:
         raise NotImplementedError
 
     def sums(self) -> Tensor:
-        """Return the sums so far as a new one-dimensional float64 tensor on the device."""
+        """Return a copy of the sums so far: float64, one dimension, on the device."""
         raise NotImplementedError
 
     def results(self, sums: Tensor) -> dict[str, float]:

@@ -38,9 +38,19 @@ def load(path: str, checkpoint: str = "best", device: str | torch.device | None 
 
 
 class Model:
-    """A recipe with the weights that were evaluated, in eval mode on one device.
+    """A trained model in eval mode on one device; `paceline.load` returns it.
 
     `predict` is for classifiers, `sample` for generators, `apply` for models that restore, enlarge or translate images.
+    The weights are those that were evaluated: the EMA, if the recipe uses it. `device` is where they are.
+
+    Examples:
+        >>> model = paceline.load("runs/first", device="cpu")
+        >>> model
+        Model(classification, 'runs/first', best checkpoint at 1,344 images, cpu)
+        >>> model.classes
+        ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
+        >>> model.spec.num_classes, list(model.networks)
+        (10, ['classifier'])
     """
 
     def __init__(self, stored: StoredModel, path: str, device: torch.device) -> None:
@@ -57,6 +67,10 @@ class Model:
             self._trained = open_trained(stored, path)
             self.recipe.to(device=device, dtype=self._precision.weights)
 
+    def __repr__(self) -> str:
+        parts = (self._stored.config.recipe_name, repr(self._path), self._stored.checkpoint, str(self.device))
+        return f"Model({', '.join(filter(None, parts))})"
+
     @property
     def recipe(self) -> Recipe:
         """The recipe with all of its networks."""
@@ -64,12 +78,12 @@ class Model:
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """The networks that have weights, by name."""
+        """The networks that have weights, by name; their inputs are in [-1, 1]."""
         return networks_in(self._stored, self.recipe)
 
     @property
     def spec(self) -> DataSpec:
-        """The spec of the training data: channels, height, width, num_classes and more."""
+        """The data spec of the training data: channels, height, width and more."""
         return self._trained.spec
 
     @property
@@ -79,15 +93,32 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The name of each class, or its index where the data has no names."""
+        """The name of each class, or its index if the data has no names."""
         return self._trained.classes
 
     @torch.no_grad()
     def predict(self, images: Images) -> Tensor:
-        """Return the probability of each class, float64 [n, classes], of Pillow images or of uint8 [n, c, h, w].
+        """Return the probability of each class for each image.
 
-        They are computed as `evaluate` computes them. Tensors are used as they are, like the samples of a source;
-        Pillow images are scaled and cropped to the size that the run was evaluated on.
+        Probabilities are computed as `paceline evaluate` computes them.
+
+        Args:
+            images: One Pillow image or several, which are scaled and cropped to the size that the run was evaluated
+                on; or uint8 [n, c, h, w], which are used as they are, like the samples of a source.
+
+        Returns:
+            Probabilities, float64 [n, classes], on the CPU. `classes` has the names.
+
+        Raises:
+            UserError: If the model is no classifier, or the images do not fit it.
+
+        Examples:
+            >>> from PIL import Image
+            >>> model = paceline.load("runs/first")
+            >>> probabilities = model.predict(Image.open("docs/examples/digits/2.png"))
+            >>> probabilities.shape
+            torch.Size([1, 10])
+            >>> likeliest = model.classes[probabilities[0].argmax()]
         """
         check_use(self._stored, "predict", self._path)
         drawer = self._drawer(self._run.seed)
@@ -106,7 +137,24 @@ class Model:
         return probabilities
 
     def sample(self, count: int, seed: int | None = None) -> Tensor:
-        """Generate images, uint8 [n, c, h, w]: with the run's own seed, those that `paceline sample` shows."""
+        """Generate images from noise.
+
+        Args:
+            count: The number of images.
+            seed: The seed of the noise; by default the run's, which gives the images of `paceline sample`.
+
+        Returns:
+            Images, uint8 [n, c, h, w], on the CPU.
+
+        Raises:
+            UserError: If the model is no generator.
+
+        Examples:
+            >>> generator = paceline.load("runs/dcgan-digits-0")
+            >>> images = generator.sample(16, seed=1)
+            >>> images.dtype, images.shape
+            (torch.uint8, torch.Size([16, 1, 32, 32]))
+        """
         check_use(self._stored, "sample", self._path)
         if count < 1:
             raise UserError(f"sample({count}): expected a number of images, 1 or more")
@@ -116,7 +164,25 @@ class Model:
         return torch.from_numpy(images).permute(0, 3, 1, 2)
 
     def apply(self, image: Image.Image) -> dict[str, Image.Image]:
-        """Return the results for an image of any size, by name, in 8 bits; the main one is "image"."""
+        """Restore, enlarge or translate an image of any size.
+
+        Large images are processed in tiles.
+
+        Args:
+            image: A Pillow image. A colour image for a greyscale network is processed channel by channel.
+
+        Returns:
+            The results by name, in 8 bits. The main one is "image".
+
+        Raises:
+            UserError: If the model does not transform images, or the image cannot be used.
+
+        Examples:
+            >>> from PIL import Image
+            >>> restorer = paceline.load("runs/restoration-degraded-0")
+            >>> restored = restorer.apply(Image.open("docs/examples/photo.png"))["image"]
+            >>> restored.save("restored.png")
+        """
         check_use(self._stored, "apply", self._path)
         assert self._applier
         pixels = np.asarray(_plain(image))

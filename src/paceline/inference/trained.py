@@ -28,6 +28,7 @@ class StoredModel:
     spec: DataSpec  # describes the training data
     weights: dict[str, Tensor]
     origin: str  # where the weights come from, to be printed
+    checkpoint: str = ""  # which checkpoint of a run, to be printed; empty for a weights file
 
     @property
     def recipe_class(self) -> type[Recipe]:
@@ -73,7 +74,9 @@ def read_stored(path: str, checkpoint: str = "best") -> StoredModel:
     config = config_of(str(place), own_source=False)
     snapshot = choose_checkpoint(RunFolder(place).checkpoints, checkpoint)
     spec = read_data_spec(place)
-    return StoredModel(config, spec, snapshot.weights, f"{path} at {snapshot.images:,} images")
+    at_images = f"at {snapshot.images:,} images"
+    label = f"checkpoint {at_images}" if checkpoint.isdigit() else f"{checkpoint} checkpoint {at_images}"
+    return StoredModel(config, spec, snapshot.weights, f"{path} {at_images}", label)
 
 
 def open_trained(stored: StoredModel, path: str) -> TrainedModel:

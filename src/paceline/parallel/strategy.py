@@ -42,21 +42,57 @@ class PhaseCall(nn.Module):
 
 
 class Strategy:
-    """Runs a recipe in this process, on one device; subclasses override what they change."""
+    """How a recipe is parallelised. Subclass it in a file of its own.
+
+    The file's name is the strategy's name. This class runs a recipe in one process, on one device. Override what is
+    different: `forward` (called per phase and micro-batch), `accumulating`, `backward`, `drive` (which sees whole
+    steps), or the constructor for what wraps the networks.
+
+    Examples:
+        ```python
+        # counting.py
+        from paceline import Strategy
+
+
+        class Counting(Strategy):
+            max_devices = 1
+
+            def drive(self, steps, advance):
+                count = 0
+                for data in steps:
+                    advance(data)
+                    count += 1
+                print(f"{count} steps")
+        ```
+
+        >>> run = paceline.train("./my_recipe.py", strategy="./counting.py", images=512, out="runs/counted")
+        >>> result = paceline.verify("./my_recipe.py", ["single", "./counting.py"], steps=2, devices=1)
+        >>> result.ok
+        True
+    """
 
     # What callers need to know about a strategy, so that they never check its name.
-    needs_processes: ClassVar[bool] = False  # one process per device
+    needs_processes: ClassVar[bool] = False
+    """Whether it needs one process per device."""
     max_devices: ClassVar[int | None] = None
-    complexity: ClassVar[int] = 0  # a report recommends the simplest of equally good strategies
-    package: ClassVar[str] = ""  # an optional package that it needs; the extra has the same name
-    cannot_capture: ClassVar[str] = ""  # why its step cannot be a CUDA graph; empty if it can
-    cannot_compile: ClassVar[str] = ""  # why its networks cannot be compiled
-    parity_obstacle: ClassVar[str] = ""  # why its weights may differ from those trained on one device
-    ladder_obstacle: ClassVar[str] = ""  # why its step ladder cannot be measured
-    cpu_obstacle: ClassVar[str] = ""  # why it has no use on a CPU, where it falls back to one device
+    """The largest number of devices that it can use; None: any."""
+    complexity: ClassVar[int] = 0
+    """A report recommends the simplest of equally good strategies: the lowest number."""
+    package: ClassVar[str] = ""
+    """The package that it needs besides torch; the extra has the same name."""
+    cannot_capture: ClassVar[str] = ""
+    """Why its step cannot be a CUDA graph; empty if it can."""
+    cannot_compile: ClassVar[str] = ""
+    """Why its networks cannot be compiled; empty if they can."""
+    parity_obstacle: ClassVar[str] = ""
+    """Why its weights may differ from those of one device; empty if they are equal."""
+    ladder_obstacle: ClassVar[str] = ""
+    """Why the step ladder cannot measure it; empty if it can."""
+    cpu_obstacle: ClassVar[str] = ""
+    """Why it is useless on a CPU, where it runs on one device; empty if it is not."""
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
-        """Move the recipe to its device and wrap it; the strategy is then ready for the first step."""
+        """Move the recipe to its device and wrap it, ready for the first step."""
         if self.max_devices is not None and settings.devices > self.max_devices:
             name, most = settings.strategy, self.max_devices
             raise UserError(
@@ -74,7 +110,7 @@ class Strategy:
 
     @property
     def num_devices(self) -> int:
-        """The number of devices that share a batch."""
+        """How many devices share a batch."""
         return self.world.size
 
     def _synchronize_batchnorm(self, recipe: Recipe) -> None:
@@ -97,7 +133,7 @@ class Strategy:
         self.notes.append(f"BatchNorm: synchronized over {self.world.size} processes ({', '.join(chosen)}; {why})")
 
     def generators(self) -> list[torch.Generator]:
-        """Return the generators that dropout uses in this process, one per device."""
+        """Return the random generators of dropout in this process, one per device."""
         device = self.world.device
         return [torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator]
 
@@ -107,7 +143,10 @@ class Strategy:
         return loss
 
     def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager[object]:
-        """Return a context for one micro-batch; only the last micro-batch synchronizes gradients."""
+        """Return a context for one micro-batch.
+
+        Only the last micro-batch synchronizes gradients.
+        """
         return nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
@@ -115,7 +154,10 @@ class Strategy:
         loss.backward()
 
     def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
-        """Run the loop: pass each step's data to `advance`. A strategy with its own loop overrides this."""
+        """Run the loop: pass each step's data to `advance`.
+
+        A strategy with its own loop overrides this.
+        """
         for data in steps:
             advance(data)
 

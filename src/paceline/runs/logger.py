@@ -20,17 +20,46 @@ Pixels = npt.NDArray[np.uint8]
 
 
 class Logger:
-    """Receives the metrics and sample images that rank 0 of a run logs.
+    """Receives the metrics and sample images that rank 0 of a run logs. Subclass it in a file of its own.
 
-    A logger that raises is reported once and switched off; it never stops training. `flush` may be called from another
-    thread. Import large packages in `__init__`, not at the top of the file.
+    The file's name is the logger's name. Implement `write` and, for sample images, `image`. A logger that raises is
+    reported once and switched off; it never stops training. `flush` may be called from another thread. Import large
+    packages in `__init__`, not at the top of the file.
+
+    Examples:
+        ```python
+        # lines.py
+        from paceline import Logger
+
+
+        class Lines(Logger):
+            def __init__(self, folder, images):
+                self.file = (folder / "lines.txt").open("a")
+
+            def write(self, images, values):
+                for name, value in values.items():
+                    print(f"{images:,} {name} {value:.4g}", file=self.file)
+
+            def close(self):
+                self.file.close()
+        ```
+
+        >>> result = paceline.train("./my_recipe.py", loggers="./lines.py", images=512, out="runs/logged")
+        >>> "test/top1" in (result.folder / "lines.txt").read_text()
+        True
     """
 
     def __init__(self, folder: Path, images: int) -> None:
-        """Open the log for the run in `folder`, which exists; drop entries past `images` seen."""
+        """Open the log of the run in `folder`, which exists.
+
+        A run that resumes has seen `images`; drop entries past that.
+        """
 
     def write(self, images: int, values: Mapping[str, float]) -> None:
-        """Log values by `group/name` at this number of images seen; a value may be NaN or infinite."""
+        """Log values by `group/name` at this number of images seen.
+
+        A value may be NaN or infinite.
+        """
         raise NotImplementedError
 
     def image(self, name: str, images: int, pixels: Pixels) -> None:

@@ -1,0 +1,92 @@
+"""The settings that `train` and `verify` have as parameters are those of a run, by name, type and effect."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+import paceline
+from paceline.commands import train as train_command
+from paceline.commands import verify as verify_command
+from paceline.config.resolve import Config
+from paceline.config.settings import SETTINGS_NOT_IN_VERIFY, LearnerSettings, RunSettings
+from paceline.core import types
+
+SETTINGS = get_type_hints(RunSettings) | get_type_hints(LearnerSettings)
+# Settings that are text may also be given as what the text stands for.
+WIDER = {"batch_size": int | str} | dict.fromkeys(("data", "data_root", "out", "init_from", "strategy"), types.StrPath)
+# A value of each type that is no default; of settings that are text, those that are checked.
+OTHER = {bool: True, int: 2, float: 0.5, str: "other"}
+OTHER_TEXT = {"preset": "quick", "batch_size": "16", "data": "mnist", "strategy": "single"}
+
+
+def keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the type of each parameter that is a setting."""
+    names = {name: getattr(paceline, name) for name in paceline.__all__} | vars(types) | {"Literal": Literal}
+    hints = get_type_hints(function, localns=names | vars(collections.abc))
+    parameters = inspect.signature(function).parameters.values()
+    return {one.name: hints[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("function", [paceline.train, paceline.verify])
+def test_parameters_have_the_names_and_types_of_settings(function: Callable[..., Any]) -> None:
+    for name, hint in keywords(function).items():
+        assert name in SETTINGS, f"{name} is no setting"
+        assert name not in WIDER or SETTINGS[name] is str
+        default = inspect.signature(function).parameters[name].default
+        expected = WIDER.get(name, SETTINGS[name])
+        assert get_args(hint | None) == get_args(expected | None) and (default is None or hint is expected), name
+
+
+def test_verify_has_no_parameter_that_its_command_rejects() -> None:
+    assert not keywords(paceline.verify).keys() & set(SETTINGS_NOT_IN_VERIFY)
+    assert keywords(paceline.verify).keys() < keywords(paceline.train).keys()
+
+
+@pytest.mark.parametrize("function", [paceline.train, paceline.load, paceline.verify])
+def test_a_docstring_describes_every_parameter_in_order(function: Callable[..., Any]) -> None:
+    section = re.search(r"Args:\n(.*?)\n\n", inspect.getdoc(function) or "", re.DOTALL)
+    assert section
+    assert re.findall(r"^    \**(\w+): [A-Z\"]", section[1], re.MULTILINE) == [*inspect.signature(function).parameters]
+
+
+def other_value(name: str) -> Any:
+    """Return a value of a setting that is not its default."""
+    hint = SETTINGS[name]
+    return get_args(hint)[1] if get_origin(hint) is Literal else OTHER_TEXT.get(name) or OTHER[hint]
+
+
+@pytest.mark.parametrize("name", keywords(paceline.train))
+def test_a_parameter_of_train_sets_its_setting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_command, "train_and_report", lambda config: config)
+    value = other_value(name)
+    given = Path(value) if WIDER.get(name) is types.StrPath else value
+    config: Any = paceline.train("classification", **{"accelerator": "cpu", name: given})
+    assert getattr(config.learner if name == "lr" else config.run, name) == value
+
+
+@pytest.mark.parametrize("name", keywords(paceline.verify))
+def test_a_parameter_of_verify_sets_its_setting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Config] = []
+    monkeypatch.setattr(verify_command, "differences", lambda config, *_: seen.append(config) or [])
+    value = 3 if name == "devices" else other_value(name)
+    assert paceline.verify("classification", **{"accelerator": "cpu", name: value}).ok
+    assert getattr(seen[0].run, name) == value
+
+
+def test_none_is_the_default_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_command, "train_and_report", lambda config: config)
+    nothing: dict[str, Any] = dict.fromkeys(keywords(paceline.train)) | {"accelerator": "cpu"}
+    assert paceline.train("dcgan", **nothing) == paceline.train("dcgan", accelerator="cpu")
+
+
+def test_a_recipe_may_be_a_path(monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
+    monkeypatch.setattr(train_command, "train_and_report", lambda config: config)
+    config: Any = paceline.train(Path(tiny), accelerator="cpu", width=2)
+    assert config.recipe_name == tiny and config.recipe.width == 2
