@@ -84,10 +84,10 @@ class Recipe(nn.Module):
     """Values of the setting `stage` that stand for several runs."""
 
     # Data
-    needs: ClassVar[tuple[str, ...]] = ()
+    required_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that every sample must have."""
-    refuses: ClassVar[Mapping[str, str]] = {}
-    """Fields that it would ignore, each with the recipe that uses them."""
+    rejected_fields: ClassVar[Mapping[str, str]] = {}
+    """Fields that the recipe would ignore, mapped to the recipe that uses each."""
     importer: ClassVar[str] = ""
     """Reads other projects' weight files: a module of `paceline.recipes.importers`, or the path of a file."""
 
