@@ -11,7 +11,7 @@ from paceline.core.errors import UserError
 
 DEFAULT_LATENCY_SECONDS = 20e-6  # of one exchange between GPUs, where only a bandwidth is given
 NUMBER = r"\s*(\d+\.?\d*|\.\d+)((?:[eE][+-]?\d+)?)\s*"
-SHORT = re.compile(NUMBER + r"([kKMGT]?)([bB])\s*(?:/\s*s|ps)?\s*")  # the case of b tells bytes from bits
+SHORT = re.compile(NUMBER + r"([kKMGT]?)([bB])\s*(?:/\s*s|ps)?\s*")  # the case of b distinguishes bytes from bits
 AMBIGUOUS = re.compile(NUMBER + r"[kmgt]?b?\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
 SPELLED = re.compile(NUMBER + r"([kmgt]?)(bits?|bytes?)\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
 BARE = re.compile(NUMBER)
@@ -59,8 +59,8 @@ def parse_bandwidth(text: str) -> float:
     """Return `25GB/s`, `200Gbit/s`, `200Gbps` or `25e9` in bytes per second."""
     match = SHORT.fullmatch(text) or SPELLED.fullmatch(text) or BARE.fullmatch(text)
     if not match:
-        why = "bytes or bits? " if AMBIGUOUS.fullmatch(text) else ""
-        raise UserError(f"--bandwidth {text}: {why}expected something like 25GB/s (bytes) or 200Gbit/s (bits)")
+        doubt = "bytes or bits? " if AMBIGUOUS.fullmatch(text) else ""
+        raise UserError(f"--bandwidth {text}: {doubt}expected something like 25GB/s (bytes) or 200Gbit/s (bits)")
     number, exponent, *rest = match.groups()
     prefix, unit = rest or ("", "byte")
     in_bits = unit == "b" or unit.lower().startswith("bit")

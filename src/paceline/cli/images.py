@@ -16,7 +16,9 @@ def sample(
     out: Annotated[str, typer.Option(help="a file: .png, or .gif or .webp for an animation (default: in RUN)")] = "",
     checkpoint: Checkpoint = "best",
     grid: Annotated[str, typer.Option(help="generators: rows and columns of the grid (default: 8x8)")] = "",
-    interpolate: Annotated[bool, typer.Option("--interpolate", help="each row goes from one image to another")] = False,
+    interpolate: Annotated[
+        bool, typer.Option("--interpolate", help="each row interpolates from one image to another")
+    ] = False,
     animate: Annotated[bool, typer.Option("--animate", help="the same images over the course of training")] = False,
     next_to: Annotated[str, typer.Option(help="put another run's images next to these", metavar="RUN")] = "",
     accelerator: Accelerator = "",

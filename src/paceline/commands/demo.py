@@ -11,7 +11,7 @@ from paceline.core.heartbeat import die_with_parent
 from paceline.core.screen import open_screen
 
 COMPARISONS = {  # by folder
-    # In float64 equal strategies end with equal weights; in float32 the rounding of sums tells them apart.
+    # In float64 equal strategies end with equal weights; in float32 the rounding of sums makes them differ.
     "runs/demo/strategies": "compare classification --preset quick --epochs 3 --strategies single,ddp,lightning "
     "--devices 2 --accelerator cpu --precision fp64",
     # Narrower than the preset and with a higher learning rate, so that digits are visible after ten epochs.

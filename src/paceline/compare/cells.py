@@ -1,4 +1,4 @@
-"""The runs of a grid: each is trained once; one that is not the run that was asked for counts as failed."""
+"""The runs of a grid: each is trained once; one that differs from the requested run counts as failed."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class CellRecord:
     """What a cell's run is made from, and whether it has finished."""
 
     made_from: dict[str, str]
-    ended: bool
+    finished: bool
 
     @classmethod
     def read(cls, folder: Path) -> CellRecord | None:
         """Return the record of a cell's folder; None where it has none that can be read."""
         content = read_json(folder / RECORD)
-        made_from, ended = content.get("made_from"), content.get("ended")
-        return cls(made_from, ended) if isinstance(made_from, dict) and isinstance(ended, bool) else None
+        made_from, finished = content.get("made_from"), content.get("finished")
+        return cls(made_from, finished) if isinstance(made_from, dict) and isinstance(finished, bool) else None
 
     def write(self, folder: Path) -> None:
         """Keep the record in a cell's folder."""
@@ -108,11 +108,11 @@ def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinne
     if config is None:
         return
     folder, made = Path(config.run.out), made_from(config)
-    if CellRecord.read(folder) == CellRecord(made, ended=True):
+    if CellRecord.read(folder) == CellRecord(made, finished=True):
         cell.reason = "done before"
     else:
         if not _has_trained(folder):  # otherwise the record of its start is there, or nothing is known of it
-            CellRecord(made, ended=False).write(folder)
+            CellRecord(made, finished=False).write(folder)
         arguments = ["train", recipe, "--out", config.run.out]
         arguments += to_arguments(flags, options.config_file, options.assignments)
         if run_paceline(arguments, log, lambda: show_progress(spinner, cell.name, config)):
@@ -125,7 +125,7 @@ def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinne
         cell.state = "failed"
         cell.reason = str(error) if known else f"cannot be read: {type(error).__name__}: {error}"
         return
-    CellRecord(made, ended=True).write(folder)
+    CellRecord(made, finished=True).write(folder)
     cell.state = "done"
 
 
@@ -153,9 +153,9 @@ def _read_as_planned(config: Config) -> Run:
     if status is None or status.state != "finished":
         problem = f"{images:,} images that is not finished"
     elif (run.settings["epochs"], run.settings["images"]) != (last.epochs, last.images):
-        problem = f"{status.total_images:,} images, which is not the length that was asked for"
+        problem = f"{status.total_images:,} images, which is not the requested length"
     elif images != status.total_images:
-        problem = f"{images:,} images, but {status.total_images:,} were asked for"
+        problem = f"{images:,} images, but {status.total_images:,} were requested"
     if problem:
         raise UserError(f"{last.out} holds a run of {problem}; choose another --out")
     return run

@@ -1,4 +1,4 @@
-"""What `paceline compare` is asked for besides the settings of its runs."""
+"""The options of `paceline compare` besides the settings of its runs."""
 
 from __future__ import annotations
 

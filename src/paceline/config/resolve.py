@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from paceline.config.settings import ALSO_CALLED, BOUNDS, LearnerSettings, RunSettings
+from paceline.config.settings import BOUNDS, COMMON_ALIASES, LearnerSettings, RunSettings
 from paceline.config.spans import Span
 from paceline.core.errors import UserError, unknown
 from paceline.core.registry import is_path
@@ -82,15 +82,15 @@ def resolve(
     layers: Iterable[tuple[str, SettingValues]],
     sources: SourceSettings,
     *,
-    own_source: bool = True,
+    load_source: bool = True,
 ) -> Config:
     """Merge layers of (origin, {name: value}) into one config; the last layer wins.
 
-    Without `own_source`, a source that is a user's own file is not imported and the settings it adds are left out.
+    Without `load_source`, a source that is a user's own file is not imported and the settings it adds are left out.
     """
     layers = list(layers)
     named = [RunSettings.data, *(str(layer["data"]) for _, layer in layers if "data" in layer)]
-    source, is_left_out = named[-1], is_path(named[-1]) and not own_source
+    source, is_left_out = named[-1], is_path(named[-1]) and not load_source
     namespace = _Namespace(
         recipe_name,
         source,
@@ -170,7 +170,9 @@ class _Namespace:
         where = "" if origin == "flag" else f"{origin}: "
         listed_by = f"`paceline settings {self._recipe_name}`"
         every = {*self.owner, *others}
-        raise UserError(f"{where}{unknown('setting', name, every, meant=ALSO_CALLED.get(name), listed_by=listed_by)}")
+        raise UserError(
+            f"{where}{unknown('setting', name, every, meant=COMMON_ALIASES.get(name), listed_by=listed_by)}"
+        )
 
     def make(self, group: Callable[..., Group], chosen: Mapping[str, SettingValue]) -> Group:
         """Return a group's settings with the chosen values."""

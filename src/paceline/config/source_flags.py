@@ -12,7 +12,7 @@ from paceline.config.settings import RunSettings, setting
 
 @dataclass(frozen=True)
 class SeparateTestFolder(RunSettings):
-    """For sources whose test split may lie in a folder of its own."""
+    """For sources whose test split may be in a folder of its own."""
 
     test_root: str = setting(
         "",

@@ -18,7 +18,7 @@ class Importer:
     """Weight files of another project. The constructor reads them and raises UserError for what it cannot use."""
 
     recognised: Mapping[str, SettingValue] = {}  # settings that follow from the files; the user's must equal them
-    assumed: Mapping[str, SettingValue] = {}  # settings that files do not tell; the user's come first
+    assumed: Mapping[str, SettingValue] = {}  # settings that the files do not contain; the user's come first
 
     def __init__(self, paths: Sequence[Path]) -> None:
         raise NotImplementedError

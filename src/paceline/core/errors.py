@@ -4,7 +4,7 @@ import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the errno of an OSError on a full disk
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the errno of an OSError on a full disk
 
 
 class UserError(ValueError):

@@ -57,7 +57,7 @@ class InstalledPlugin:
             if spec is None or not spec.origin or not spec.origin.endswith(".py"):
                 return ""
             tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        except (Exception, SystemExit):  # finders are other packages' code, too; `load` says what is wrong
+        except (Exception, SystemExit):  # finders are other packages' code, too; `load` reports what is wrong
             return ""
         classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == self.attribute)
         docstring = ast.get_docstring(next(classes, tree)) or ast.get_docstring(tree) or ""

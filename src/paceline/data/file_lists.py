@@ -21,7 +21,7 @@ def named_root(settings: RunSettings) -> Path:
     """Return `--data-root` for a source without files of its own; raise UserError where none was given."""
     root = Path(settings.data_root).expanduser()
     if settings.data_root == RunSettings.data_root and not root.exists():
-        raise UserError(f"--data {settings.data}: needs --data-root, which says where its files are")
+        raise UserError(f"--data {settings.data}: needs --data-root, the folder of its files")
     return root
 
 

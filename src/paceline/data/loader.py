@@ -23,7 +23,7 @@ class Fit(NamedTuple):
     """Whether a loader can serve a source on a device."""
 
     ok: bool
-    why: str = ""
+    reason: str = ""
     home: torch.device | None = None  # where the loader keeps all samples; None where it keeps none
 
 
@@ -61,7 +61,7 @@ class Loader:
 
     @property
     def batches_ahead(self) -> int:
-        """How many batches it may have read before they are asked for."""
+        """How many batches it may have read before they are requested."""
         return 0
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:

@@ -18,10 +18,10 @@ AUTO = "auto"
 
 
 class Choice(NamedTuple):
-    """A loader by its name, and why; where it keeps all samples in memory, it has a home for them."""
+    """A loader by its name, the reason for it, and where it keeps all samples in memory, if it does."""
 
     name: str
-    why: str
+    reason: str
     home: torch.device | None = None
 
     def build(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> Loader:
@@ -30,17 +30,17 @@ class Choice(NamedTuple):
 
 
 def choose_loader(settings: RunSettings, source: Source, device: torch.device, budget: Budget | None = None) -> Choice:
-    """Return the loader that was named or, where it is "auto" or does not fit, the first one that does."""
+    """Return the requested loader or, where it is "auto" or does not fit, the first one that does."""
     budget = budget or Budget(settings.devices)
     obstacles: list[str] = []
     for name in _candidates(settings.loader):
         fit = load_class("loader", name, Loader).fits(source, device, budget)
         if not fit.ok:
-            obstacles.append(fit.why)
+            obstacles.append(fit.reason)
             continue
         advice = ["`paceline pack` would save the decoding"] if obstacles and not fit.home and decodes(source) else []
-        reasons = [*obstacles, *([fit.why] if fit.why else []), *advice]
-        return Choice(name, "; ".join(reasons) or ("asked for" if name == settings.loader else "it fits"), fit.home)
+        reasons = [*obstacles, *([fit.reason] if fit.reason else []), *advice]
+        return Choice(name, "; ".join(reasons) or ("requested" if name == settings.loader else "it fits"), fit.home)
     raise UserError(f"--loader {settings.loader}: no loader can serve this data: {'; '.join(obstacles)}")
 
 
@@ -52,16 +52,16 @@ def choose_loaders(
     order = sorted(sources, key=lambda split: split != "train")
     choices = {split: choose_loader(settings, sources[split], device, budget) for split in order}
     first = choices[order[0]]
-    lines = [f"loader {first.name}: {first.why}"]
+    lines = [f"loader {first.name}: {first.reason}"]
     for split, choice in choices.items():
         if (choice.name, choice.home) != (first.name, first.home):
-            lines.append(f"loader {choice.name} for {split}: {choice.why}")
+            lines.append(f"loader {choice.name} for {split}: {choice.reason}")
     return choices, lines
 
 
-def _candidates(wanted: str) -> Iterator[str]:
-    """Yield the names to try, in order: the one that was named, then those that "auto" tries."""
-    if wanted != AUTO:
-        yield wanted
-    orders = {name: loader.auto_order for name, loader in load_classes("loader", Loader).items() if name != wanted}
+def _candidates(requested: str) -> Iterator[str]:
+    """Yield the names to try, in order: the requested one, then those that "auto" tries."""
+    if requested != AUTO:
+        yield requested
+    orders = {name: loader.auto_order for name, loader in load_classes("loader", Loader).items() if name != requested}
     yield from sorted((name for name, order in orders.items() if order is not None), key=lambda name: orders[name] or 0)

@@ -70,7 +70,7 @@ class Source(HasSettings):
         """
         return None
 
-    def made_of(self, index: int) -> Encoded | None:
+    def files_of(self, index: int) -> Encoded | None:
         """Return all files from which `read` makes the sample, and its numbers; None where only `read` knows them."""
         return None
 
@@ -78,10 +78,10 @@ class Source(HasSettings):
         """Return the numbers of several samples (labels), stacked; None where only `read` knows them."""
         found = []
         for index in indices:
-            made_of = self.made_of(int(index))
-            if made_of is None:
+            sample = self.files_of(int(index))
+            if sample is None:
                 return None
-            found.append(made_of.numbers)
+            found.append(sample.numbers)
         return {name: np.stack([numbers[name] for numbers in found]) for name in found[0]}
 
     def name_of(self, index: int) -> str:
@@ -137,8 +137,8 @@ class Subset(Source):
     def encoded(self, index: int) -> Encoded | None:
         return self.source.encoded(int(self.indices[index]))
 
-    def made_of(self, index: int) -> Encoded | None:
-        return self.source.made_of(int(self.indices[index]))
+    def files_of(self, index: int) -> Encoded | None:
+        return self.source.files_of(int(self.indices[index]))
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
         return self.source.numbers_of(self.indices[indices])
@@ -166,7 +166,7 @@ def has_one_size(source: Source) -> bool:
     return source.sizes is None or bool((source.sizes == source.sizes[0]).all())
 
 
-def lies_in_memory(source: Source) -> bool:
+def is_in_memory(source: Source) -> bool:
     """Return whether reading a sample costs next to nothing."""
     return isinstance(_underlying(source), ArraySource)
 

@@ -27,7 +27,7 @@ class TorchvisionSource(ArraySource):
 
     dataset: ClassVar[str]  # the class in torchvision.datasets
     expected: ClassVar[str]  # its files under --data-root, for the error
-    says_split: ClassVar[bool] = False  # its constructor takes split="train" rather than train=True
+    has_split_argument: ClassVar[bool] = False  # its constructor takes split="train" rather than train=True
     channels_first: ClassVar[bool] = False  # its images are [n, c, h, w]
     class_names: ClassVar[tuple[str, ...]] = ()  # where torchvision has none, or unsuitable ones
     flip_allowed: ClassVar[bool] = True
@@ -55,7 +55,7 @@ class TorchvisionSource(ArraySource):
         import torchvision.datasets
 
         name = type(self).__module__.rpartition(".")[2]
-        which = {"split": split} if self.says_split else {"train": split == "train"}
+        which = {"split": split} if self.has_split_argument else {"train": split == "train"}
         with _one_process_at_a_time(root, name) as may_write, _silence_limit():
             try:
                 return getattr(torchvision.datasets, self.dataset)(str(root), download=may_write, **which)

@@ -33,7 +33,7 @@ class Augment:
 
     @classmethod
     def from_settings(cls, settings: RunSettings, spec: DataSpec) -> Augment:
-        """Return the settings' augmentation; with flip "auto", the source says whether a flipped sample is valid."""
+        """Return the settings' augmentation; with flip "auto", the source decides whether samples are flipped."""
         flip = spec.flip_allowed if settings.flip == "auto" else settings.flip == "on"
         rot90 = settings.rot90 == "on"
         if rot90 and spec.height != spec.width:

@@ -88,10 +88,10 @@ def _begin_worker(parent: int, worker: int) -> None:
     # Signals to the whole job are for the trainer, which still needs its workers while it shuts down.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.excepthook = _print_unless_parent_left
+    sys.excepthook = _print_unless_orphaned
 
 
-def _print_unless_parent_left(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_unless_orphaned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print nothing where the process that expected a batch has gone: that process reports why."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)

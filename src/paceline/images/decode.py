@@ -27,7 +27,7 @@ UNBOUNDED_MODES = ("I", "F")  # 32-bit numbers: no value is defined as white
 
 
 class BadImage(Exception):
-    """A file from which no image can be read; the text says why."""
+    """A file from which no image can be read; the text is the reason."""
 
 
 def check_image_settings(settings: RunSettings) -> None:

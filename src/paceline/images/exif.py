@@ -15,7 +15,7 @@ TEXTS = (
 )
 TABLES = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
 # Of the camera's own table: sizes of the original image, and notes that point into the original file.
-NO_LONGER_TRUE = {
+STALE_TAGS = {
     ExifTags.Base.ExifImageWidth,
     ExifTags.Base.ExifImageHeight,
     ExifTags.Base.ExifInteroperabilityOffset,
@@ -23,7 +23,7 @@ NO_LONGER_TRUE = {
 }
 
 
-def lasting_exif(image: Image.Image) -> bytes:
+def portable_exif(image: Image.Image) -> bytes:
     """Return when, where, with what and by whom an image was taken, without what holds for its own file alone."""
     try:
         found, kept = image.getexif(), Image.Exif()
@@ -32,7 +32,7 @@ def lasting_exif(image: Image.Image) -> bytes:
             if isinstance(text, str):  # Pillow reads it as Latin-1, whatever it is, and would write ASCII alone
                 kept[tag] = text.encode("latin-1", "replace")
         for table in TABLES:
-            inner = {tag: value for tag, value in found.get_ifd(table).items() if tag not in NO_LONGER_TRUE}
+            inner = {tag: value for tag, value in found.get_ifd(table).items() if tag not in STALE_TAGS}
             if inner:
                 kept[table] = inner
         return kept.tobytes() if len(kept) else b""

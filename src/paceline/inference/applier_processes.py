@@ -54,7 +54,7 @@ def apply_in_processes(
             else:
                 alive -= 1
                 if not alive:  # no process is left for the images that wait
-                    yield from (SkippedImage(task.path, "all processes had ended") for task in _taken(waiting))
+                    yield from (SkippedImage(task.path, "all processes had ended") for task in _take_all(waiting))
                     return
     finally:
         for process in processes:
@@ -76,8 +76,8 @@ def _start(settings: ApplierSettings, device: str, share: int) -> subprocess.Pop
 
 def _feed(process: subprocess.Popen[str], waiting: Waiting, answers: Answers) -> None:
     """Give a process one task after the other, and pass on its answers."""
-    for task in _taken(waiting):
-        outcome = _outcome_of(task, process, answers)
+    for task in _take_all(waiting):
+        outcome = _run_task(task, process, answers)
         if outcome is None:
             code = process.wait()
             answers.put(SkippedImage(task.path, f"the process that worked on it ended (exit code {code})"))
@@ -88,7 +88,7 @@ def _feed(process: subprocess.Popen[str], waiting: Waiting, answers: Answers) ->
     answers.put(None)
 
 
-def _outcome_of(task: ImageTask, process: subprocess.Popen[str], answers: Answers) -> Outcome | UserError | None:
+def _run_task(task: ImageTask, process: subprocess.Popen[str], answers: Answers) -> Outcome | UserError | None:
     """Have a process do a task and pass on its progress; return None where the process has died."""
     assert process.stdin and process.stdout
     try:
@@ -108,7 +108,7 @@ def _outcome_of(task: ImageTask, process: subprocess.Popen[str], answers: Answer
     return None
 
 
-def _taken(waiting: Waiting) -> Iterator[ImageTask]:
+def _take_all(waiting: Waiting) -> Iterator[ImageTask]:
     """Yield one task after the other until none is left."""
     while True:
         try:

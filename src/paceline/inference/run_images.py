@@ -28,7 +28,7 @@ class GridOptions:
 
     rows: int
     columns: int
-    interpolate: bool  # each row goes from one image to another
+    interpolate: bool  # each row interpolates from one image to another
     flag: str  # the flag that asked for a grid; empty where none did
 
 

@@ -76,7 +76,7 @@ def register_worker() -> None:
 def unregister_worker(code: int) -> int:
     """Report that this process ends; return the exit code for torchrun's agent.
 
-    To the agent any code but 0 is a failure of all hosts, so a stop that was asked for goes through the mailbox.
+    To the agent any code but 0 is a failure of all hosts, so a requested stop is reported through the mailbox.
     """
     if LAUNCHER not in os.environ or code not in (0, INTERRUPTED, RESUME_LATER):
         return code

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.core.errors import UserError
 
-BEGINNINGS = (b"PK\x03\x04", b"\x80")  # a zip archive, and the pickle that older versions of torch wrote
+MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, and the pickle that older versions of torch wrote
 WRAPPERS = ("state_dict", "generator")  # keys under which checkpoints store a network
 PREFIX = "generator."  # of a generator's tensors in a checkpoint that holds several networks
 DATA_PARALLEL = "module."  # before every name in a network saved inside DataParallel
@@ -24,10 +24,10 @@ def read_torch_file(path: Path, named: str) -> object:
             beginning = file.read(4)
         if not beginning:
             raise UserError(f"{named}: is empty")
-        if not beginning.startswith(BEGINNINGS):
+        if not beginning.startswith(MAGIC_BYTES):
             raise UserError(f"{named}: was not written by torch.save")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd files, which are rejected here in one line
+            warnings.simplefilter("ignore")  # about unusual files, which are rejected here in one line
             content: object = torch.load(path, map_location="cpu", weights_only=True)
             return content
     except UserError:

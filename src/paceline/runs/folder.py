@@ -20,7 +20,10 @@ from paceline.runs.record import CONFIG, Provenance, RunRecord, read_record
 from paceline.runs.segments import earlier_segments
 from paceline.runs.status import Status
 
-BEFORE_A_RUN = ("launch", "cell.json")  # what launchers and comparisons put into a run's folder before it starts
+ALLOWED_BEFORE_START = (
+    "launch",
+    "cell.json",
+)  # written by launchers and comparisons
 PROTOCOLS = "protocols.json"
 LEFTOVER_SECONDS = 3600.0  # after which no command is still writing a temporary file
 
@@ -50,7 +53,7 @@ class RunFolder:
         if started or not self.path.is_dir():
             return
         names = sorted(os.listdir(self.path)) if os.access(self.path, os.R_OK) else []
-        others = [name for name in names if name not in BEFORE_A_RUN and not name.startswith(".")]
+        others = [name for name in names if name not in ALLOWED_BEFORE_START and not name.startswith(".")]
         if others:
             raise UserError(
                 f"--out {self.path}: the folder exists and is no run (it holds {others[0]}); "

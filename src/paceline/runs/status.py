@@ -1,7 +1,7 @@
 """The state of a run in its folder: status.json (running, finished, stopped or failed, and why) and mirror.json.
 
-A process that is killed cannot write its end: its file still says running. Readers then look at the lock, which dies
-with the process, or at how long nothing was written.
+A process that is killed cannot write its end: its file still has the state running. Readers then check the lock, which
+dies with the process, or how long nothing was written.
 """
 
 from __future__ import annotations

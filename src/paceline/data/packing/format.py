@@ -1,8 +1,8 @@
 """A packed folder: every image decoded once, its pixels one after another in a file for each field.
 
-`pack.json` says what the folder holds and is written last. Beside it each split has a folder with `FIELD.pixels`
+`pack.json` lists what the folder holds and is written last. Each split has a folder with `FIELD.pixels`
 (uint8), `index.npy` (a row per sample: position, size and checksum of each image, then the numbers) and `names.json`.
-While it is being packed, `packing.json` says from what, and `index.partial` grows by whole samples.
+While it is being packed, `packing.json` records from what, and `index.partial` grows by whole samples.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def read_manifest(root: Path) -> Manifest:
 
 
 def load_manifest(file: Path, root: Path) -> Manifest:
-    """Return what a file says of a packed folder, or of one that is being packed."""
+    """Return the manifest of a packed folder, or of one that is being packed."""
     content = load_json(file, root)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{file}: not written by `paceline pack`")

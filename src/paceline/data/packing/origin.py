@@ -1,7 +1,7 @@
 """What distinguishes a source that is packed from another, and from itself before it was changed.
 
 Samples in memory are hashed as they are. For samples in files, names, numbers, and the sizes and times of the files are
-hashed, and a few images are decoded. Of other samples only reading tells; the writer reads them again.
+hashed, and a few images are decoded. Other samples must be read; the writer reads them again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from hashlib import sha256
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.data.fingerprint import SAMPLES_TO_RECOGNISE, fingerprint
+from paceline.data.fingerprint import IDENTITY_SAMPLES, fingerprint
 from paceline.data.packing.manifest import Layout, SplitRecord
-from paceline.data.source import Source, lies_in_memory
+from paceline.data.source import Source, is_in_memory
 
 
 def describe(source: Source) -> SplitRecord:
@@ -30,7 +30,7 @@ def describe(source: Source) -> SplitRecord:
         names_sha256=_sha256_of_names(source),
         numbers_sha256=_sha256_of_numbers(source, layout),
         files_sha256=sha256_of_files(source),
-        fingerprint=fingerprint(source, SAMPLES_TO_RECOGNISE),
+        fingerprint=fingerprint(source, IDENTITY_SAMPLES),
     )
 
 
@@ -42,7 +42,7 @@ def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]
         now = found[split]
         if before.count != now.count:
             return f"{split} has {now.count:,} samples instead of {before.count:,}"
-        differences = {  # in the order in which they are looked for
+        differences = {  # in the order in which they are checked
             "its samples consist of other images": before.images != now.images,
             "its samples have other numbers": before.numbers != now.numbers,
             "its sizes are mixed, or were": before.mixed != now.mixed,
@@ -58,35 +58,35 @@ def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]
     return ""
 
 
-def only_reading_tells(source: Source) -> bool:
+def must_be_read(source: Source) -> bool:
     """Return whether all of the source must be read to see that nothing was changed in it."""
-    return not lies_in_memory(source) and not _names_its_files(source)
+    return not is_in_memory(source) and not _lists_its_files(source)
 
 
 def sha256_of_files(source: Source) -> str:
     """Return a hash of name, size and time of change of every file of the samples; "" where there are none."""
-    if not _names_its_files(source):
+    if not _lists_its_files(source):
         return ""
     digest = sha256()
     for index in range(len(source)):
-        made_of = source.made_of(index)
-        assert made_of is not None
-        for name, path in made_of.files.items():
+        sample = source.files_of(index)
+        assert sample is not None
+        for name, path in sample.files.items():
             try:
                 status = path.stat()
             except OSError as error:
                 raise UserError(f"{path}: {error.strerror}; it was there when its folder was listed") from error
-            facts = [name, path.name, status.st_size, status.st_mtime_ns]
-            digest.update(f"{json.dumps(facts)}\n".encode())
+            stat = [name, path.name, status.st_size, status.st_mtime_ns]
+            digest.update(f"{json.dumps(stat)}\n".encode())
     return digest.hexdigest()
 
 
-def _names_its_files(source: Source) -> bool:
-    """Return whether `made_of` can be relied on: a user's class that overrides `read` alone says nothing of files."""
-    made_of, read = (next(one for one in type(source).__mro__ if name in vars(one)) for name in ("made_of", "read"))
-    if not issubclass(made_of, read) and not read.__module__.startswith("paceline."):
+def _lists_its_files(source: Source) -> bool:
+    """Return whether `files_of` can be relied on: a user's class that overrides `read` alone may read other files."""
+    lister, reader = (next(one for one in type(source).__mro__ if name in vars(one)) for name in ("files_of", "read"))
+    if not issubclass(lister, reader) and not reader.__module__.startswith("paceline."):
         return False
-    first = source.made_of(0)
+    first = source.files_of(0)
     return first is not None and set(Layout.of(source).numbers) <= first.numbers.keys()
 
 
@@ -98,7 +98,7 @@ def _sha256_of_names(source: Source) -> str:
 
 
 def _sha256_of_numbers(source: Source, layout: Layout) -> str:
-    if only_reading_tells(source) or not layout.numbers:
+    if must_be_read(source) or not layout.numbers:
         return ""
     numbers = source.numbers_of(np.arange(len(source)))
     assert numbers is not None

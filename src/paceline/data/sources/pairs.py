@@ -1,4 +1,4 @@
-"""Image pairs, what goes in and what should come out: two folders with the same paths in them.
+"""Image pairs, input and target: two folders with the same paths in them.
 
 `root/train/input/…` with `root/train/target/…`, and `root/test/…` likewise; the two folders may also be called img
 and gt, or blurry and sharp. Without `train` and `test` a fixed fifth is kept for testing, unless `test_root` names a
@@ -21,7 +21,7 @@ SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "valid", "val")
 
 
 class Pairs(ImageFiles):
-    """The sample's "image" goes in, and its "target", of the same size, should come out."""
+    """The sample's "image" is the input, and its "target", of the same size, the expected output."""
 
     Settings = SeparateTestFolder
     split_layouts = (SPLIT_NAMES,)
@@ -30,7 +30,7 @@ class Pairs(ImageFiles):
         base, samples, problems = _find(split, settings)
         super().__init__(base, samples, split, settings, problems)
 
-    def find_fault(self, names: Mapping[str, str], sizes: Sizes) -> str:
+    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> str:
         if sizes["image"] == sizes["target"]:
             return ""
         (height, width), (target_height, target_width) = sizes["image"], sizes["target"]

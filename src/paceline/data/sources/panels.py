@@ -35,7 +35,7 @@ TILE_PX = 64  # of the embedded image, which has 512 px a side
 
 
 class Panels(ImageFiles):
-    """The sample's "image" goes in; its other fields, by the names of the panels, should come out."""
+    """The sample's "image" is the input; its other fields, by the names of the panels, are the targets."""
 
     Settings = PanelSettings
     split_layouts = (PAIR_NAMES, SPLIT_NAMES)
@@ -49,7 +49,7 @@ class Panels(ImageFiles):
                 self.notes = ("no --data-root: tiles of the stained tissue that scikit-image holds",)
             return
         base, samples, problems, self.in_rows = _find(split, settings)
-        self.names = parse_panels(settings.panels) or _usual_names(samples, self.in_rows)
+        self.names = parse_panels(settings.panels) or _default_names(samples, self.in_rows)
         if not self.in_rows:
             if len(self.names) != 2 or LEFT_OUT in self.names:
                 raise UserError(f"panels={settings.panels}: the folders A and B hold two panels; give two names")
@@ -79,14 +79,14 @@ class Panels(ImageFiles):
     def encoded(self, index: int) -> Encoded | None:
         return None  # a file holds several images
 
-    def made_of(self, index: int) -> Encoded | None:
-        return None if self.tiles else super().made_of(index)
+    def files_of(self, index: int) -> Encoded | None:
+        return None if self.tiles else super().files_of(index)
 
     def image_size(self, sizes: Sizes) -> tuple[int, int]:
         height, width = sizes[INPUT]
         return height, width // len(self.names) if self.in_rows else width
 
-    def find_fault(self, names: Mapping[str, str], sizes: Sizes) -> str:
+    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> str:
         (height, width), *others = sizes.values()
         if others and others[0] != (height, width):
             first, second = names.values()
@@ -114,10 +114,10 @@ def _tiles(split: str, settings: PanelSettings) -> ArraySource:
     """Return the embedded image cut into squares."""
     check_image_settings(settings)
     wanted = parse_panels(settings.panels) or TISSUE
-    strange = [name for name in wanted if name not in (*TISSUE, LEFT_OUT)]
-    if strange:
+    unknown = [name for name in wanted if name not in (*TISSUE, LEFT_OUT)]
+    if unknown:
         raise UserError(
-            f"panels={settings.panels}: without --data-root the panels are {','.join(TISSUE)}, and not {strange[0]!r}"
+            f"panels={settings.panels}: without --data-root the panels are {','.join(TISSUE)}, and not {unknown[0]!r}"
         )
     tissue = dict(zip(TISSUE, stained_tissue(), strict=True))
     whole, side = len(tissue[INPUT]), settings.size or TILE_PX
@@ -160,7 +160,7 @@ def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[str]]:
     return pairs, [f"{file.parent.name}/{file.name} has no partner" for file in alone]
 
 
-def _usual_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
+def _default_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
     """Return the names of two panels; raise UserError where there are more, which need names."""
     if not in_rows or not samples:
         return INPUT, TARGET

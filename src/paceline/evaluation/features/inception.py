@@ -170,7 +170,7 @@ def load_script(path: str, device: torch.device) -> nn.Module:
 
 
 def make_test_image(device: torch.device) -> Tensor:
-    """Return an image that tells a network from others: each colour channel grows in its own direction."""
+    """Return an image that distinguishes a network from others: each colour channel grows in its own direction."""
     row, column = torch.meshgrid(torch.arange(SIDE_PX), torch.arange(SIDE_PX), indexing="ij")
     image = torch.stack([row % 256, column % 256, (3 * row + 2 * column) % 256])
     return image[None].to(device, torch.uint8)

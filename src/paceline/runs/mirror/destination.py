@@ -1,4 +1,4 @@
-"""Where a mirror lies: a URL that fsspec supports, or one that a package adds.
+"""Where a mirror is: a URL that fsspec supports, or one that a package adds.
 
 A package adds a kind of URL through the entry point group `paceline.mirrors`: the name is the URL's scheme, the object
 is called with the URL and returns a `Destination`.

@@ -115,7 +115,7 @@ def test_a_run_without_its_record_is_used_as_it_is_or_rejected(place: Path, caps
     record.unlink()
     assert run([*TINY, "--config", "rate.toml", "--images", "64", "--out", "table"]) == 1
     printed = capsys.readouterr()
-    assert "holds a run of 128 images, which is not the length that was asked for; choose another --out" in printed.out
+    assert "holds a run of 128 images, which is not the requested length; choose another --out" in printed.out
     assert "no run finished; table/report.html is unchanged" in printed.err
     assert (place / "table/report.json").read_bytes() == good
     record.write_text('{"made_')
