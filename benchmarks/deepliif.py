@@ -29,7 +29,7 @@ from paceline.commands.configure import configure
 from paceline.data.feed import StepData, evaluation_batches
 from paceline.data.pipeline import BatchPipeline
 from paceline.data.transforms import to_eight_bits
-from paceline.images.grids import captioned, one_above_the_other, side_by_side, to_image
+from paceline.images.grids import captioned, side_by_side, stack_vertically, to_image
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import WARMUP_STEPS
@@ -191,7 +191,7 @@ def write_strips(parts: Parts, split: str, file: Path, panel_px: int) -> None:
                     pictures[f"real {name}"] = sample[name]
             strips.append(side_by_side([show(picture, name, panel_px) for name, picture in pictures.items()]))
     parts.recipe.train()
-    one_above_the_other(strips).save(file)
+    stack_vertically(strips).save(file)
 
 
 def show(picture: torch.Tensor, caption: str, panel_px: int) -> Image.Image:

@@ -149,7 +149,7 @@ def sides(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[s
     source = Photos("train", settings)
     choice = choose_loader(settings, source, device)
     loader = choice.build(source, device, settings, options.crop)
-    print(f"loader {choice.name}: {choice.why}")
+    print(f"loader {choice.name}: {choice.reason}")
     where = " on the host" if choice.home and choice.home != device else ""
     once = "reading all once" if choice.home else ""
     yield f"{choice.name}{where}", our_epoch(loader, options.batch_size), perf_counter() - start, once

@@ -107,18 +107,20 @@ def _parts_of_texts(tree: ast.Module) -> set[ast.AST]:
 
 def upward(package: Path, allowed: Collection[str] = ()) -> list[str]:
     """Return the imports that the layout forbids, except in files that may import any package."""
-    faults = []
+    problems = []
     for one in imports(package):
         here, there = one.unit, one.target_unit
         if here not in DEPTH:
-            faults.append(f"{one.file}: {here!r} is in no layer; add it to LAYERS in layout_rules.py and to the layout")
+            problems.append(
+                f"{one.file}: {here!r} is in no layer; add it to LAYERS in layout_rules.py and to the layout"
+            )
         elif there is None or there == here or one.file in allowed:
             continue
         elif DEPTH[there] < DEPTH[here]:
-            faults.append(f"{one} points up")
+            problems.append(f"{one} points up")
         elif DEPTH[there] == DEPTH[here]:
-            faults.append(f"{one} points sideways: {here} and {there} do not import each other")
-    return list(dict.fromkeys(faults))
+            problems.append(f"{one} points sideways: {here} and {there} do not import each other")
+    return list(dict.fromkeys(problems))
 
 
 def distributed(package: Path) -> list[str]:
@@ -132,7 +134,7 @@ def distributed(package: Path) -> list[str]:
 
 def private(package: Path) -> list[str]:
     """Return the imports of private modules and names from outside their package."""
-    faults = []
+    problems = []
     for one in imports(package):
         parts = tuple(one.target.split("."))
         hidden = next((i for i, part in enumerate(parts) if re.match("_(?!_)", part)), 0)
@@ -142,34 +144,34 @@ def private(package: Path) -> list[str]:
         if (package.joinpath(*owner[1:])).with_suffix(".py").is_file():
             owner = owner[:-1]
         if one.parents[: len(owner)] != owner:
-            faults.append(f"{one} is private to {'.'.join(owner)}")
-    return faults
+            problems.append(f"{one} is private to {'.'.join(owner)}")
+    return problems
 
 
 def plugin_imports(package: Path) -> list[str]:
     """Return the imports of plugins from outside their folder."""
-    faults = []
+    problems = []
     for one in imports(package):
         for folder in PLUGIN_FOLDERS:
             name = one.target.removeprefix(f"{folder}.").split(".")[0]
             is_inside = ".".join(one.parents) == folder
             if one.target.startswith(f"{folder}.") and name in _plugins(package, folder) and not is_inside:
-                faults.append(f"{one.file}:{one.line}: imports the plugin {folder}.{name}")
-    return list(dict.fromkeys(faults))
+                problems.append(f"{one.file}:{one.line}: imports the plugin {folder}.{name}")
+    return list(dict.fromkeys(problems))
 
 
 def plugin_comparisons(package: Path) -> list[str]:
     """Return the comparisons with a plugin's name outside the plugin folders."""
     names = {name for folder in PLUGIN_FOLDERS for name in _plugins(package, folder)}
-    faults = []
+    problems = []
     for path, tree in modules(package):
         if ".".join(("paceline", *path.parts[:-1])) in PLUGIN_FOLDERS and path.name != "__init__.py":
             continue
         constants = _constants(tree)
         for line, text in sorted({found for node in ast.walk(tree) for found in _compared(node, constants)}):
             if text in names:
-                faults.append(f"{package.name}/{path.as_posix()}:{line}: compares with the plugin {text!r}")
-    return faults
+                problems.append(f"{package.name}/{path.as_posix()}:{line}: compares with the plugin {text!r}")
+    return problems
 
 
 def _compared(node: ast.AST, constants: Mapping[str, set[str]]) -> Iterator[tuple[int, str]]:

@@ -43,8 +43,8 @@ def _package(folder: Path, files: dict[str, str]) -> Path:
 
 
 def test_no_import_points_up() -> None:
-    faults = upward(PACKAGE, MAY_NAME_ANY_PACKAGE)
-    assert not faults, "\n".join(["imports against the layout:", *faults])
+    problems = upward(PACKAGE, MAY_NAME_ANY_PACKAGE)
+    assert not problems, "\n".join(["imports against the layout:", *problems])
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_arrows_down_and_within_a_package_pass(tmp_path: Path) -> None:
 
 
 def test_models_and_recipes_do_not_import_torch_distributed() -> None:
-    faults = distributed(PACKAGE)
-    assert not faults, "\n".join(["torch.distributed belongs in parallel/:", *faults])
+    problems = distributed(PACKAGE)
+    assert not problems, "\n".join(["torch.distributed belongs in parallel/:", *problems])
 
 
 @pytest.mark.parametrize("text", ["import torch.distributed as dist", "from torch import distributed"])
@@ -107,8 +107,8 @@ def test_a_model_that_imports_torch_distributed_is_reported(tmp_path: Path, text
 
 
 def test_no_private_module_is_imported_from_another_package() -> None:
-    faults = private(PACKAGE)
-    assert not faults, "\n".join(["an underscore means private to its package:", *faults])
+    problems = private(PACKAGE)
+    assert not problems, "\n".join(["an underscore means private to its package:", *problems])
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,10 @@ def test_a_package_imports_its_own_private_modules(tmp_path: Path) -> None:
 
 
 def test_no_plugin_is_imported_from_outside_its_folder() -> None:
-    faults, unused = _less(plugin_imports(PACKAGE), TOLERATED_IMPORTS)
-    assert not faults, "\n".join(["plugins declare what others need to know, and core.registry finds them:", *faults])
+    problems, unused = _less(plugin_imports(PACKAGE), TOLERATED_IMPORTS)
+    assert not problems, "\n".join(
+        ["plugins declare what others need to know, and core.registry finds them:", *problems]
+    )
     assert not unused, f"no longer needed: {unused}"
 
 
@@ -175,8 +177,10 @@ def test_plugins_may_import_each_other_and_shared_parts(tmp_path: Path) -> None:
 
 
 def test_no_code_outside_plugin_folders_compares_with_a_plugins_name() -> None:
-    faults, unused = _less(plugin_comparisons(PACKAGE), TOLERATED_COMPARISONS)
-    assert not faults, "\n".join(["plugins declare what others need to know, and core.registry finds them:", *faults])
+    problems, unused = _less(plugin_comparisons(PACKAGE), TOLERATED_COMPARISONS)
+    assert not problems, "\n".join(
+        ["plugins declare what others need to know, and core.registry finds them:", *problems]
+    )
     assert not unused, f"no longer needed: {unused}"
 
 
@@ -207,9 +211,9 @@ def test_plugins_may_compare_names_and_others_may_use_them_as_values(tmp_path: P
     assert plugin_comparisons(_package(tmp_path, files)) == []
 
 
-def _less(faults: list[str], tolerated: dict[str, str]) -> tuple[list[str], set[str]]:
+def _less(problems: list[str], tolerated: dict[str, str]) -> tuple[list[str], set[str]]:
     """Return violations that are not on a list, and list entries without a violation; line numbers are ignored."""
-    kept = {re.sub(r"(\.py):\d+", r"\1", fault): fault for fault in faults}
+    kept = {re.sub(r"(\.py):\d+", r"\1", fault): fault for fault in problems}
     return [fault for key, fault in kept.items() if key not in tolerated], tolerated.keys() - kept.keys()
 
 
@@ -273,12 +277,12 @@ def test_no_text_mentions_a_machine_or_an_issue() -> None:
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a git checkout, so its own files cannot be told from others")
-    faults = []
+    problems = []
     for name in filter(None, listed.stdout.split("\0")):
         try:
             lines = (ROOT / name).read_text().splitlines()
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
             continue  # an image, or a deleted file that is still in the index
         for number, line in enumerate(lines, start=1):
-            faults += [f"{name}:{number}: {what}" for what, pattern in PRIVATE.items() if pattern.search(line)]
-    assert not faults, "\n".join(faults)
+            problems += [f"{name}:{number}: {what}" for what, pattern in PRIVATE.items() if pattern.search(line)]
+    assert not problems, "\n".join(problems)

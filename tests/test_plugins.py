@@ -114,7 +114,7 @@ def test_an_entry_point_names_a_module_or_a_class() -> None:
     assert registry.load_class("recipe", "rotation", Recipe).__name__ == "Rotation"
     assert registry.load_class("source", "shapes", Source).__name__ == "Shapes"
     assert "'shapes'" in RegisteredSources().owners()["noise"]
-    assert not registry.faults()
+    assert not registry.plugin_problems()
 
 
 @pytest.mark.parametrize("kind", registry.KINDS.values(), ids=lambda kind: kind.name)
@@ -225,7 +225,7 @@ def test_damaged_entry_points_are_reported_with_their_package_and_harm_nothing(
     (tmp_path / "paceline_damaged-0.1.dist-info" / "entry_points.txt").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     assert "classification" in registry.names("recipe")
-    (line,) = registry.faults()
+    (line,) = registry.plugin_problems()
     assert line.startswith("package paceline-damaged 0.1: its entry points cannot be read: ")
 
 
@@ -252,7 +252,7 @@ def test_a_built_in_plugin_wins_over_an_installed_one_and_the_clash_is_reported_
         assert registry.load_class("recipe", "dcgan", Recipe).__module__ == "paceline.recipes.dcgan"
     line = "plugin 'dcgan' of package paceline-dcgan 0.1: hidden by the built-in recipe 'dcgan'; rename or uninstall it"
     assert capsys.readouterr().err == f"{line}\n"
-    assert registry.faults() == [line] and registry.names("recipe").count("dcgan") == 1
+    assert registry.plugin_problems() == [line] and registry.names("recipe").count("dcgan") == 1
 
 
 def test_two_packages_with_one_name_are_both_reported_and_neither_is_used(
@@ -264,7 +264,7 @@ def test_two_packages_with_one_name_are_both_reported_and_neither_is_used(
     with pytest.raises(UserError) as error:
         registry.load_class("recipe", "mine", Recipe)
     assert "paceline-one 0.1" in one_line(error) and "paceline-two 0.1" in one_line(error)
-    assert len(registry.faults()) == 1 and "uninstall all but one" in registry.faults()[0]
+    assert len(registry.plugin_problems()) == 1 and "uninstall all but one" in registry.plugin_problems()[0]
 
 
 def test_a_package_that_is_found_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from running import start_fork
 
 from paceline.benchmarking.link_override import LinkOverride, parse_bandwidth, parse_seconds
-from paceline.benchmarking.scaling_forecast import Checked, Link, Measurement, predict, stops_paying_at
+from paceline.benchmarking.scaling_forecast import Checked, Link, Measurement, max_useful_devices, predict
 from paceline.benchmarking.scaling_probe import one_device, one_of_several
 from paceline.cli.app import run
 from paceline.commands.configure import configure
@@ -60,10 +60,10 @@ def test_overlap_hides_all_but_the_last_bucket() -> None:
 
 
 def test_the_plan_reports_where_more_devices_stop_paying_off() -> None:
-    assert stops_paying_at(SEEN, PERFECT, 64) is None
+    assert max_useful_devices(SEEN, PERFECT, 64) is None
     slow = Link(0.0, 1e9, 2)  # 15 ms of exchange against a step of 40 ms
-    assert stops_paying_at(SEEN, slow, 64) == 2
-    assert stops_paying_at(SEEN, Link(0.0, 1e6, 2), 64) == 1
+    assert max_useful_devices(SEEN, slow, 64) == 2
+    assert max_useful_devices(SEEN, Link(0.0, 1e6, 2), 64) == 1
 
 
 def test_a_step_time_between_two_measured_batches_is_interpolated() -> None:
@@ -83,7 +83,7 @@ def test_one_device_has_the_machine_to_itself() -> None:
     crowded = replace(SEEN, alone_seconds={64: 0.025})
     assert predict(crowded, PERFECT, 1, 64).images_per_second == pytest.approx(64 / 0.025)
     assert predict(crowded, PERFECT, 2, 64).images_per_second == pytest.approx(64 / 0.020)
-    assert stops_paying_at(replace(SEEN, alone_seconds={64: 0.019}), PERFECT, 64) == 1
+    assert max_useful_devices(replace(SEEN, alone_seconds={64: 0.019}), PERFECT, 64) == 1
 
 
 def test_one_device_uses_the_batchnorm_of_a_run_on_one_device() -> None:

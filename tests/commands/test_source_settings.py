@@ -83,7 +83,7 @@ def test_a_wrong_value_of_a_source_setting_ends_in_one_line(place: Path) -> None
 
 def test_commands_that_need_no_data_need_no_source_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place / "run")  # a folder without ./shapes.py
-    assert config_of(".", own_source=False).run.data == "./shapes.py"
+    assert config_of(".", load_source=False).run.data == "./shapes.py"
     assert config_of(".", [("flag", {"data": "digits"})]).run.data == "digits"
     with pytest.raises(UserError, match=r"shapes\.py': no such file"):
         config_of(".")

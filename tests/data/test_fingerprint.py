@@ -6,7 +6,7 @@ import numpy as np
 from made_data import random_images
 
 from paceline.contracts.recipe import DataSpec
-from paceline.data.fingerprint import SAMPLES_TO_RECOGNISE, describe_samples, fingerprint
+from paceline.data.fingerprint import IDENTITY_SAMPLES, describe_samples, fingerprint
 from paceline.data.source import ArraySource, Sample, Source
 
 
@@ -26,7 +26,7 @@ class OnlyRead(Source):
 def test_the_fingerprint_depends_on_labels_too() -> None:
     image, labels = random_images(40, 6, 6, 3), np.arange(40)
     plain = describe_samples(ArraySource({"image": image}, DataSpec(3, 6, 6)))
-    assert plain == f"40 samples, {fingerprint(ArraySource({'image': image}, DataSpec(3, 6, 6)), SAMPLES_TO_RECOGNISE)}"
+    assert plain == f"40 samples, {fingerprint(ArraySource({'image': image}, DataSpec(3, 6, 6)), IDENTITY_SAMPLES)}"
     for change in (slice(0, None), slice(7, 8)):  # all of them, and one that a spot check would miss
         other = labels.copy()
         other[change] += 1

@@ -92,7 +92,7 @@ def test_data_too_large_for_a_gpu_stays_in_host_memory_or_in_its_files(asked: st
     room(cuda=0, cpu=0)
     name, why, _ = choose_loader(settings, source, GPU)
     assert name == "workers" and "paceline pack" in why
-    assert "paceline pack" not in choose_loader(settings, samples(10), GPU).why
+    assert "paceline pack" not in choose_loader(settings, samples(10), GPU).reason
 
 
 def test_all_splits_share_one_budget_and_training_comes_first(room: SetRoom) -> None:

@@ -22,7 +22,7 @@ from paceline.data.packing import writer as packing
 from paceline.data.packing.origin import describe
 from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
-from paceline.data.worker_pool import _print_unless_parent_left
+from paceline.data.worker_pool import _print_unless_orphaned
 
 COUNT = 40  # more than a spot check of 16 would cover
 NO_FLAGS = {"workers": 0}
@@ -256,9 +256,9 @@ def test_a_pack_has_the_splits_of_its_source(own: Path, tmp_path: Path) -> None:
 
 def test_a_worker_whose_reader_left_is_silent_and_other_errors_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     for error in (BrokenPipeError(), ConnectionResetError(), EOFError()):
-        _print_unless_parent_left(type(error), error, None)
+        _print_unless_orphaned(type(error), error, None)
     assert capsys.readouterr().err == ""
-    _print_unless_parent_left(KeyError, KeyError("unexpected"), None)
+    _print_unless_orphaned(KeyError, KeyError("unexpected"), None)
     assert "KeyError: 'unexpected'" in capsys.readouterr().err
 
 

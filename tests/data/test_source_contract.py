@@ -152,10 +152,10 @@ def test_the_files_of_a_sample_hold_the_images_that_reading_returns(name: str, m
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sample_declares_its_files_and_the_values_that_reading_returns(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
-    made_of = source.made_of(1)
-    if made_of is None:
+    sample = source.files_of(1)
+    if sample is None:
         assert name not in ("folder", "photos", "pairs", "degraded", "panels"), "these hold their samples as files"
         return
     numbers = {field: value for field, value in source.read(1).items() if value.ndim == 0}
-    assert made_of.files and all(file.is_file() for file in made_of.files.values())
-    assert made_of.numbers == numbers
+    assert sample.files and all(file.is_file() for file in sample.files.values())
+    assert sample.numbers == numbers

@@ -15,7 +15,7 @@ from paceline.core.registry import load_class
 from paceline.data.source import ArraySource, Subset
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.restoration import Restoration, _lpips_network
-from paceline.evaluation.image_metrics import PSNR_OF_EQUALS, luma, psnr, ssim, to_levels
+from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, luma, psnr, ssim, to_levels
 
 IMAGE = torch.from_numpy(data.astronaut()[100:196, 180:300].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
 NOISY = (IMAGE + 0.1 * torch.randn(IMAGE.shape, generator=torch.Generator().manual_seed(0))).clamp(-1, 1)
@@ -90,14 +90,14 @@ def test_images_of_the_same_size_are_compared_with_their_border():
     spoiled = IMAGE.clone()
     spoiled[..., :2, :] *= -1
     prediction = {"image": spoiled, "target": IMAGE}
-    assert measure([prediction], output_scale=2)["psnr[y]"] == PSNR_OF_EQUALS
+    assert measure([prediction], output_scale=2)["psnr[y]"] == PSNR_OF_IDENTICAL
     assert measure([prediction], output_scale=1)["psnr[y]"] < 30
 
 
 def test_results_are_rounded_as_files_would_be():
     within = IMAGE + 0.4 / 127.5
     beyond = IMAGE + (IMAGE > 0.99) * 3.0
-    assert measure([{"image": within, "target": IMAGE}])["psnr[y]"] == PSNR_OF_EQUALS
+    assert measure([{"image": within, "target": IMAGE}])["psnr[y]"] == PSNR_OF_IDENTICAL
     assert measure([{"image": beyond.clamp(min=-1), "target": IMAGE}]) == measure(
         [{"image": beyond.clamp(-1, 1), "target": IMAGE}]
     )

@@ -152,14 +152,14 @@ def test_torch_has_the_internals_that_paceline_uses(name: str) -> None:
 
 
 def test_only_one_file_uses_private_names_of_torch() -> None:
-    faults = []
+    problems = []
     for file in sorted(SOURCE.rglob("*.py")):
         if file == Path(torch_internals.__file__):
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             if any(part.startswith("_") and not part.startswith("__") for part in _torch_names(node)):
-                faults.append(f"{file.relative_to(SOURCE)}:{node.lineno}: {'.'.join(_torch_names(node))}")
-    assert not faults, "\n".join(["move these to parallel/torch_internals.py:", *faults])
+                problems.append(f"{file.relative_to(SOURCE)}:{node.lineno}: {'.'.join(_torch_names(node))}")
+    assert not problems, "\n".join(["move these to parallel/torch_internals.py:", *problems])
 
 
 def _torch_names(node: ast.AST) -> list[str]:

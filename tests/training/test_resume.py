@@ -41,7 +41,7 @@ def has_trained(run: Path, images: int) -> bool:
     return metrics.exists() and any(f'"images": {images},' in line for line in metrics.read_text().splitlines())
 
 
-def left_behind(run: Path) -> list[int]:
+def not_inherited(run: Path) -> list[int]:
     """Return the run's processes that remain after a few seconds."""
     try:
         wait_until(lambda: not processes_naming(str(run)), seconds=5)
@@ -91,7 +91,7 @@ def test_two_processes_resume_after_the_launcher_or_a_rank_is_killed(tmp_path: P
             wait_until(lambda: is_saving(run), running)
         kill(running, target)
         assert running.wait() != 0
-        assert not left_behind(run)
+        assert not not_inherited(run)
     assert start_command(tmp_path, *command, "--out", str(run)).wait() == 0
     assert_same_end(run, tmp_path / "whole")
 
@@ -165,7 +165,7 @@ def test_ten_kills_at_random_moments_lose_nothing(tmp_path: Path, tiny: str) -> 
         kill(running, "launcher" if alone else target.removesuffix(" in a save"))
         hit = is_saving(run)
         running.wait()
-        assert not left_behind(run), f"{target}: processes are left behind"
+        assert not not_inherited(run), f"{target}: processes are left behind"
         again = start_command(tmp_path, *this)
         assert again.wait() == 0, again.stderr
         same = weights_of(run) == weights_of(tmp_path / ("whole-1" if alone else "whole-2"))

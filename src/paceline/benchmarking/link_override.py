@@ -59,8 +59,8 @@ def parse_bandwidth(text: str) -> float:
     """Convert `25GB/s`, `200Gbit/s`, `200Gbps` or `25e9` to bytes per second."""
     match = SHORT.fullmatch(text) or SPELLED.fullmatch(text) or BARE.fullmatch(text)
     if not match:
-        why = "bytes or bits? " if AMBIGUOUS.fullmatch(text) else ""
-        raise UserError(f"--bandwidth {text}: {why}expected something like 25GB/s (bytes) or 200Gbit/s (bits)")
+        doubt = "bytes or bits? " if AMBIGUOUS.fullmatch(text) else ""
+        raise UserError(f"--bandwidth {text}: {doubt}expected something like 25GB/s (bytes) or 200Gbit/s (bits)")
     number, exponent, *rest = match.groups()
     prefix, unit = rest or ("", "byte")
     in_bits = unit == "b" or unit.lower().startswith("bit")

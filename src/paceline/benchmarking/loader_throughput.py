@@ -107,7 +107,7 @@ def _measure(name: str, source: Source, device: torch.device, settings: RunSetti
     batches = BatchPipeline(loader, augment, torch.float32).batches(_requests(len(source), batch_size))
     try:
         next(batches)
-        _await(device)
+        _synchronize(device)
         first = time.perf_counter() - start
         for _ in range(_warmup_batches(loader)):
             next(batches)
@@ -123,7 +123,7 @@ def _build(name: str, source: Source, device: torch.device, settings: RunSetting
     """Build the loader as a run would; raise UserError if a run would use a different one."""
     choice = choose_loader(dataclasses.replace(settings, loader=name), source, device)
     if choice.name != name:
-        raise UserError(f"--loader {name}: {choice.why}")
+        raise UserError(f"--loader {name}: {choice.reason}")
     return choice.build(source, device, settings, settings.crop)
 
 
@@ -140,18 +140,18 @@ def _requests(length: int, batch_size: int) -> Iterator[Tickets]:
 
 
 def _rate(batches: Iterator[Batch], batch_size: int, device: torch.device) -> float:
-    _await(device)
+    _synchronize(device)
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < BLOCK_SECONDS:
         next(batches)
         count += batch_size
         if device.type == "cuda" and count % (64 * batch_size) == 0:
-            _await(device)  # the host must not run far ahead of the device
-    _await(device)
+            _synchronize(device)  # the host must not run far ahead of the device
+    _synchronize(device)
     return count / (time.perf_counter() - start)
 
 
-def _await(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -82,7 +82,7 @@ class Measurement:
             if small <= batch <= large:
                 low, high = small, large
         slope = (self.step_seconds[high] - self.step_seconds[low]) / (high - low)
-        return max(self.step_seconds[low] + slope * (batch - low), min(self.step_seconds.values()) * LEAST)
+        return max(self.step_seconds[low] + slope * (batch - low), min(self.step_seconds.values()) * MIN_STEP_SHARE)
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ def predict(measured: Measurement, link: Link | None, devices: int, batch: int) 
     return Prediction(compute, exchange, images / (compute + exchange))
 
 
-def stops_paying_at(measured: Measurement, link: Link | None, batch: int) -> int | None:
+def max_useful_devices(measured: Measurement, link: Link | None, batch: int) -> int | None:
     """Return the number of devices beyond which doubling adds less than 10 %; None if it always adds more."""
     devices = 1
-    while devices * 2 <= min(batch, MOST_DEVICES):
+    while devices * 2 <= min(batch, MAX_DEVICES):
         now, then = (predict(measured, link, count, batch).images_per_second for count in (devices, devices * 2))
-        if then < now * PAYS:
+        if then < now * MIN_USEFUL_SPEEDUP:
             return devices
         devices *= 2
     return None

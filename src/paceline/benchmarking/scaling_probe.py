@@ -30,7 +30,7 @@ from paceline.training.build import Parts, assemble
 ROUNDS = 21
 BLOCK_SECONDS = 0.15  # short, since the load on a shared machine changes from second to second
 SMALL_BYTES = 1024  # about the size of BatchNorm statistics
-LEAST_BYTES = 2**20  # minimum size for measuring bandwidth, if the gradients are smaller
+MIN_BYTES = 2**20  # minimum size for measuring bandwidth, if the gradients are smaller
 GLOO_BUCKET, NCCL_BUCKET = 5 * 2**20, 25 * 2**20
 
 
@@ -41,11 +41,11 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
     parts = {batch: one_of_several(config, batch, world) for batch in batches}
     variants = {batch: synthetic(str(batch), part, alone=False) for batch, part in parts.items()}
     first = parts[batches[0]]
-    single = one_device(config, batches[0], world) if _has_batchnorm_of_its_own(config, world) else first
+    single = one_device(config, batches[0], world) if _has_own_batchnorm(config, world) else first
     alone = synthetic("alone", single, alone=True)
     with local_collectives() as counted:
         variants[batches[0]].advance()
-    blocks = {batch: _quiet_block(variant, world) for batch, variant in variants.items()}
+    blocks = {batch: _local_steps_per_block(variant, world) for batch, variant in variants.items()}
     alone_steps = steps_per_block(alone, world, BLOCK_SECONDS)
     ddp = from_data("ddp", target) if target else None
     ddp_steps = steps_per_block(ddp, world, BLOCK_SECONDS) if ddp else 0
@@ -64,7 +64,7 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
         threads=torch.get_num_threads() if world.device.type == "cpu" else 0,
     )
     # Time one device alone before and after the rounds, not between them: a round must not start with idle processes.
-    idle_others = [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS // 2)]
+    alone_seconds = [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS // 2)]
     turns: list[tuple[Measurement, float | None]] = []
     for _ in range(ROUNDS):
         seconds = {}
@@ -73,14 +73,14 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
                 seconds[batch] = time_block(variant, blocks[batch], world) / blocks[batch]
         added = 0.0
         if counted and world.size > 1:
-            loud = time_block(variants[batches[-1]], blocks[batches[-1]], world) / blocks[batches[-1]]
-            added = (loud - seconds[batches[-1]]) / len(counted)
+            with_exchanges = time_block(variants[batches[-1]], blocks[batches[-1]], world) / blocks[batches[-1]]
+            added = (with_exchanges - seconds[batches[-1]]) / len(counted)
         seen = replace(base, step_seconds=seconds, link=_link(base, world, added))
         speed = ddp.images * ddp_steps / time_block(ddp, ddp_steps, world) if ddp else None
         turns.append((seen, speed))
-    idle_others += [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS - len(idle_others))]
+    alone_seconds += [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS - len(alone_seconds))]
     if world.is_first:
-        base = replace(base, alone_seconds={batches[0]: float(np.median(idle_others))})
+        base = replace(base, alone_seconds={batches[0]: float(np.median(alone_seconds))})
         write_json(Path(path), _median(base, turns, config).to_json())
     world.wait_for_all()
     world.leave()
@@ -95,19 +95,19 @@ def one_device(config: Config, batch: int, world: World) -> Parts:
 def one_of_several(config: Config, batch: int, world: World) -> Parts:
     """Assemble a run on one device, with the BatchNorm that it would use with other processes."""
     parts = one_device(config, batch, world)
-    if _has_batchnorm_of_its_own(config, world):
+    if _has_own_batchnorm(config, world):
         for name, network in parts.recipe.networks.items():
             if has_batchnorm(network):
                 setattr(parts.recipe, name, synchronize(network, ours=True))
     return parts
 
 
-def _has_batchnorm_of_its_own(config: Config, world: World) -> bool:
+def _has_own_batchnorm(config: Config, world: World) -> bool:
     """Return whether runs on several devices use a different BatchNorm; on GPUs, both are torch's."""
     return world.device.type == "cpu" and config.run.sync_batchnorm != "off"
 
 
-def _quiet_block(variant: Variant, world: World) -> int:
+def _local_steps_per_block(variant: Variant, world: World) -> int:
     with local_collectives():
         return steps_per_block(variant, world, BLOCK_SECONDS)
 
@@ -135,7 +135,7 @@ def _link(base: Measurement, world: World, added: float) -> Link | None:
     """
     if world.size == 1:
         return None
-    large = max(LEAST_BYTES, sum(base.gradient_bytes.values()))
+    large = max(MIN_BYTES, sum(base.gradient_bytes.values()))
     short, long = time_sum(SMALL_BYTES, world), time_sum(large, world)
     ring = 2 * (world.size - 1) / world.size
     return Link(max(short, added), ring * (large - SMALL_BYTES) / max(long - short, 1e-9), world.size)

@@ -80,8 +80,8 @@ def _variants(config: Config, target: Parts) -> Iterator[Variant]:
         yield synthetic("eager", eager, alone=False, times=devices)
     synchronised = config.run.sync_batchnorm != "off" and strategy_class(config).needs_processes
     if synchronised and any(has_batchnorm(network) for network in target.recipe.networks.values()):
-        apart = assemble(config.with_run(sync_batchnorm="off"), world)
-        yield synthetic("gradients", apart, alone=False)
+        unsynchronised = assemble(config.with_run(sync_batchnorm="off"), world)
+        yield synthetic("gradients", unsynchronised, alone=False)
         yield synthetic("batchnorm", target, alone=False)
     else:
         yield synthetic("gradients", target, alone=False)
@@ -129,7 +129,7 @@ def time_block(variant: Variant, steps: int, world: World) -> float:
     if world.is_first or not variant.alone:
         for _ in range(steps):
             variant.advance()
-        _await(world)
+        _synchronize(world)
     spent = torch.tensor([time.perf_counter() - start], dtype=torch.float64, device=world.device)
     world.wait_for_all()
     return world.gather(spent).max().item()
@@ -155,11 +155,11 @@ def time_sum(num_bytes: int, world: World, repeats: int = 15) -> float:
         world.wait_for_all()
         start = time.perf_counter()
         sum_over_processes(tensor)
-        _await(world)
+        _synchronize(world)
         seconds.append(time.perf_counter() - start)
     return float(np.median(seconds))
 
 
-def _await(world: World) -> None:
+def _synchronize(world: World) -> None:
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)

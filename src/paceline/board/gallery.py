@@ -12,7 +12,7 @@ from paceline.core.secrets import one_line
 
 MAX_DEPTH = 3  # levels of folders below the root
 MAX_FOLDERS = 5000
-INSIDE_A_RUN = {"checkpoints", "tensorboard", "logs", "samples"}
+RUN_SUBFOLDERS = {"checkpoints", "tensorboard", "logs", "samples"}
 LOCAL_SECONDS = 1.0  # time between two scans of all folders
 REMOTE_SECONDS = 10.0  # longer, since requests to remote storage may cost money
 FIRST_READING_SECONDS = 0.2  # spent on reading metrics before a scan is shown; enough for runs of typical size
@@ -28,18 +28,18 @@ class Gallery:
         self.runs: dict[str, Run] = {}
         self.error = ""  # why the root cannot be read, in one line
         self.seconds = LOCAL_SECONDS if files.local else REMOTE_SECONDS
-        self._asked, self._watched = 0.0, threading.Event()
+        self._requested_at, self._watched = 0.0, threading.Event()
         self._scanned, self._new_scan = 0.0, threading.Condition()
 
     def start(self) -> None:
         """Start following the runs; continues until the process ends."""
-        self._asked = time.monotonic()
+        self._requested_at = time.monotonic()
         self._watched.set()
         threading.Thread(target=self._follow, name="board", daemon=True).start()
 
     def note_request(self) -> None:
         """Record a request, since requests take precedence over reading metrics."""
-        self._asked = time.monotonic()
+        self._requested_at = time.monotonic()
 
     def wait_until_fresh(self) -> None:
         """Record that the page is open, and wait for a new scan if the last one is old."""
@@ -52,7 +52,7 @@ class Gallery:
     def _follow(self) -> None:
         while True:
             self._watched.wait()
-            if time.monotonic() - self._asked > PAUSE_AFTER_SECONDS:
+            if time.monotonic() - self._requested_at > PAUSE_AFTER_SECONDS:
                 self._watched.clear()
                 continue
             try:
@@ -95,7 +95,7 @@ class Gallery:
             if (
                 entry.is_folder
                 and left[0] > 0
-                and entry.basename not in INSIDE_A_RUN
+                and entry.basename not in RUN_SUBFOLDERS
                 and not entry.basename.startswith(".")
             ):
                 found |= self._find(entry.name, depth + 1, left)
@@ -110,7 +110,7 @@ class Gallery:
         """Wait briefly while the page is loading, so that it gets the CPU."""
         until = time.monotonic() + self.seconds / 2
         while any(run.metrics.read_share < 1 for run in self.runs.values()) and time.monotonic() < until:
-            if time.monotonic() - self._asked > QUIET_SECONDS:
+            if time.monotonic() - self._requested_at > QUIET_SECONDS:
                 return
             time.sleep(QUIET_SECONDS / 10)
 

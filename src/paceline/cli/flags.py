@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, get_args, get_o
 
 import typer
 
-from paceline.config.settings import ALSO_CALLED, LearnerSettings
+from paceline.config.settings import COMMON_ALIASES, LearnerSettings
 from paceline.config.source_flags import SourceFlags
 from paceline.core.types import SettingValue
 
@@ -129,7 +129,7 @@ def in_one_line(error: ParserError) -> str:
 def _instead_of(option: str, command: ParserCommand) -> str:
     """Return a hint for a flag that the command does not have."""
     name = option.lstrip("-").replace("-", "_")
-    name = ALSO_CALLED.get(name, name)
+    name = COMMON_ALIASES.get(name, name)
     has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]  # not arguments
     alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.8)
     if alike:

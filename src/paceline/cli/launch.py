@@ -41,7 +41,7 @@ def slurm(
 
     settings, command = prepare(recipe, flags, config, set_, nodes=nodes, gpus=gpus_per_node)
     options = SlurmOptions(gpus_per_node, cpus_per_node, time, partition, account, requeue)
-    raise typer.Exit(launch_slurm(settings, command, options, submits=submit, waits=wait))
+    raise typer.Exit(launch_slurm(settings, command, options, submit=submit, wait=wait))
 
 
 @launch.command()
@@ -80,7 +80,7 @@ def kubernetes(
         job_name(settings, name), image, runs_claim, data_claim, namespace, gpus_per_node, cpus, memory, shared_memory,
         tuple(env), tuple(secret),
     )  # fmt: skip
-    raise typer.Exit(launch_kubernetes(command, options, to, plain=plain, submits=submit))
+    raise typer.Exit(launch_kubernetes(command, options, to, plain=plain, submit=submit))
 
 
 @launch.command()

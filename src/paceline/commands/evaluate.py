@@ -39,10 +39,10 @@ def evaluate(
     given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
     # Folders from the run's settings do not apply to different data.
     elsewhere = "data_root" in given
-    left_behind = FOLDERS if elsewhere else ("test_low_root",)
-    own = Inherited(dict.fromkeys(left_behind, "") if elsewhere or "test_root" in given else {})
+    not_inherited = FOLDERS if elsewhere else ("test_low_root",)
+    own = Inherited(dict.fromkeys(not_inherited, "") if elsewhere or "test_root" in given else {})
     config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
-    config = _measured_whole(config) if elsewhere else config
+    config = _for_whole_images(config) if elsewhere else config
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator, so it cannot be evaluated")
@@ -54,7 +54,7 @@ def evaluate(
     return 0
 
 
-def _measured_whole(config: Config) -> Config:
+def _for_whole_images(config: Config) -> Config:
     """Return a config that evaluates on all images of the given folder, if its source supports that."""
     source_class = load_class("source", config.run.data, Source)
     return dataclasses.replace(config, run=source_class.measure_whole(config.run))

@@ -17,7 +17,7 @@ from paceline.core.registry import load_classes
 from paceline.core.types import SettingValue
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
 from paceline.launch.kubernetes import KubernetesOptions, plain_job, to_yaml, train_job
-from paceline.launch.slurm import SlurmOptions, check_cluster, follow, job_script, submit, write_job
+from paceline.launch.slurm import SlurmOptions, check_cluster, follow, job_script, submit_job, write_job
 from paceline.parallel.strategy import Strategy, strategy_class
 
 HOST = re.compile(r"[A-Za-z0-9]([\w.:-]*\w)?")
@@ -49,22 +49,22 @@ def prepare(
     return config, command
 
 
-def launch_slurm(config: Config, command: TrainCommand, options: SlurmOptions, *, submits: bool, waits: bool) -> int:
+def launch_slurm(config: Config, command: TrainCommand, options: SlurmOptions, *, submit: bool, wait: bool) -> int:
     """Write the job script to the run folder; optionally submit it and follow its log."""
     run = Path(config.run.out or default_folder(config))
     script = job_script(command, options, run)
-    if submits or waits:
+    if submit or wait:
         check_cluster(command, options)
     file = write_job(script, run)
-    if not (submits or waits):
+    if not (submit or wait):
         print(f"wrote {file}; submit it with --submit, or: {quoted(['sbatch', str(file)])}")
         return 0
-    job = submit(file)
+    job = submit_job(file)
     print(f"submitted {file} as job {job}")
-    return follow(job, run) if waits else 0
+    return follow(job, run) if wait else 0
 
 
-def launch_kubernetes(command: TrainCommand, options: KubernetesOptions, to: str, *, plain: bool, submits: bool) -> int:
+def launch_kubernetes(command: TrainCommand, options: KubernetesOptions, to: str, *, plain: bool, submit: bool) -> int:
     """Write the run's Kubernetes objects to a file; optionally apply them to the cluster."""
     file = Path(to or f"{options.name}.yaml")
     objects = plain_job(command, options) if plain else train_job(command, options)
@@ -73,7 +73,7 @@ def launch_kubernetes(command: TrainCommand, options: KubernetesOptions, to: str
         file.write_text(to_yaml(objects, f"Written by paceline launch kubernetes. Apply it with: {quoted(apply)}"))
     except OSError as error:
         raise UserError(f"--to {file}: {error.strerror}") from None
-    if not submits:
+    if not submit:
         print(f"wrote {file}; apply it with --submit, or: {quoted(apply)}")
         return 0
     if not shutil.which("kubectl"):

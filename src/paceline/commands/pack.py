@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 
 from paceline.config.settings import RunSettings
-from paceline.core.errors import NO_ROOM, UserError
+from paceline.core.errors import DISK_FULL, UserError
 from paceline.core.lock import InUse, Lock
 from paceline.core.registry import is_path, load_class, names
 from paceline.core.types import SettingValues
@@ -41,7 +41,7 @@ def pack(origin: str, destination: str, flags: SettingValues, assignments: Setti
     splits = {split: describe(source) for split, source in sources.items()}
     if (folder / MANIFEST).is_file():
         return _check(folder, sources, splits, settings)
-    _check_room(folder, sources)
+    _check_space(folder, sources)
     resumed = begin(folder, splits, made_from)
     with _can_resume(folder), _only_writer(folder):
         for split, source in sources.items():
@@ -81,7 +81,7 @@ def _check(
     return 0
 
 
-def _check_room(folder: Path, sources: Mapping[str, Source]) -> None:
+def _check_space(folder: Path, sources: Mapping[str, Source]) -> None:
     here = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     present = sum(file.stat().st_size for file in folder.rglob("*.pixels"))
     needed, free = sum(map(bytes_needed, sources.values())) - present, shutil.disk_usage(here).free
@@ -97,7 +97,7 @@ def _can_resume(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("run the same command again to resume") from None
     except OSError as error:
-        if error.errno in NO_ROOM:
+        if error.errno in DISK_FULL:
             what = (error.strerror or "no space left").lower()
             raise UserError(f"{folder}: {what}; free up space, then run the same command again to resume") from error
         raise

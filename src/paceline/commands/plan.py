@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.benchmarking.link_override import LinkOverride
-from paceline.benchmarking.scaling_forecast import Link, Measurement, predict, stops_paying_at
+from paceline.benchmarking.scaling_forecast import Link, Measurement, max_useful_devices, predict
 from paceline.benchmarking.scaling_probe import measure_scaling
 from paceline.commands.configure import configure
 from paceline.config.resolve import Config
@@ -182,7 +182,7 @@ def _print_table(
 
 
 def _print_limit(console: Console, measured: Measurement, link: Link | None, batch: int) -> None:
-    end = stops_paying_at(measured, link, batch)
+    end = max_useful_devices(measured, link, batch)
     if end is None:
         console.print(f"batch {batch} over all devices: each doubling pays off, down to one image per device")
     elif end == 1:

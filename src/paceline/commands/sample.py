@@ -10,7 +10,7 @@ from paceline.commands.configure import checked
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
 from paceline.core.types import SettingValue
-from paceline.images.grids import MOVING, captioned, save_animation, side_by_side
+from paceline.images.grids import ANIMATED_SUFFIXES, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
 from paceline.inference.run_images import GridOptions, show_run
 from paceline.runs.finished_run import config_of
@@ -55,7 +55,7 @@ def _check_options(options: Options) -> None:
 
 def _files(run: Path, out: str, options: Options) -> list[Path]:
     """Return the files to write: the one given by `--out`, or the default ones in the run folder."""
-    suffixes = MOVING if options.animate else (".png",)
+    suffixes = ANIMATED_SUFFIXES if options.animate else (".png",)
     if not run.is_dir():
         raise UserError(f"{run}: not a run folder")
     if not out:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin, get
 
 from paceline.commands.configure import configure
 from paceline.config.resolve import own_fields
-from paceline.core.registry import PluginKind, about, faults, names
+from paceline.core.registry import PluginKind, about, names, plugin_problems
 from paceline.core.types import SettingValue
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def settings(recipe: str, data: str, preset: str) -> int:
     """Print the settings of a recipe; without a recipe, list all recipes, sources and broken plugins."""
     if not recipe:
         _print({"recipes": _plugins("recipe"), "sources": _plugins("source")})
-        for line in faults():
+        for line in plugin_problems():
             print(line)
         print("paceline settings RECIPE [--data SOURCE] [--preset NAME] lists the settings of a recipe")
         return 0

@@ -49,14 +49,14 @@ class CellRecord:
     """The inputs that determine a cell's run, and whether it has finished."""
 
     made_from: dict[str, str]
-    ended: bool
+    finished: bool
 
     @classmethod
     def read(cls, folder: Path) -> CellRecord | None:
         """Return the record in a cell's folder; None if there is none or it cannot be read."""
         content = read_json(folder / RECORD)
-        made_from, ended = content.get("made_from"), content.get("ended")
-        return cls(made_from, ended) if isinstance(made_from, dict) and isinstance(ended, bool) else None
+        made_from, finished = content.get("made_from"), content.get("finished")
+        return cls(made_from, finished) if isinstance(made_from, dict) and isinstance(finished, bool) else None
 
     def write(self, folder: Path) -> None:
         """Save the record in a cell's folder."""
@@ -108,11 +108,11 @@ def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinne
     if config is None:
         return
     folder, made = Path(config.run.out), made_from(config)
-    if CellRecord.read(folder) == CellRecord(made, ended=True):
+    if CellRecord.read(folder) == CellRecord(made, finished=True):
         cell.reason = "already finished"
     else:
         if not _has_trained(folder):  # otherwise it has a record, or its inputs are unknown
-            CellRecord(made, ended=False).write(folder)
+            CellRecord(made, finished=False).write(folder)
         arguments = ["train", recipe, "--out", config.run.out]
         arguments += to_arguments(flags, options.config_file, options.assignments)
         if run_paceline(arguments, log, lambda: show_progress(spinner, cell.name, config)):
@@ -125,7 +125,7 @@ def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinne
         cell.state = "failed"
         cell.reason = str(error) if known else f"cannot be read: {type(error).__name__}: {error}"
         return
-    CellRecord(made, ended=True).write(folder)
+    CellRecord(made, finished=True).write(folder)
     cell.state = "done"
 
 

@@ -109,7 +109,7 @@ class Grid:
         if len(set(gpus)) < len(gpus):
             name += "-on-one-gpu"
         reason = obstacle_here(config, strategy, devices, gpus)
-        state = "not measured" if reason else "wanted"
+        state = "not measured" if reason else "planned"
         return GridCell(Cell(name, stem, strategy, devices, batch, seed, state, reason), recipe, flags)
 
 

@@ -83,15 +83,15 @@ def resolve(
     layers: Iterable[tuple[str, SettingValues]],
     sources: SourceSettings,
     *,
-    own_source: bool = True,
+    load_source: bool = True,
 ) -> Config:
     """Merge layers of (origin, {name: value}) into one config; the last layer wins.
 
-    Without `own_source`, a source in a user's own file is not imported, and the settings that it adds are left out.
+    Without `load_source`, a source in a user's own file is not imported, and the settings that it adds are left out.
     """
     layers = list(layers)
     named = [RunSettings.data, *(str(layer["data"]) for _, layer in layers if "data" in layer)]
-    source, is_left_out = named[-1], is_path(named[-1]) and not own_source
+    source, is_left_out = named[-1], is_path(named[-1]) and not load_source
     namespace = _Namespace(
         recipe_name,
         source,
@@ -175,7 +175,9 @@ class _Namespace:
         where = "" if origin == "flag" else f"{origin}: "
         listed_by = f"`paceline settings {self._recipe_name}`"
         every = {*self.owner, *others}
-        raise UserError(f"{where}{unknown('setting', name, every, meant=ALSO_CALLED.get(name), listed_by=listed_by)}")
+        raise UserError(
+            f"{where}{unknown('setting', name, every, meant=COMMON_ALIASES.get(name), listed_by=listed_by)}"
+        )
 
     def make(self, group: Callable[..., Group], chosen: Mapping[str, SettingValue]) -> Group:
         """Construct a group of settings from the chosen values."""

@@ -248,12 +248,12 @@ class LearnerSettings:
 
 
 # Commands that run only a few steps have no flags for settings of a whole run.
-_OF_WHOLE_RUNS = (
+_WHOLE_RUN_SETTINGS = (
     *("strategy", "nnodes", "rdzv", "max_restarts", "epochs", "images", "inception", "inception_sha256"),
     *("out", "mirror", "resume_from", "check_replicas", "loggers"),
 )
-SETTINGS_NOT_IN_VERIFY = (*_OF_WHOLE_RUNS, "precision", "graph")  # verify trains step by step in float64
-SETTINGS_NOT_IN_PLAN = (*_OF_WHOLE_RUNS, "init_from", "scale_lr")  # plan shows both scaling rules
+SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")  # verify trains step by step in float64
+SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")  # plan shows both scaling rules
 
 # Names of settings in other programs that are too different for a close match.
-ALSO_CALLED = {"learning_rate": "lr", "num_workers": "workers", "bs": "batch_size", "wd": "weight_decay"}
+COMMON_ALIASES = {"learning_rate": "lr", "num_workers": "workers", "bs": "batch_size", "wd": "weight_decay"}

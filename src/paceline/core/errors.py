@@ -4,7 +4,7 @@ import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno values of a full disk, quota or file size limit
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno values of a full disk, quota or file size limit
 
 
 class UserError(ValueError):

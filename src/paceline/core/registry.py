@@ -18,9 +18,20 @@ from typing import Literal, TypeVar
 from paceline.core.announce import announce
 from paceline.core.errors import UserError, unknown
 from paceline.core.installed import InstalledPlugin, damaged_packages, installed_plugins
-from paceline.core.own_file import is_path, load_own_file
+from paceline.core.user_file import is_path, load_user_file
 
-__all__ = ["KINDS", "Kind", "PluginKind", "about", "faults", "is_path", "load", "load_class", "load_classes", "names"]
+__all__ = [
+    "KINDS",
+    "Kind",
+    "PluginKind",
+    "about",
+    "is_path",
+    "load",
+    "load_class",
+    "load_classes",
+    "names",
+    "plugin_problems",
+]
 
 Base = TypeVar("Base")
 PluginKind = Literal["recipe", "source", "loader", "strategy", "evaluator", "logger", "importer"]
@@ -89,7 +100,7 @@ def load(kind: PluginKind, name: str) -> ModuleType:
         if not Path(name).is_file():
             every = ", ".join(names(kind))
             raise UserError(f"{kind} {str(Path(name))!r}: no such file; use the path of a .py file, or one of {every}")
-        return load_own_file(kind, Path(name))
+        return load_user_file(kind, Path(name))
     if name not in KINDS[kind].built_in():
         return _installed(kind, name).load()
     if clash := KINDS[kind].clash(name):
@@ -119,7 +130,7 @@ def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
 
 
 def load_classes(kind: PluginKind, base: type[Base]) -> dict[str, type[Base]]:
-    """Return the classes of all plugins of a kind by name, except broken ones; see `faults`."""
+    """Return the classes of all plugins of a kind by name, except broken ones; see `plugin_problems`."""
     found = {}
     for name in names(kind):
         try:
@@ -133,7 +144,7 @@ def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def faults() -> list[str]:
+def plugin_problems() -> list[str]:
     """Import all installed plugins; return a line for each that is hidden, ambiguous or cannot be imported."""
     found = list(damaged_packages())
     for kind in KINDS.values():

@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.source import Sample, Source, lies_in_memory
+from paceline.data.source import Sample, Source, is_in_memory
 
 FINGERPRINT_SAMPLES = 256  # samples to hash if the source is not in memory
 FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels, for large images
-SAMPLES_TO_RECOGNISE = 16  # enough to tell one dataset from another
+IDENTITY_SAMPLES = 16  # enough to distinguish one dataset from another
 _known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached: needed at every evaluation
 
 
@@ -23,8 +23,8 @@ class _Digest(Protocol):
 
 def describe_samples(source: Source) -> str:
     """Return the number of samples, the fingerprint of their images and, if there are labels, that of the labels."""
-    labels = _fingerprint_of_numbers(source, SAMPLES_TO_RECOGNISE)
-    described = f"{len(source):,} samples, {fingerprint(source, SAMPLES_TO_RECOGNISE)}"
+    labels = _fingerprint_of_numbers(source, IDENTITY_SAMPLES)
+    described = f"{len(source):,} samples, {fingerprint(source, IDENTITY_SAMPLES)}"
     return f"{described} with labels {labels}" if labels else described
 
 
@@ -37,15 +37,15 @@ def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
 
 
 def _fingerprint_of_images(source: Source, samples: int) -> str:
-    wanted = len(source) if lies_in_memory(source) else min(len(source), samples)
+    count = len(source) if is_in_memory(source) else min(len(source), samples)
     digest = sha256(str(len(source)).encode())
     if source.sizes is not None:
         digest.update(np.ascontiguousarray(source.sizes).tobytes())
-        wanted = max(1, min(wanted, int(FINGERPRINT_PIXELS / source.sizes.prod(axis=1).mean())))
-        for index in _spread(source, wanted):
+        count = max(1, min(count, int(FINGERPRINT_PIXELS / source.sizes.prod(axis=1).mean())))
+        for index in _evenly_spaced(source, count):
             _add_images(digest, source.read(int(index)))
         return digest.hexdigest()[:32]
-    for indices in np.array_split(_spread(source, wanted), -(-wanted // 1024)):
+    for indices in np.array_split(_evenly_spaced(source, count), -(-count // 1024)):
         _add_images(digest, source.read_many(indices))
     return digest.hexdigest()[:32]
 
@@ -58,7 +58,7 @@ def _fingerprint_of_numbers(source: Source, samples: int) -> str:
         return ""
     numbers = source.numbers_of(np.arange(len(source)))
     if numbers is None or not set(names) <= numbers.keys():
-        read = [source.read(int(index)) for index in _spread(source, min(len(source), samples))]
+        read = [source.read(int(index)) for index in _evenly_spaced(source, min(len(source), samples))]
         numbers = {name: np.array([sample[name] for sample in read]) for name in names}
     digest = sha256()
     for name in names:
@@ -67,8 +67,8 @@ def _fingerprint_of_numbers(source: Source, samples: int) -> str:
     return digest.hexdigest()[:16]
 
 
-def _spread(source: Source, wanted: int) -> NDArray[np.int64]:
-    return np.linspace(0, len(source) - 1, wanted).round().astype(np.int64)
+def _evenly_spaced(source: Source, count: int) -> NDArray[np.int64]:
+    return np.linspace(0, len(source) - 1, count).round().astype(np.int64)
 
 
 def _add_images(digest: _Digest, sample: Sample) -> None:

@@ -84,15 +84,15 @@ class ImageFiles(Source):
         return {name: self._decode(path, self._headers[index][name]) for name, path in self.files[index].items()}
 
     def encoded(self, index: int) -> Encoded | None:
-        return None if self.size or self.channels != 3 else self.made_of(index)
+        return None if self.size or self.channels != 3 else self.files_of(index)
 
-    def made_of(self, index: int) -> Encoded | None:
+    def files_of(self, index: int) -> Encoded | None:
         return Encoded(self.files[index], {})
 
     def name_of(self, index: int) -> str:
         return self._name(self.files[index]["image"])
 
-    def find_fault(self, names: Mapping[str, str], sizes: Sizes) -> str:
+    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> str:
         """Return why images of these sizes do not match; "" if they do."""
         return ""
 
@@ -114,7 +114,7 @@ class ImageFiles(Source):
             except BadImage as error:
                 return _Header({}, f"{self._name(path)}: unreadable image ({error})")
         names = {name: self._name(path) for name, path in files.items()}
-        return _Header(sizes, self.find_fault(names, sizes))
+        return _Header(sizes, self.find_problem(names, sizes))
 
     def _large_enough(self, files: Files, header: _Header, crop: int) -> _Header:
         if header.problem or min(self.image_size(header.sizes)) >= crop:

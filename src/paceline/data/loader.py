@@ -24,7 +24,7 @@ class Fit(NamedTuple):
     """Whether a loader can serve a source on a device."""
 
     ok: bool
-    why: str = ""
+    reason: str = ""
     home: torch.device | None = None  # device on which the loader keeps all samples; None if it keeps none
 
 

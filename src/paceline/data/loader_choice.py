@@ -21,7 +21,7 @@ class Choice(NamedTuple):
     """The name of a loader, why it was chosen, and the device that will hold all samples, if any."""
 
     name: str
-    why: str
+    reason: str
     home: torch.device | None = None
 
     def build(self, source: Source, device: torch.device, settings: RunSettings, crop: int = 0) -> Loader:
@@ -36,10 +36,10 @@ def choose_loader(settings: RunSettings, source: Source, device: torch.device, b
     for name in _candidates(settings.loader):
         fit = load_class("loader", name, Loader).fits(source, device, budget)
         if not fit.ok:
-            obstacles.append(fit.why)
+            obstacles.append(fit.reason)
             continue
         advice = ["`paceline pack` would avoid decoding"] if obstacles and not fit.home and decodes(source) else []
-        reasons = [*obstacles, *([fit.why] if fit.why else []), *advice]
+        reasons = [*obstacles, *([fit.reason] if fit.reason else []), *advice]
         return Choice(name, "; ".join(reasons) or ("requested" if name == settings.loader else "automatic"), fit.home)
     raise UserError(f"--loader {settings.loader}: no loader can serve this data: {'; '.join(obstacles)}")
 
@@ -52,10 +52,10 @@ def choose_loaders(
     order = sorted(sources, key=lambda split: split != "train")
     choices = {split: choose_loader(settings, sources[split], device, budget) for split in order}
     first = choices[order[0]]
-    lines = [f"loader {first.name}: {first.why}"]
+    lines = [f"loader {first.name}: {first.reason}"]
     for split, choice in choices.items():
         if (choice.name, choice.home) != (first.name, first.home):
-            lines.append(f"loader {choice.name} for {split}: {choice.why}")
+            lines.append(f"loader {choice.name} for {split}: {choice.reason}")
     return choices, lines
 
 

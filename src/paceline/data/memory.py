@@ -25,8 +25,8 @@ def free_bytes(device: torch.device) -> int:
 
 def free_host_bytes(root: Path = Path("/")) -> int:
     """Return the machine's available memory, or what this process's container or job has left, if that is less."""
-    available = _table(root / "proc/meminfo").get("MemAvailable:", UNKNOWN_FREE // 1024) * 1024
-    return max(0, min([available, *(left for group in _groups(root) for left in _left_in(group))]))
+    available = _table(root / "proc/meminfo").get("MemAvailable:", DEFAULT_FREE_BYTES // 1024) * 1024
+    return max(0, min([available, *(left for group in _groups(root) for left in _free_bytes_in(group))]))
 
 
 def _groups(root: Path) -> Iterator[Path]:
@@ -50,7 +50,7 @@ def _inside(path: PurePosixPath, shown: PurePosixPath) -> PurePosixPath:
     return path.relative_to(shown) if path.is_relative_to(shown) and ".." not in path.parts else PurePosixPath()
 
 
-def _left_in(group: Path) -> Iterator[int]:
+def _free_bytes_in(group: Path) -> Iterator[int]:
     """Yield the bytes that a cgroup has left under each of its limits."""
     cached = max(_table(group / "memory.stat").get(name, 0) for name in RECLAIMABLE)
     used = sum(_numbers(group, USED)) - cached
@@ -85,15 +85,15 @@ class Budget:
     def take(self, source: Source, device: torch.device) -> tuple[bool, str]:
         """Return whether the source fits in what is left of the budget, and why; if it fits, reserve the memory."""
         kind = device.type
-        sharers = self.processes if kind == "cpu" else 1
+        num_sharing = self.processes if kind == "cpu" else 1
         if kind not in self._left:
-            self._left[kind] = int(free_bytes(device) * SHARES[kind] / sharers)
+            self._left[kind] = int(free_bytes(device) * SHARES[kind] / num_sharing)
         needed, left = bytes_needed(source), self._left[kind]
         fits = needed <= left
         reason = (
             f"{_size(needed)} of samples {'fit' if fits else 'do not fit'} in {_size(left)} "
             f"({'what is left of ' if kind in self._taken else ''}{SHARES[kind]:.0%} of the free "
-            f"{'GPU' if kind == 'cuda' else 'host'} memory{f', shared by {sharers} processes' if sharers > 1 else ''})"
+            f"{'GPU' if kind == 'cuda' else 'host'} memory{f', shared by {num_sharing} processes' if num_sharing > 1 else ''})"
         )
         if fits:
             self._left[kind] -= needed

@@ -30,7 +30,7 @@ def parse_panels(text: str) -> tuple[str, ...]:
     named = [name for name in names if name != LEFT_OUT]
     if named.count(INPUT) != 1 or len(named) < 2 or len(set(named)) < len(named):
         raise UserError(f"panels={text}: give each panel a unique name, and call the input {INPUT!r}")
-    odd = [name for name in named if not name.isidentifier()]
-    if odd:
-        raise UserError(f"panels={text}: {odd[0]!r} is not a valid name; use letters, digits and _")
+    invalid = [name for name in named if not name.isidentifier()]
+    if invalid:
+        raise UserError(f"panels={text}: {invalid[0]!r} is not a valid name; use letters, digits and _")
     return names

@@ -122,7 +122,7 @@ class Source(HasSettings):
         """
         return None
 
-    def made_of(self, index: int) -> Encoded | None:
+    def files_of(self, index: int) -> Encoded | None:
         """Return the files that `read` uses for a sample from, and its numbers.
 
         None if only `read` knows them.
@@ -136,10 +136,10 @@ class Source(HasSettings):
         """
         found = []
         for index in indices:
-            made_of = self.made_of(int(index))
-            if made_of is None:
+            sample = self.files_of(int(index))
+            if sample is None:
                 return None
-            found.append(made_of.numbers)
+            found.append(sample.numbers)
         return {name: np.stack([numbers[name] for numbers in found]) for name in found[0]}
 
     def name_of(self, index: int) -> str:
@@ -223,8 +223,8 @@ class Subset(Source):
     def encoded(self, index: int) -> Encoded | None:
         return self.source.encoded(int(self.indices[index]))
 
-    def made_of(self, index: int) -> Encoded | None:
-        return self.source.made_of(int(self.indices[index]))
+    def files_of(self, index: int) -> Encoded | None:
+        return self.source.files_of(int(self.indices[index]))
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
         return self.source.numbers_of(self.indices[indices])
@@ -252,7 +252,7 @@ def has_one_size(source: Source) -> bool:
     return source.sizes is None or bool((source.sizes == source.sizes[0]).all())
 
 
-def lies_in_memory(source: Source) -> bool:
+def is_in_memory(source: Source) -> bool:
     """Return whether the samples are arrays in memory, which cost almost nothing to read."""
     return isinstance(_underlying(source), ArraySource)
 

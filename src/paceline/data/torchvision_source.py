@@ -27,7 +27,7 @@ class TorchvisionSource(ArraySource):
 
     dataset: ClassVar[str]  # name of the class in torchvision.datasets
     expected: ClassVar[str]  # files expected under --data-root, for the error message
-    says_split: ClassVar[bool] = False  # whether the constructor takes split="train" instead of train=True
+    has_split_argument: ClassVar[bool] = False  # whether the constructor takes split="train" instead of train=True
     channels_first: ClassVar[bool] = False  # whether images are [n, c, h, w]
     class_names: ClassVar[tuple[str, ...]] = ()  # replaces torchvision's names if they are missing or unsuitable
     flip_allowed: ClassVar[bool] = True
@@ -55,7 +55,7 @@ class TorchvisionSource(ArraySource):
         import torchvision.datasets
 
         name = type(self).__module__.rpartition(".")[2]
-        which = {"split": split} if self.says_split else {"train": split == "train"}
+        which = {"split": split} if self.has_split_argument else {"train": split == "train"}
         with _one_process_at_a_time(root, name) as may_write, _silence_limit():
             try:
                 return getattr(torchvision.datasets, self.dataset)(str(root), download=may_write, **which)

@@ -88,10 +88,10 @@ def _begin_worker(parent: int, worker: int) -> None:
     # Signals to the whole job are meant for the trainer, which still needs its workers while it shuts down.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.excepthook = _print_unless_parent_left
+    sys.excepthook = _print_unless_orphaned
 
 
-def _print_unless_parent_left(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_unless_orphaned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an exception unless it means that the parent process is gone, which reports the reason itself."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)

@@ -13,7 +13,7 @@ from paceline.evaluation.contract import Case
 
 LUMA, LUMA_SHIFT = (65.481 / 255, 128.553 / 255, 24.966 / 255), 16.0
 PEAK = 255.0
-PSNR_OF_EQUALS = 100.0  # dB for identical images, instead of infinity
+PSNR_OF_IDENTICAL = 100.0  # dB for identical images, instead of infinity
 WINDOW, SIGMA = 11, 1.5
 C1, C2 = (0.01 * PEAK) ** 2, (0.03 * PEAK) ** 2
 
@@ -46,7 +46,7 @@ def luma(levels: Tensor) -> Tensor:
 def psnr(made: Tensor, target: Tensor) -> Tensor:
     """Return the peak signal-to-noise ratio of each image, in dB."""
     squares = (made - target).square().mean((1, 2, 3))
-    return torch.where(squares > 0, 10 * (PEAK**2 / squares).log10(), PSNR_OF_EQUALS)
+    return torch.where(squares > 0, 10 * (PEAK**2 / squares).log10(), PSNR_OF_IDENTICAL)
 
 
 def ssim(made: Tensor, target: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ TEXTS = (
 )
 TABLES = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
 # Tags that do not apply to a new file: the original size, and data with offsets into the original file.
-NO_LONGER_TRUE = {
+STALE_TAGS = {
     ExifTags.Base.ExifImageWidth,
     ExifTags.Base.ExifImageHeight,
     ExifTags.Base.ExifInteroperabilityOffset,
@@ -23,7 +23,7 @@ NO_LONGER_TRUE = {
 }
 
 
-def lasting_exif(image: Image.Image) -> bytes:
+def portable_exif(image: Image.Image) -> bytes:
     """Return the EXIF metadata that also applies to results: date, place, camera, author and description."""
     try:
         found, kept = image.getexif(), Image.Exif()
@@ -32,7 +32,7 @@ def lasting_exif(image: Image.Image) -> bytes:
             if isinstance(text, str):  # Pillow decodes any text as Latin-1, but would encode it as ASCII
                 kept[tag] = text.encode("latin-1", "replace")
         for table in TABLES:
-            inner = {tag: value for tag, value in found.get_ifd(table).items() if tag not in NO_LONGER_TRUE}
+            inner = {tag: value for tag, value in found.get_ifd(table).items() if tag not in STALE_TAGS}
             if inner:
                 kept[table] = inner
         return kept.tobytes() if len(kept) else b""

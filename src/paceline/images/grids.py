@@ -16,7 +16,7 @@ CAPTION_PX = 18
 CAPTION_TEXT_PX = 12
 FRAME_MS = 250
 LAST_FRAME_MS = 2000
-MOVING = (".gif", ".webp")
+ANIMATED_SUFFIXES = (".gif", ".webp")
 
 
 def grid(images: NDArray[np.uint8], columns: int = 0) -> NDArray[np.uint8]:
@@ -63,7 +63,7 @@ def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
     return whole
 
 
-def one_above_the_other(images: Sequence[Image.Image]) -> Image.Image:
+def stack_vertically(images: Sequence[Image.Image]) -> Image.Image:
     """Place images in a column, on white."""
     height = sum(image.height for image in images) + 2 * GAP_PX * (len(images) - 1)
     whole = Image.new("RGB", (max(image.width for image in images), height), "white")
@@ -76,7 +76,7 @@ def one_above_the_other(images: Sequence[Image.Image]) -> Image.Image:
 
 def save_animation(frames: Sequence[Image.Image], path: Path, kind: str) -> None:
     """Write RGB frames as a looping .gif or lossless .webp; the last frame is shown longer."""
-    assert kind.lower() in MOVING, kind
+    assert kind.lower() in ANIMATED_SUFFIXES, kind
     if kind.lower() == ".gif":  # each frame gets its own 256 colours; median cut would lose rare ones
         frames = [frame.quantize(method=Image.Quantize.FASTOCTREE, kmeans=1) for frame in frames]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]

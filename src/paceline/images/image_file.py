@@ -24,7 +24,7 @@ from paceline.images.decode import (
     upright_size,
 )
 from paceline.images.deep_tiff import has_deep_colours, read_deep_colours, write_deep_colours
-from paceline.images.exif import lasting_exif, without_tables
+from paceline.images.exif import portable_exif, without_tables
 
 TIFF_SUFFIXES = (".tif", ".tiff")
 GREY_MODES = ("1", "L", "LA", "La")
@@ -57,7 +57,7 @@ def read_image(path: Path) -> ImageData:
     with opened(path) as image:
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
         more_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
-        exif = lasting_exif(image)
+        exif = portable_exif(image)
         notes = ["only the first page was read"] if more_pages else []
         grey = image.mode in GREY_MODES
         if has_deep_colours(image):

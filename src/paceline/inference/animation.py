@@ -29,7 +29,7 @@ def animation_frames(runs: Sequence[str]) -> list[Image.Image]:
 
 def _sample_files(run: str) -> dict[int, Path]:
     """Return the sample images that training wrote, by images seen."""
-    config_of(run, own_source=False)  # raises if it is not a run
+    config_of(run, load_source=False)  # raises if it is not a run
     found = {}
     for path in (Path(run) / SAMPLES).glob("samples-*.png"):
         images = path.stem.rpartition("-")[2]

@@ -56,7 +56,7 @@ def apply_in_processes(
             else:
                 alive -= 1
                 if not alive:  # no process is left for the remaining images
-                    yield from (SkippedImage(task.path, "all processes had ended") for task in _taken(waiting))
+                    yield from (SkippedImage(task.path, "all processes had ended") for task in _take_all(waiting))
                     return
     finally:
         for process in processes:
@@ -78,8 +78,8 @@ def _start(settings: ApplierSettings, device: str, share: int) -> subprocess.Pop
 
 def _feed(process: subprocess.Popen[str], waiting: Waiting, answers: Answers) -> None:
     """Send tasks to a process one at a time, and forward its answers."""
-    for task in _taken(waiting):
-        outcome = _outcome_of(task, process, answers)
+    for task in _take_all(waiting):
+        outcome = _run_task(task, process, answers)
         if outcome is None:
             code = process.wait()
             answers.put(SkippedImage(task.path, f"the process working on it died (exit code {code})"))
@@ -90,7 +90,7 @@ def _feed(process: subprocess.Popen[str], waiting: Waiting, answers: Answers) ->
     answers.put(None)
 
 
-def _outcome_of(task: ImageTask, process: subprocess.Popen[str], answers: Answers) -> Outcome | UserError | None:
+def _run_task(task: ImageTask, process: subprocess.Popen[str], answers: Answers) -> Outcome | UserError | None:
     """Run a task in a process and forward its progress; return None if the process has died."""
     assert process.stdin and process.stdout
     try:
@@ -110,7 +110,7 @@ def _outcome_of(task: ImageTask, process: subprocess.Popen[str], answers: Answer
     return None
 
 
-def _taken(waiting: Waiting) -> Iterator[ImageTask]:
+def _take_all(waiting: Waiting) -> Iterator[ImageTask]:
     """Yield tasks from the queue until it is empty."""
     while True:
         try:

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from paceline.evaluation.image_metrics import PEAK, PSNR_OF_EQUALS, WINDOW, luma, ssim
+from paceline.evaluation.image_metrics import PEAK, PSNR_OF_IDENTICAL, WINDOW, luma, ssim
 from paceline.images.decode import BadImage
 from paceline.images.grids import captioned, side_by_side
 from paceline.images.image_file import ImageData
@@ -65,7 +65,7 @@ def measure(made: Image.Image, original: Image.Image, border: int, protocol: str
         difference = (one - other)[..., own, :]
         squares += difference.square().sum().item()
         count += difference.numel()
-    psnr = 10 * math.log10(PEAK**2 * count / squares) if squares else PSNR_OF_EQUALS
+    psnr = 10 * math.log10(PEAK**2 * count / squares) if squares else PSNR_OF_IDENTICAL
     return psnr, likeness / rows
 
 

@@ -71,7 +71,7 @@ def read_stored(path: str, checkpoint: str = "best") -> StoredModel:
         return StoredModel(file.config, file.spec, file.weights, path)
     if not place.is_dir():
         raise UserError(f"{path}: expected a run folder or a {SUFFIX} file")
-    config = config_of(str(place), own_source=False)
+    config = config_of(str(place), load_source=False)
     snapshot = choose_checkpoint(RunFolder(place).checkpoints, checkpoint)
     spec = read_data_spec(place)
     at_images = f"at {snapshot.images:,} images"

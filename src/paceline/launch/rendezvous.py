@@ -78,23 +78,23 @@ class Rendezvous:
 
     def _local_address(self) -> str | None:
         """Return the address at which other hosts can reach this one."""
-        return None if self._knows_itself_only() else own_address(self.host)
+        return None if self._is_loopback_only() else own_address(self.host)
 
-    def _knows_itself_only(self) -> bool:
+    def _is_loopback_only(self) -> bool:
         """Return whether the rendezvous host resolves to a loopback address, as in Debian's /etc/hosts."""
         return self.max_hosts > 1 and is_loopback(self.host)
 
     def _store(self) -> TCPStore:
-        patience = timedelta(seconds=STORE_SECONDS)
+        timeout = timedelta(seconds=STORE_SECONDS)
         if is_here(self.host):
             try:
-                served: TCPStore = serve_store(self.host, self.port, patience, on_all=self._knows_itself_only())
+                served: TCPStore = serve_store(self.host, self.port, timeout, on_all=self._is_loopback_only())
                 return served
             except OSError:  # another process on this host serves it
                 if self.max_hosts == 1:
                     raise
         self._wait_for_host()
-        joined: TCPStore = join_store(self.host, self.port, patience)
+        joined: TCPStore = join_store(self.host, self.port, timeout)
         return joined
 
     def _wait_for_host(self) -> None:

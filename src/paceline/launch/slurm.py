@@ -150,7 +150,7 @@ def _check_ports(nodes: int) -> None:
         )
 
 
-def submit(file: Path) -> int:
+def submit_job(file: Path) -> int:
     """Submit the job script and return the job ID."""
     answer = _query("sbatch", "--parsable", str(file))
     return int(answer.split(";")[0])

@@ -54,7 +54,7 @@ def run_processes(module: str, arguments: Sequence[str], processes: int, rendezv
             except SignalException as stop:
                 return mailbox.stop_code() or _code_of(signals[0] if signals else stop.sigval)
             except (RendezvousError, dist.DistError) as error:
-                return _print_why_alone(error, rendezvous, mailbox)
+                return _report_no_rendezvous(error, rendezvous, mailbox)
             finally:
                 watchdog.stop()
 
@@ -100,7 +100,7 @@ class _Supervisor:
                 left = agent.restarts_left - 1
                 print_restart(f"lost the rendezvous host ({self.rendezvous.endpoint})", left)
             finally:
-                _leave(handler, closes)
+                _leave_rendezvous(handler, closes)
 
     def _make_agent(self, handler: DynamicRendezvousHandler, max_restarts: int) -> Agent:
         spec = WorkerSpec(
@@ -119,7 +119,7 @@ class _Supervisor:
         return bool(self.signals or self.mailbox.user_error() or self.mailbox.stop_code())
 
 
-def _leave(handler: DynamicRendezvousHandler, closes: bool) -> None:
+def _leave_rendezvous(handler: DynamicRendezvousHandler, closes: bool) -> None:
     """Leave the rendezvous; give up quickly if the other hosts cannot be reached."""
 
     def close() -> None:
@@ -153,7 +153,7 @@ def _exit_code(result: RunResult | None, mailbox: Mailbox, signals: Sequence[int
     return first.exitcode if first.exitcode > 0 else 1
 
 
-def _print_why_alone(error: Exception, rendezvous: Rendezvous, mailbox: Mailbox) -> int:
+def _report_no_rendezvous(error: Exception, rendezvous: Rendezvous, mailbox: Mailbox) -> int:
     """Print why this host lost the others or never reached them; return the exit code."""
     if mailbox.user_error():
         raise UserError(mailbox.user_error()) from None

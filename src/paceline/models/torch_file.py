@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.core.errors import UserError
 
-BEGINNINGS = (b"PK\x03\x04", b"\x80")  # a zip archive, and the pickle of older torch versions
+MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, and the pickle of older torch versions
 WRAPPERS = ("state_dict", "generator")  # keys under which checkpoints store a network
 PREFIX = "generator."  # prefix of the generator's tensors in a checkpoint with several networks
 DATA_PARALLEL = "module."  # prefix of every name in a network saved inside DataParallel
@@ -24,7 +24,7 @@ def read_torch_file(path: Path, named: str) -> object:
             beginning = file.read(4)
         if not beginning:
             raise UserError(f"{named}: the file is empty")
-        if not beginning.startswith(BEGINNINGS):
+        if not beginning.startswith(MAGIC_BYTES):
             raise UserError(f"{named}: was not written by torch.save")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd files get a one-line error below

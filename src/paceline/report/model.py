@@ -24,7 +24,7 @@ class Cell:
     devices: int
     batch: str
     seed: int
-    state: str = "done"  # or "failed", "unfinished", "not measured"
+    state: str = "done"  # or "planned", "failed", "unfinished", "not measured"
     reason: str = ""
     run: Run | None = field(default=None, repr=False)
 

@@ -24,7 +24,7 @@ NOT_QUALITY = {"count", "checkpoint_images"}  # logged with metrics, but not one
 
 def read_run(path: str) -> Run:
     """Return a run's numbers; raise UserError for a folder that is not a run."""
-    config = config_of(path, own_source=False)
+    config = config_of(path, load_source=False)
     folder = RunFolder(Path(path))
     record = folder.read_record(path)
     assert record is not None

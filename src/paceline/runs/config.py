@@ -20,9 +20,9 @@ def load_recipe(name: str) -> type[Recipe]:
     return load_class("recipe", name, Recipe)
 
 
-def resolve_config(recipe: str, layers: Layers, *, own_source: bool = True) -> Config:
+def resolve_config(recipe: str, layers: Layers, *, load_source: bool = True) -> Config:
     """Return the config of a recipe, resolved from layers of settings; see `config.resolve`."""
-    return resolve(recipe, load_recipe(recipe), layers, RegisteredSources(), own_source=own_source)
+    return resolve(recipe, load_recipe(recipe), layers, RegisteredSources(), load_source=load_source)
 
 
 def resolve_settings(command: str, layers: Layers) -> RunSettings:

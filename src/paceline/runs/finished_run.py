@@ -22,7 +22,7 @@ from paceline.runs.weights import load_weights
 MAX_LISTED = 5  # runs listed in one message
 
 
-def config_of(run: str, layers: Iterable[tuple[str, SettingValues]] = (), *, own_source: bool = True) -> Config:
+def config_of(run: str, layers: Iterable[tuple[str, SettingValues]] = (), *, load_source: bool = True) -> Config:
     """Return the settings that a run was trained with, overridden by `layers`; see `config.resolve`.
 
     Raise UserError if there is no run or its format is not supported.
@@ -32,7 +32,7 @@ def config_of(run: str, layers: Iterable[tuple[str, SettingValues]] = (), *, own
     if record is None:
         raise UserError(f"{run}: not a run folder (it has no {CONFIG}){name_stages(Path(run))}")
     kept = Inherited({name: value for name, value in record.settings.items() if name not in NOT_INHERITED})
-    return resolve_config(record.recipe, [(str(folder.config_file), kept), *layers], own_source=own_source)
+    return resolve_config(record.recipe, [(str(folder.config_file), kept), *layers], load_source=load_source)
 
 
 def name_stages(folder: Path) -> str:

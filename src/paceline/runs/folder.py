@@ -50,7 +50,7 @@ class RunFolder:
         if started or not self.path.is_dir():
             return
         names = sorted(os.listdir(self.path)) if os.access(self.path, os.R_OK) else []
-        others = [name for name in names if name not in BEFORE_A_RUN and not name.startswith(".")]
+        others = [name for name in names if name not in ALLOWED_BEFORE_START and not name.startswith(".")]
         if others:
             raise UserError(
                 f"--out {self.path}: the folder exists and is not a run (it holds {others[0]}); "

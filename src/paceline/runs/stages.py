@@ -52,7 +52,7 @@ def last_finished(path: str) -> str:
     runs = stages_in(place)
     if RunFolder(place).config_file.exists() or not runs:
         return path
-    stages = config_of(str(runs[0]), own_source=False).recipe_class.stages
+    stages = config_of(str(runs[0]), load_source=False).recipe_class.stages
     started = [place / name for names in stages.values() for name in names if place / name in runs]
     for number, folder in reversed(list(enumerate(started))):
         if _has_ever_finished(folder):

@@ -14,7 +14,7 @@ from paceline.data.crop import Window
 from paceline.data.draws import Drawer
 from paceline.data.source import Source, sizes_of
 from paceline.data.transforms import to_eight_bits, transform
-from paceline.images.grids import captioned, grid, one_above_the_other, side_by_side, to_image
+from paceline.images.grids import captioned, grid, side_by_side, stack_vertically, to_image
 from paceline.parallel.precision import Precision
 from paceline.training.compile import eager
 
@@ -105,4 +105,4 @@ def make_strips(recipe: Recipe, samples: list[Batch], precision: Precision) -> I
         images = {name: to_eight_bits(made)[0].permute(1, 2, 0).cpu().numpy() for name, made in shown.items()}
         strips.append(side_by_side([captioned(to_image(one), name, room=True) for name, one in images.items()]))
     recipe.train()
-    return one_above_the_other(strips)
+    return stack_vertically(strips)

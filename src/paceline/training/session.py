@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from paceline.core.errors import NO_ROOM, UserError
+from paceline.core.errors import DISK_FULL, UserError
 from paceline.data.crop import cropped
 from paceline.data.fingerprint import describe_samples
 from paceline.parallel.strategy import strategy_name
@@ -178,7 +178,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         raise
     except OSError as error:
         folder.end("failed", str(error))
-        if error.errno in NO_ROOM:
+        if error.errno in DISK_FULL:
             left = folder.checkpoints.describe_newest()
             raise UserError(f"--out {folder.path}: {error.strerror}; {left}") from error
         raise

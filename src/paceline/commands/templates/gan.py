@@ -23,7 +23,7 @@ class MyGanSettings:
 
 
 class MyGan(Recipe):
-    """A generator that turns noise into images, and a discriminator that tells them from real images."""
+    """A generator that turns noise into images, and a discriminator that distinguishes them from real images."""
 
     Settings = MyGanSettings
 

@@ -61,12 +61,12 @@ class Resident(Loader):
         return BATCHES_AHEAD + 1
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        if self._picks_on_the_device:
+        if self._picks_on_device:
             return self._tickets(requests)
-        return self._whole_images(requests) if self.home == self.device else self._picked_on_the_host(requests)
+        return self._whole_images(requests) if self.home == self.device else self._pick_on_host(requests)
 
     def finish(self, fetched: Batch) -> Batch:
-        return self._pick(fetched) if self._picks_on_the_device else fetched
+        return self._pick(fetched) if self._picks_on_device else fetched
 
     def close(self) -> None:
         self.pixels = None
@@ -77,7 +77,7 @@ class Resident(Loader):
         return self.pixels
 
     @property
-    def _picks_on_the_device(self) -> bool:
+    def _picks_on_device(self) -> bool:
         """Whether the device gathers batches from tickets, which requires batches of one shape."""
         return self.home == self.device and bool(self.crop or self._kept.one_size)
 
@@ -103,7 +103,7 @@ class Resident(Loader):
             (number,) = request.index.tolist()
             yield self._kept.whole(number) | upload(_concatenate([request]), self.device)
 
-    def _picked_on_the_host(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+    def _pick_on_host(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         ahead: deque[Future[Batch]] = deque()
         with ThreadPoolExecutor(1) as thread:
             for request in requests:

@@ -14,9 +14,9 @@ from hashlib import sha256
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.data.fingerprint import SAMPLES_TO_RECOGNISE, fingerprint
+from paceline.data.fingerprint import IDENTITY_SAMPLES, fingerprint
 from paceline.data.packing.manifest import Layout, SplitRecord
-from paceline.data.source import Source, lies_in_memory
+from paceline.data.source import Source, is_in_memory
 
 
 def describe(source: Source) -> SplitRecord:
@@ -31,7 +31,7 @@ def describe(source: Source) -> SplitRecord:
         names_sha256=_sha256_of_names(source),
         numbers_sha256=_sha256_of_numbers(source, layout),
         files_sha256=sha256_of_files(source),
-        fingerprint=fingerprint(source, SAMPLES_TO_RECOGNISE),
+        fingerprint=fingerprint(source, IDENTITY_SAMPLES),
     )
 
 
@@ -59,26 +59,26 @@ def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]
     return ""
 
 
-def only_reading_tells(source: Source) -> bool:
+def must_be_read(source: Source) -> bool:
     """Return whether changes in the source can only be detected by reading all of it."""
-    return not lies_in_memory(source) and not _names_its_files(source)
+    return not is_in_memory(source) and not _lists_its_files(source)
 
 
 def sha256_of_files(source: Source) -> str:
     """Return a hash of the name, size and modification time of every sample's files; "" if there are no files."""
-    if not _names_its_files(source):
+    if not _lists_its_files(source):
         return ""
     digest = sha256()
     for index in range(len(source)):
-        made_of = source.made_of(index)
-        assert made_of is not None
-        for name, path in made_of.files.items():
+        sample = source.files_of(index)
+        assert sample is not None
+        for name, path in sample.files.items():
             try:
                 status = path.stat()
             except OSError as error:
                 raise UserError(f"{path}: {error.strerror}; the file existed when its folder was listed") from error
-            facts = [name, path.name, status.st_size, status.st_mtime_ns]
-            digest.update(f"{json.dumps(facts)}\n".encode())
+            stat = [name, path.name, status.st_size, status.st_mtime_ns]
+            digest.update(f"{json.dumps(stat)}\n".encode())
     return digest.hexdigest()
 
 
@@ -87,7 +87,7 @@ def _names_its_files(source: Source) -> bool:
     made_of, read = (next(one for one in type(source).__mro__ if name in vars(one)) for name in ("made_of", "read"))
     if not issubclass(made_of, read) and not read.__module__.startswith("paceline."):
         return False
-    first = source.made_of(0)
+    first = source.files_of(0)
     return first is not None and set(Layout.of(source).numbers) <= first.numbers.keys()
 
 
@@ -99,7 +99,7 @@ def _sha256_of_names(source: Source) -> str:
 
 
 def _sha256_of_numbers(source: Source, layout: Layout) -> str:
-    if only_reading_tells(source) or not layout.numbers:
+    if must_be_read(source) or not layout.numbers:
         return ""
     numbers = source.numbers_of(np.arange(len(source)))
     assert numbers is not None

@@ -28,7 +28,7 @@ from paceline.data.packing.manifest import (
     load_manifest,
     read_manifest,
 )
-from paceline.data.packing.origin import difference, only_reading_tells, sha256_of_files
+from paceline.data.packing.origin import difference, must_be_read, sha256_of_files
 from paceline.data.source import Sample, Source
 from paceline.data.whole_source import read_in_order
 
@@ -74,7 +74,7 @@ def fill(source: Source, folder: Path, num_workers: int, done: Progress) -> None
         for end, file in zip(ends, files, strict=True):
             os.truncate(file.fileno(), int(end[len(index) - 1]) if len(index) else 0)
             file.seek(0, os.SEEK_END)
-        start = 0 if only_reading_tells(source) else len(index)
+        start = 0 if must_be_read(source) else len(index)
         done(start)
         for number, sample in enumerate(_samples(source, start, num_workers), start):
             if number < len(index):
@@ -131,7 +131,7 @@ def check_same(folder: Path, splits: Mapping[str, SplitRecord]) -> None:
 def check_whole(source: Source, folder: Path, split: str, num_workers: int, done: Progress) -> None:
     """Check every pixel of a packed split; if necessary, compare it with all samples of the source."""
     packed = PackedSplit(folder, split)
-    samples = _samples(source, 0, num_workers) if only_reading_tells(source) else None
+    samples = _samples(source, 0, num_workers) if must_be_read(source) else None
     for number in range(len(packed.index)):
         packed.check(number)
         if samples is not None:

@@ -75,9 +75,9 @@ class Folder(Source):
             fits = self.spec.channels == 3 and upright_size(path) == (side, side)
         except BadImage as error:
             raise unreadable(path, error) from error
-        return self.made_of(index) if fits else None
+        return self.files_of(index) if fits else None
 
-    def made_of(self, index: int) -> Encoded | None:
+    def files_of(self, index: int) -> Encoded | None:
         numbers = {} if self.labels is None else {"label": np.asarray(self.labels[index])}
         return Encoded({"image": self.paths[index]}, numbers)
 

@@ -30,7 +30,7 @@ class Pairs(ImageFiles):
         base, samples, problems = _find(split, settings)
         super().__init__(base, samples, split, settings, problems)
 
-    def find_fault(self, names: Mapping[str, str], sizes: Sizes) -> str:
+    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> str:
         if sizes["image"] == sizes["target"]:
             return ""
         (height, width), (target_height, target_width) = sizes["image"], sizes["target"]

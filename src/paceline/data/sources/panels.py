@@ -49,7 +49,7 @@ class Panels(ImageFiles):
                 self.notes = ("no --data-root: tiles of the stained tissue that scikit-image holds",)
             return
         base, samples, problems, self.in_rows = _find(split, settings)
-        self.names = parse_panels(settings.panels) or _usual_names(samples, self.in_rows)
+        self.names = parse_panels(settings.panels) or _default_names(samples, self.in_rows)
         if not self.in_rows:
             if len(self.names) != 2 or LEFT_OUT in self.names:
                 raise UserError(f"panels={settings.panels}: the folders A and B contain two panels; give two names")
@@ -79,14 +79,14 @@ class Panels(ImageFiles):
     def encoded(self, index: int) -> Encoded | None:
         return None  # a file holds several images
 
-    def made_of(self, index: int) -> Encoded | None:
-        return None if self.tiles else super().made_of(index)
+    def files_of(self, index: int) -> Encoded | None:
+        return None if self.tiles else super().files_of(index)
 
     def image_size(self, sizes: Sizes) -> tuple[int, int]:
         height, width = sizes[INPUT]
         return height, width // len(self.names) if self.in_rows else width
 
-    def find_fault(self, names: Mapping[str, str], sizes: Sizes) -> str:
+    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> str:
         (height, width), *others = sizes.values()
         if others and others[0] != (height, width):
             first, second = names.values()
@@ -112,8 +112,8 @@ def _tiles(split: str, settings: PanelSettings) -> ArraySource:
     """Return square tiles of the bundled image."""
     check_image_settings(settings)
     wanted = parse_panels(settings.panels) or TISSUE
-    strange = [name for name in wanted if name not in (*TISSUE, LEFT_OUT)]
-    if strange:
+    unknown = [name for name in wanted if name not in (*TISSUE, LEFT_OUT)]
+    if unknown:
         raise UserError(
             f"panels={settings.panels}: unknown panel {strange[0]!r}; without --data-root, use {','.join(TISSUE)}"
         )
@@ -158,7 +158,7 @@ def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[str]]:
     return pairs, [f"{file.parent.name}/{file.name} has no counterpart" for file in alone]
 
 
-def _usual_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
+def _default_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
     """Return the default names of two panels; raise UserError if there are more, which the user must name."""
     if not in_rows or not samples:
         return INPUT, TARGET

@@ -74,7 +74,7 @@ class Photos(ImageFiles):
         height, width = sizes["low"]
         return height * self.scale, width * self.scale
 
-    def find_fault(self, names: Mapping[str, str], sizes: Sizes) -> str:
+    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> str:
         ratio = _ratio(sizes) if self.scale else 0
         if ratio == self.scale:
             return ""

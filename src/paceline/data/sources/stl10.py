@@ -8,6 +8,6 @@ class Stl10(TorchvisionSource):
 
     dataset = "STL10"
     expected = "stl10_binary/ with train_X.bin, train_y.bin, test_X.bin, test_y.bin and unlabeled_X.bin"
-    says_split = True
+    has_split_argument = True
     channels_first = True
     class_names = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")

@@ -8,7 +8,7 @@ class Svhn(TorchvisionSource):
 
     dataset = "SVHN"
     expected = "train_32x32.mat and test_32x32.mat"
-    says_split = True
+    has_split_argument = True
     channels_first = True
     class_names = tuple("0123456789")
     flip_allowed = False

@@ -69,14 +69,14 @@ def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[in
         raise UserError(f"{path}: has {len(shapes)} convolutions; an SRGAN generator has at least five")
     width, channels = next(iter(shapes.values()))[:2]
     num_doublings = sum(shape == (4 * width, width, 3, 3) for shape in shapes.values())
-    num_blocks, odd = divmod(len(shapes) - 3 - num_doublings, 2)
+    num_blocks, rest = divmod(len(shapes) - 3 - num_doublings, 2)
     inside = [(width, width, 3, 3)] * (2 * num_blocks + 1) + [(4 * width, width, 3, 3)] * num_doublings
     wanted = [(width, channels, 9, 9), *inside, (channels, width, 9, 9)]
     for number, (key, shape) in enumerate(shapes.items()):
         if number >= len(wanted) or shape != wanted[number]:
             expected = f"expected {wanted[number]}" if number < len(wanted) else "expected no more layers"
             raise UserError(f"{path}: {key}.weight has shape {shape}, {expected}: not an SRGAN generator")
-    if odd or num_doublings not in SCALES:
+    if rest or num_doublings not in SCALES:
         raise UserError(f"{path}: upscales {2**num_doublings} times; supported scales are 2, 4 and 8")
     return num_blocks, num_doublings
 

@@ -16,7 +16,7 @@ def is_path(name: str) -> bool:
     return name.endswith(".py") or "/" in name
 
 
-def load_own_file(kind: str, path: Path) -> ModuleType:
+def load_user_file(kind: str, path: Path) -> ModuleType:
     """Import a file once, and print a line before its code runs."""
     module_name = f"paceline_user_{kind}_{path.stem}"
     loaded = sys.modules.get(module_name)
