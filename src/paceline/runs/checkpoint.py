@@ -107,7 +107,7 @@ class Checkpoints:
                 if images == kept[0]:
                     raise UserError(
                         f"{found}, and there is no earlier one; "
-                        f"to start over, move {self.folder} away or choose another --out"
+                        f"to start over, rename {self.folder} or choose another --out"
                     ) from None
                 report(f"{found}; using the previous one")
         return None

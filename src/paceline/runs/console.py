@@ -55,7 +55,7 @@ class Tee:
         with self._lock:
             lines, newline, self._unfinished = (self._unfinished + text).rpartition("\n")
             if newline:
-                with suppress(OSError):  # saving a checkpoint reports a full disk
+                with suppress(OSError):  # ignore a full disk here: saving a checkpoint reports it
                     self._log.write("".join(f"{_plain(line)}\n" for line in lines.split("\n")))
             # Drop progress bar frames that have already been overwritten.
             self._unfinished = self._unfinished[self._unfinished.rstrip("\r").rfind("\r") + 1 :]

@@ -78,7 +78,8 @@ class RunRecord:
 def read_record(run: Path, where: str = "") -> RunRecord | None:
     """Return the record in a run folder, or None if it has no config.toml.
 
-    Raise UserError if the file cannot be read or its run format is not supported. `where` begins the format message.
+    Raise UserError if the file cannot be read or its run format is not supported. A message about the format begins
+    with `where`, by default the folder.
     """
     file = run / CONFIG
     try:

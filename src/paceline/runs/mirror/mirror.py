@@ -159,7 +159,7 @@ class Mirror:
     def _set_state(self, state: MirrorState) -> None:
         self._state = state
         if state != self._written and self._started.is_set():
-            with suppress(OSError):  # saving a checkpoint reports a full disk
+            with suppress(OSError):  # ignore a full disk here: saving a checkpoint reports it
                 state.write(self.folder)
             self._written = state
 
