@@ -11,9 +11,9 @@ from typing import Any
 from paceline.core.types import JsonObject
 
 BACKWARD_SHARE = 2 / 3  # fraction of a step in which gradients can be exchanged: two of three passes
-PAYS = 1.10  # minimum speedup for which doubling the devices pays off
-LEAST = 0.02  # lower bound, relative to the shortest measured step: extrapolation can fall below zero
-MOST_DEVICES = 2**16
+MIN_USEFUL_SPEEDUP = 1.10  # minimum speedup for which doubling the devices pays off
+MIN_STEP_SHARE = 0.02  # lower bound, relative to the shortest measured step: extrapolation can fall below zero
+MAX_DEVICES = 2**16
 
 
 @dataclass(frozen=True)

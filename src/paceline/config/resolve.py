@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.config.setting import BOUNDS
-from paceline.config.settings import ALSO_CALLED, LearnerSettings, RunSettings
+from paceline.config.settings import COMMON_ALIASES, LearnerSettings, RunSettings
 from paceline.config.spans import Span
 from paceline.core.errors import UserError, unknown
 from paceline.core.registry import is_path

@@ -14,7 +14,7 @@ from paceline.data.whole_source import bytes_needed
 LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 USED = ("memory.current", "memory.usage_in_bytes")
 RECLAIMABLE = ("inactive_file", "total_inactive_file")  # page cache, in memory.stat; the second includes child groups
-UNKNOWN_FREE = 4 * 2**30  # assumed if the system does not report free memory
+DEFAULT_FREE_BYTES = 4 * 2**30  # assumed if the system does not report free memory
 SHARES = {"cuda": 0.6, "cpu": 0.25}  # fraction of free memory for samples, by device type; the model uses the rest
 
 
@@ -90,10 +90,11 @@ class Budget:
             self._left[kind] = int(free_bytes(device) * SHARES[kind] / num_sharing)
         needed, left = bytes_needed(source), self._left[kind]
         fits = needed <= left
+        shared = f", shared by {num_sharing} processes" if num_sharing > 1 else ""
         reason = (
             f"{_size(needed)} of samples {'fit' if fits else 'do not fit'} in {_size(left)} "
             f"({'what is left of ' if kind in self._taken else ''}{SHARES[kind]:.0%} of the free "
-            f"{'GPU' if kind == 'cuda' else 'host'} memory{f', shared by {num_sharing} processes' if num_sharing > 1 else ''})"
+            f"{'GPU' if kind == 'cuda' else 'host'} memory{shared})"
         )
         if fits:
             self._left[kind] -= needed

@@ -97,7 +97,7 @@ class Source(HasSettings):
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
         """Return the settings that evaluate a whole folder instead of a split.
 
-        `paceline evaluate --data-root` uses them. By default the settings are unchanged, so the test split is evaluated.
+        `paceline evaluate --data-root` uses them. By default they are unchanged, and the test split is evaluated.
         """
         return settings
 

@@ -20,7 +20,7 @@ from paceline.runs.record import CONFIG, Provenance, RunRecord, read_record
 from paceline.runs.segments import earlier_segments
 from paceline.runs.status import Status
 
-BEFORE_A_RUN = ("launch", "cell.json")  # written by launchers and comparisons before the run starts
+ALLOWED_BEFORE_START = ("launch", "cell.json")  # written by launchers and comparisons before the run starts
 PROTOCOLS = "protocols.json"
 LEFTOVER_SECONDS = 3600.0  # a temporary file this old is no longer being written
 
@@ -45,7 +45,7 @@ class RunFolder:
         return self.path / PROTOCOLS
 
     def check_free(self) -> None:
-        """Raise UserError if the folder holds other files, apart from hidden ones and `BEFORE_A_RUN`."""
+        """Raise UserError if the folder holds other files, apart from hidden ones and `ALLOWED_BEFORE_START`."""
         started = self.config_file.exists() or os.path.lexists(self.path / LOCK)
         if started or not self.path.is_dir():
             return

@@ -82,10 +82,10 @@ def sha256_of_files(source: Source) -> str:
     return digest.hexdigest()
 
 
-def _names_its_files(source: Source) -> bool:
-    """Return whether `made_of` is reliable; it is not if a user's class overrides only `read`."""
-    made_of, read = (next(one for one in type(source).__mro__ if name in vars(one)) for name in ("made_of", "read"))
-    if not issubclass(made_of, read) and not read.__module__.startswith("paceline."):
+def _lists_its_files(source: Source) -> bool:
+    """Return whether `files_of` is reliable; it is not if a user's class overrides only `read`."""
+    lister, reader = (next(one for one in type(source).__mro__ if name in vars(one)) for name in ("files_of", "read"))
+    if not issubclass(lister, reader) and not reader.__module__.startswith("paceline."):
         return False
     first = source.files_of(0)
     return first is not None and set(Layout.of(source).numbers) <= first.numbers.keys()

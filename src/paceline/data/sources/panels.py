@@ -115,7 +115,7 @@ def _tiles(split: str, settings: PanelSettings) -> ArraySource:
     unknown = [name for name in wanted if name not in (*TISSUE, LEFT_OUT)]
     if unknown:
         raise UserError(
-            f"panels={settings.panels}: unknown panel {strange[0]!r}; without --data-root, use {','.join(TISSUE)}"
+            f"panels={settings.panels}: unknown panel {unknown[0]!r}; without --data-root, use {','.join(TISSUE)}"
         )
     tissue = dict(zip(TISSUE, stained_tissue(), strict=True))
     whole, side = len(tissue[INPUT]), settings.size or TILE_PX
