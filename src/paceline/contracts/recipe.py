@@ -73,7 +73,7 @@ class Recipe(nn.Module):
     aliases: ClassVar[Mapping[str, str]] = {}  # another program's setting names in `--config` files → ours; "": ignored
     # Settings that must equal those of the `--init-from` run. A mismatch would not show in the shapes of the weights.
     must_match_weights: ClassVar[tuple[str, ...]] = ()
-    stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # values of the setting `stage` that stand for several runs
+    stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # values of the setting `stage` that expand to several runs
 
     # Data
     needs: ClassVar[tuple[str, ...]] = ()  # fields that every sample must have
@@ -140,7 +140,7 @@ class Recipe(nn.Module):
 
     @property
     def single_networks(self) -> dict[str, nn.Module]:
-        """The networks that are trained; those in a group (an nn.ModuleDict) are listed singly, as GROUP.NAME."""
+        """The networks that are trained; those in a group (an nn.ModuleDict) are listed individually, as GROUP.NAME."""
         found: dict[str, nn.Module] = {}
         for name, network in self.networks.items():
             if isinstance(network, nn.ModuleDict):
