@@ -1,4 +1,4 @@
-"""User errors: one line that states what is wrong, the flag, file or value, and what to do."""
+"""User errors: one line with the wrong flag, file or value, the problem, and what to do."""
 
 import errno
 from collections.abc import Iterable
