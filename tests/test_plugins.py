@@ -105,7 +105,7 @@ def test_installed_plugins_are_listed_and_described_without_being_imported() -> 
     assert registry.about("recipe", "rotation").startswith(
         "Rotation: a network learns to predict by which multiple of 90°"
     )
-    assert registry.about("source", "shapes").startswith("upright arrows, houses and letters T")
+    assert registry.about("source", "shapes").startswith("Labeled images of upright arrows, houses and letters T")
     assert "paceline_example" not in sys.modules
 
 

@@ -334,7 +334,7 @@ def test_tile_windows_cover_a_side_and_stay_inside():
 def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
     assert apply("super_resolution.safetensors", "photos", "--out", tmp_path, "--downsample", "bicubic") == 0
     printed = capsys.readouterr().out
-    assert "one.png: lr_psnr[y]" in printed and "mean of 2: sr_ssim[y]" in printed
+    assert "one.png: lr_psnr[y]" in printed and "mean of 2 images: sr_ssim[y]" in printed
     assert {path.name for path in tmp_path.glob("*.png")} == {"one.png", "one-lr.png", "one-bicubic.png", "one-sr.png"}
     small = pixels(tmp_path / "one-lr.png")
     assert small.shape == (30, 40, 3)

@@ -106,7 +106,7 @@ def test_a_failing_cell_is_shown_with_its_reason_and_the_others_run(tmp_path: Pa
         (["--strategies", ","], "--strategies ',': the list is empty"),
         (["--strategies", "dpp"], "did you mean 'dp'?"),
         (["--devices", "two"], "'two' is not a whole number"),
-        (["--devices", "0"], "'0' is not a whole number, 1 or more"),
+        (["--devices", "0"], "'0' is not a whole number >= 1"),
         (["--seeds", "1,x"], "'x' is not a whole number"),
         (["--scaling", "medium"], "unknown --scaling 'medium'"),
         (["--batch-size", "64,some"], "--batch-size 'some': expected a number"),

@@ -134,7 +134,7 @@ def test_given_link_values_are_used_and_the_rest_is_measured_or_assumed() -> Non
     neither, slow, wide = LinkOverride.parse("", ""), LinkOverride.parse("", "5ms"), LinkOverride.parse("100Gbps", "")
     assert neither.apply(measured) == measured
     assert neither.describe(measured) == (
-        "bandwidth measured over 2 processes, 4 GB/s; latency measured over 2 processes, 300 µs per exchange"
+        "bandwidth 4 GB/s (measured over 2 processes); latency 300 µs per exchange (measured over 2 processes)"
     )
     assert slow.apply(measured) == Link(5e-3, 4e9, 2)
     assert slow.describe(Link(5e-3, 4e9, 2)) == (
@@ -151,7 +151,7 @@ def test_given_link_values_are_used_and_the_rest_is_measured_or_assumed() -> Non
     ("words", "message"),
     [
         (["--bandwidth", "fast"], "--bandwidth fast: expected something like 25GB/s"),
-        (["--devices", "8", "--nodes", "3"], "--nodes 3: --devices 8 must be a multiple of it"),
+        (["--devices", "8", "--nodes", "3"], "--devices 8: must be a multiple of --nodes 3"),
         (["--devices", "8", "--nodes", "4"], "--nodes 4: the link between devices cannot be measured here"),
         (["--devices", "none"], "--devices none: must be a whole number"),
         (["--devices", "64", "--check"], "--check: this machine can measure"),
@@ -197,7 +197,7 @@ def _rows(text: str) -> list[str]:
 
 def test_a_plan_over_a_given_link_needs_one_device(plans: list[str]) -> None:
     given, _ = plans
-    assert "one of several (one process), without communication: 2:" in given
+    assert "one of several devices (one process), without communication: 2:" in given
     assert "link: bandwidth 12.5 GB/s (as given); latency 20 µs per exchange (assumed);" in given
     row = next(row for row in _rows(given) if row.startswith("2 8 "))
     assert row.endswith(" 0.2 0.141")  # the learning rates for two devices: linear, square root
@@ -211,7 +211,7 @@ def test_a_narrow_terminal_truncates_no_number(plans: list[str]) -> None:
 
 def test_a_plan_starts_from_one_device_alone_and_uses_the_given_latency(plans: list[str]) -> None:
     _, here = plans
-    assert "one of several (2 at once), without communication: 2:" in here
+    assert "one of several devices (2 at once), without communication: 2:" in here
     assert "GB/s (measured over 2 processes)" in here and "latency 1,000,000 µs per exchange (as given)" in here
     alone = re.search(r"one device alone \(1 thread\): 4: ([\d.]+) ms", here)
     assert alone

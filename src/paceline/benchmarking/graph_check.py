@@ -30,7 +30,7 @@ class ReplayCheck:
 
 
 def check_replay(config: Config, world: World, capture: Callable[[Step], RunStep] = GraphedStep) -> ReplayCheck:
-    """Train the same steps eagerly and captured in all processes, and compare the weights."""
+    """Train the same steps eagerly and with a CUDA graph in all processes, and compare the weights."""
     strategy = AUTO["several" if world.backend else "one device"]
     settings = config.with_run(strategy=strategy, graph="off", precision="fp32", deterministic=True)
     eager, captured = _train(settings, world, lambda step: step), _train(settings, world, capture)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.benchmarking.scaling_forecast import Link
 from paceline.core.errors import UserError
 
-DEFAULT_LATENCY_SECONDS = 20e-6  # one exchange between GPUs, if only a bandwidth is given
+DEFAULT_LATENCY_SECONDS = 20e-6  # for one exchange between GPUs, if only a bandwidth is given
 NUMBER = r"\s*(\d+\.?\d*|\.\d+)((?:[eE][+-]?\d+)?)\s*"
 SHORT = re.compile(NUMBER + r"([kKMGT]?)([bB])\s*(?:/\s*s|ps)?\s*")  # B means bytes, b means bits
 AMBIGUOUS = re.compile(NUMBER + r"[kmgt]?b?\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)

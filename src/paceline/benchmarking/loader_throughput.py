@@ -1,4 +1,4 @@
-"""Measure the throughput of each loader on this machine without training: an upper bound for training."""
+"""Measure the throughput of each loader on this machine without training: an upper bound on training speed."""
 
 from __future__ import annotations
 

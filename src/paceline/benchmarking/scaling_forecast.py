@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.core.types import JsonObject
 
-BACKWARD_SHARE = 2 / 3  # fraction of a step in which gradients can be exchanged: two of three passes
+BACKWARD_SHARE = 2 / 3  # the backward pass, in which gradients can be exchanged, as a fraction of a step
 MIN_USEFUL_SPEEDUP = 1.10  # minimum speedup for which doubling the devices pays off
 MIN_STEP_SHARE = 0.02  # lower bound, relative to the shortest measured step: extrapolation can fall below zero
 MAX_DEVICES = 2**16
@@ -20,7 +20,7 @@ MAX_DEVICES = 2**16
 class Link:
     """The cost of an all-reduce: a constant time, and a time proportional to its size."""
 
-    latency_seconds: float  # one exchange between `devices` devices
+    latency_seconds: float  # for one exchange between `devices` devices
     bytes_per_second: float
     devices: int
 
@@ -58,7 +58,7 @@ class Measurement:
     checked: tuple[Checked, ...] = ()  # one per round
 
     def to_json(self) -> JsonObject:
-        """Return the measurement as JSON; batch sizes become strings, since JSON has no other keys."""
+        """Return the measurement as JSON; batch sizes become strings, since JSON keys are strings."""
         return asdict(self)
 
     @classmethod

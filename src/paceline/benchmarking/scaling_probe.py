@@ -30,7 +30,7 @@ from paceline.training.build import Parts, assemble
 ROUNDS = 21
 BLOCK_SECONDS = 0.15  # short, since the load on a shared machine changes from second to second
 SMALL_BYTES = 1024  # about the size of BatchNorm statistics
-MIN_BYTES = 2**20  # minimum size for measuring bandwidth, if the gradients are smaller
+MIN_BYTES = 2**20  # minimum message size for measuring bandwidth
 GLOO_BUCKET, NCCL_BUCKET = 5 * 2**20, 25 * 2**20
 
 
@@ -93,7 +93,7 @@ def one_device(config: Config, batch: int, world: World) -> Parts:
 
 
 def one_of_several(config: Config, batch: int, world: World) -> Parts:
-    """Assemble a run on one device, with the BatchNorm that it would use with other processes."""
+    """Assemble a run on one device, with the BatchNorm that it would use among several."""
     parts = one_device(config, batch, world)
     if _has_own_batchnorm(config, world):
         for name, network in parts.recipe.networks.items():
@@ -113,7 +113,7 @@ def _local_steps_per_block(variant: Variant, world: World) -> int:
 
 
 def _torch_batchnorm_exchanges(parts: Parts) -> int:
-    """Return the number of exchanges of torch's SyncBatchNorm, used on GPUs: one per forward and per backward."""
+    """Return the number of exchanges of torch's SyncBatchNorm, used on GPUs: two per forward and backward pass."""
     calls = 0
 
     def count(*_: object) -> None:

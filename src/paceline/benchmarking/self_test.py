@@ -34,7 +34,7 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class DeviceTest:
-    """Results of the processes of a self-test."""
+    """The combined results of the processes in a self-test."""
 
     all_reduce: AllReduce
     graph: ReplayCheck | None  # None without several GPUs

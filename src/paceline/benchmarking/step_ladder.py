@@ -148,7 +148,7 @@ def gradient_bytes(parts: Parts) -> dict[str, int]:
 
 
 def time_sum(num_bytes: int, world: World, repeats: int = 15) -> float:
-    """Return the median time in seconds of a sum of `num_bytes` over all processes."""
+    """Return the median time in seconds for summing `num_bytes` over all processes."""
     tensor = torch.zeros(max(1, num_bytes // 4), device=world.device)
     seconds = []
     for _ in range(repeats):

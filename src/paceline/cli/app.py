@@ -101,7 +101,9 @@ def verify(
     ] = "single,ddp,lightning",
     steps: Annotated[int, typer.Option(help="number of training steps")] = 20,
     tolerance: Annotated[float, typer.Option(help="largest allowed difference, relative to the largest weight")] = 1e-9,
-    control: Annotated[str, typer.Option(help="break parity on purpose: unsynced-batchnorm or repeated-part")] = "",
+    control: Annotated[
+        str, typer.Option(help="negative control that breaks parity: unsynced-batchnorm or repeated-part")
+    ] = "",
     result: Annotated[str, typer.Option("--json", help="also write the differences to this file", metavar="FILE")] = "",
     config: ConfigFile = "",
     vgg: Vgg = "",
@@ -240,7 +242,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def main() -> None:
-    """Run the command `paceline` and exit."""
+    """Run the `paceline` command and exit."""
     code = run()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -24,7 +24,7 @@ Checkpoint = Annotated[str, typer.Option(help="best, last, or the number of imag
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 ConfigFile = Annotated[str, typer.Option("--config", help="read settings from a TOML or INI file", metavar="FILE")]
 Vgg = Annotated[str, typer.Option("--vgg", help="VGG19 weights, for recipes with a perceptual loss", metavar="FILE")]
-Assignments = Annotated[list[str], typer.Option("--set", help="any setting; can be repeated", metavar="NAME=VALUE")]
+Assignments = Annotated[list[str], typer.Option("--set", help="set any setting; can be repeated", metavar="NAME=VALUE")]
 
 
 def _meaning(name: str) -> str:
@@ -130,7 +130,7 @@ def _instead_of(option: str, command: ParserCommand) -> str:
     """Return a hint for a flag that the command does not have."""
     name = option.lstrip("-").replace("-", "_")
     name = COMMON_ALIASES.get(name, name)
-    has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]  # not arguments
+    has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]  # options only
     alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.8)
     if alike:
         return f"use {alike[0]}"

@@ -16,7 +16,7 @@ def sample(
     out: Annotated[str, typer.Option(help="file to write: .png; for animations .gif or .webp (default: in RUN)")] = "",
     checkpoint: Checkpoint = "best",
     grid: Annotated[str, typer.Option(help="generators: rows and columns of the grid (default: 8x8)")] = "",
-    interpolate: Annotated[bool, typer.Option("--interpolate", help="interpolate between images in rows")] = False,
+    interpolate: Annotated[bool, typer.Option("--interpolate", help="interpolate between two images per row")] = False,
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[str, typer.Option(help="show another run's images next to these", metavar="RUN")] = "",
     accelerator: Accelerator = "",
@@ -47,7 +47,7 @@ def apply(
         str, typer.Option(help="downsample images first, then compare results with the originals", metavar="bicubic")
     ] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing results")] = False,
-    skip_existing: Annotated[bool, typer.Option("--skip-existing", help="skip images that have results")] = False,
+    skip_existing: Annotated[bool, typer.Option("--skip-existing", help="skip images with existing results")] = False,
 ) -> None:
     """Super-resolve, restore or translate images of any size."""
     from paceline.commands.apply import Options

@@ -11,7 +11,7 @@ from paceline.cli.flags import Assignments, ConfigFile, Flags, RecipeName, with_
 launch = typer.Typer(help="Write a job file, or print the commands, to train on other machines.", rich_markup_mode=None)
 Nodes = Annotated[int, typer.Option("--nodes", help="number of hosts")]
 GpusPerNode = Annotated[
-    int, typer.Option("--gpus-per-node", help="GPUs per host (default: none; --devices CPU processes instead)")
+    int, typer.Option("--gpus-per-node", help="GPUs per host (default: 0, train on the CPU in --devices processes)")
 ]
 Submit = Annotated[bool, typer.Option("--submit", help="also submit the job to the cluster")]
 
@@ -71,7 +71,7 @@ def kubernetes(
     config: ConfigFile = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Write a Kubeflow TrainJob, or a plain Job, for Kubernetes."""
+    """Write a Kubeflow TrainJob or a plain Job for Kubernetes."""
     from paceline.commands.launch import job_name, launch_kubernetes, prepare
     from paceline.launch.kubernetes import KubernetesOptions
 

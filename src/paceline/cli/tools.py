@@ -1,4 +1,4 @@
-"""Tools around training: doctor, board, settings, new."""
+"""Other commands: doctor, board, settings, new."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def new(
     kind: Annotated[
         str, typer.Argument(metavar="recipe|gan|source", help="what to write; gan is a recipe with two networks")
     ],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the recipe or source, also the file name")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the recipe or source, and of its file")],
 ) -> None:
     """Write a small working recipe or source to start from."""
     from pathlib import Path

@@ -90,7 +90,9 @@ def _devices(options: Options) -> list[str]:
     if settings.gpus:
         number = len(gpu_ids(settings))
         if settings.devices not in (1, number):
-            raise UserError(f"--devices {settings.devices}: --gpus {settings.gpus} lists {number}; leave --devices out")
+            raise UserError(
+                f"--devices {settings.devices}: --gpus {settings.gpus} lists {number} GPUs; use that number"
+            )
         settings = dataclasses.replace(settings, devices=number)
     check_devices(settings)
     return [f"cuda:{number}" for number in gpu_ids(settings)] if uses_cuda(settings) else ["cpu"] * settings.devices
@@ -111,7 +113,7 @@ def _describe(image_model: ImageModel, count: int, devices: Sequence[str]) -> st
     if image_model.output_scale > 1:
         kind = f"upscales {image_model.output_scale}×"
     else:
-        kind = f"predicts {', '.join(image_model.results)}" if len(image_model.results) > 1 else "keeps the size"
+        kind = f"predicts {', '.join(image_model.results)}" if len(image_model.results) > 1 else "keeps the image size"
     where = devices[0] if len(devices) == 1 else f"{len(devices)} processes ({', '.join(devices)})"
     return f"{image_model.config.recipe_name} from {image_model.origin}: {kind}; {count_images(count)} on {where}"
 
@@ -146,4 +148,5 @@ def _print_means(applied: Sequence[AppliedImage]) -> None:
     measured = [image.metrics for image in applied if image.metrics]
     if len(measured) > 1:
         for name in measured[0]:
-            print(f"mean of {len(measured)}: {name} {sum(metrics[name] for metrics in measured) / len(measured):.4f}")
+            mean = sum(metrics[name] for metrics in measured) / len(measured)
+            print(f"mean of {len(measured)} images: {name} {mean:.4f}")

@@ -30,7 +30,7 @@ def board(where: str, host: str, port: int | None) -> int:
     app = make_app(gallery, token, host, port)
     gallery.start()
     shown = f"[{address}]" if ":" in address else address
-    print(f"board over {gallery.files.shown}: http://{shown}:{port}/?token={quote(token)}", flush=True)
+    print(f"board for {gallery.files.shown}: http://{shown}:{port}/?token={quote(token)}", flush=True)
     if not ip_address(address.partition("%")[0]).is_loopback:
         print(
             f"--host {host}: reachable from other machines, unencrypted; anyone with the URL sees the runs", flush=True

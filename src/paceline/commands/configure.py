@@ -78,11 +78,11 @@ def checked(config: Config, *, elsewhere: bool = False) -> Config:
 
 
 def _num_devices(run: RunSettings) -> tuple[int, str]:
-    """Return the number of devices and its reason: the processes that were started, or the IDs in `--gpus`."""
+    """Return the number of devices, and what sets it: the processes that were started, or the IDs in `--gpus`."""
     place = place_of(run)
     if place:
         return place.size, f"{place.size} processes were started"
     if run.gpus:
         ids = gpu_ids(run)
-        return len(ids), f"--gpus {run.gpus} lists {len(ids)}"
+        return len(ids), f"--gpus {run.gpus} lists {len(ids)} GPUs"
     return run.devices, ""

@@ -42,7 +42,7 @@ VERIFY_STEPS, VERIFY_TOLERANCE = 5, 1e-9
 
 
 class Finding(NamedTuple):
-    """Whether a strategy, loader, backend or precision works here, and why."""
+    """Whether a strategy, loader, backend or precision works here, with a reason or details."""
 
     kind: str
     name: str

@@ -90,7 +90,7 @@ def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
 
 
 def _check_class_names(config: Config, run: str, split: str, spec: DataSpec) -> None:
-    """Raise UserError if class names differ: labels would be matched by index and count as different classes."""
+    """Raise UserError if class names differ: classes are matched by index, so the metrics would be wrong."""
     if not is_classifier(config.recipe_class):
         return
     trained = read_data_spec(Path(run))

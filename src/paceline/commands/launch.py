@@ -43,7 +43,7 @@ def prepare(
         raise UserError(f"--devices {config.run.devices}: differs from --gpus-per-node {gpus}; leave one out")
     several = config.with_run(devices=nodes * devices)
     if nodes * devices > 1 and not strategy_class(several).needs_processes:
-        raise UserError(f"--strategy {config.run.strategy}: runs in one process; use {_strategies_in_processes()}")
+        raise UserError(f"--strategy {config.run.strategy}: runs in a single process; use {_strategies_in_processes()}")
     split_batch(config.run.batch_size, nodes * devices, config.run.accumulate)  # raises if the batch is too small
     command = TrainCommand(recipe, flags, config_file, tuple(assignments), nodes, devices, config.run.join_timeout)
     return config, command

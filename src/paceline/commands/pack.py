@@ -86,7 +86,7 @@ def _check_space(folder: Path, sources: Mapping[str, Source]) -> None:
     present = sum(file.stat().st_size for file in folder.rglob("*.pixels"))
     needed, free = sum(map(bytes_needed, sources.values())) - present, shutil.disk_usage(here).free
     if needed > free:
-        raise UserError(f"pack: needs {needed / 1e9:.2g} GB, but {folder} has {free / 1e9:.2g} GB free; make room")
+        raise UserError(f"pack: needs {needed / 1e9:.2g} GB, but {folder} has {free / 1e9:.2g} GB free; free up space")
 
 
 @contextmanager

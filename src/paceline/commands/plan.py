@@ -83,14 +83,14 @@ def plan(
 
 def _parse_devices(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise UserError(f"--devices {text}: must be a whole number, 1 or more")
+        raise UserError(f"--devices {text}: must be a whole number >= 1")
     return int(text)
 
 
 def _processes_here(config: Config, devices: int, nodes: int) -> int:
     """Return how many of a host's devices this machine can measure at the same time."""
     if devices % nodes:
-        raise UserError(f"--nodes {nodes}: --devices {devices} must be a multiple of it")
+        raise UserError(f"--devices {devices}: must be a multiple of --nodes {nodes}")
     if uses_cuda(config.run):
         return min(devices // nodes, torch.cuda.device_count())
     cores = len(os.sched_getaffinity(0))
@@ -143,7 +143,9 @@ def _print_measurement(console: Console, measured: Measurement, processes: int, 
     console.print(f"  one device alone{threads}: {_by_batch(measured.alone_seconds)}")
     if devices > 1:
         together = f"{processes} at once" if processes > 1 else "one process"
-        console.print(f"  one of several ({together}), without communication: {_by_batch(measured.step_seconds)}")
+        console.print(
+            f"  one of several devices ({together}), without communication: {_by_batch(measured.step_seconds)}"
+        )
     grads = ", ".join(f"{phase} {size / 1e6:.2f} MB" for phase, size in measured.gradient_bytes.items())
     console.print(f"gradients per step: {grads}; other exchanges per step: {measured.exchanges} (BatchNorm, signals)")
 

@@ -29,7 +29,7 @@ def settings(recipe: str, data: str, preset: str) -> int:
         _print({"recipes": _plugins("recipe"), "sources": _plugins("source")})
         for line in plugin_problems():
             print(line)
-        print("paceline settings RECIPE [--data SOURCE] [--preset NAME] lists the settings of a recipe")
+        print("list the settings of a recipe with: paceline settings RECIPE [--data SOURCE] [--preset NAME]")
         return 0
     flags = {"data": data, "preset": preset}
     config = configure(recipe, {name: value for name, value in flags.items() if value}, elsewhere=True)

@@ -109,7 +109,7 @@ class VerifyResult:
 
 
 def verify(config: Config, strategies: list[str], steps: int, tolerance: float, control: str, result: str = "") -> int:
-    """Print how much each strategy differs from the first, also as JSON to `result`; return 1 if any differs."""
+    """Print how much each strategy differs from the first and write it to `result`; return 1 if any differs."""
     found = differences(config, strategies, steps, tolerance, control)
     title = _title(config, steps, control)
     _print_table(open_screen(), found, title)

@@ -134,7 +134,7 @@ def _has_trained(folder: Path) -> bool:
 
 
 def _samples_of(folder: Path) -> str:
-    """Return the training samples that a cell's run, or its first stage, has recorded; empty if there is no record."""
+    """Return the description of the training samples recorded by a cell's run or first stage; empty if missing."""
     for run in (folder, *stages_in(folder)):
         with suppress(OSError, ValueError):  # errors are reported when the whole run is read
             provenance = tomllib.loads(RunFolder(run).config_file.read_text()).get(PROVENANCE)

@@ -49,7 +49,7 @@ def finished_cells(folders: Sequence[str], across_recipes: bool) -> list[Cell]:
 
 
 def read_finished(path: str) -> Run:
-    """Return a run's results; in a stage, make `init_from` relative to the stage's own folder.
+    """Return a run's results; for a stage, make `init_from` relative to the stage's own folder.
 
     Otherwise, runs of a recipe with stages that differ only in their seeds would not be in one group.
     """

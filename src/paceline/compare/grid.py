@@ -89,7 +89,7 @@ class Grid:
         return made
 
     def _device_counts(self, strategy: str) -> list[int]:
-        """Return the numbers of devices, limited to the maximum of the strategy."""
+        """Return the device counts, capped at the maximum of the strategy."""
         most = load_class("strategy", strategy, Strategy).max_devices
         return list(dict.fromkeys(count if most is None else min(count, most) for count in self.devices))
 
@@ -139,6 +139,6 @@ def _numbers(flag: str, text: str, at_least: int) -> list[int]:
     numbers = []
     for word in _words(flag, text):
         if not word.isdigit() or int(word) < at_least:
-            raise UserError(f"{flag} {text}: {word!r} is not a whole number, {at_least} or more")
+            raise UserError(f"{flag} {text}: {word!r} is not a whole number >= {at_least}")
         numbers.append(int(word))
     return numbers

@@ -76,7 +76,7 @@ class Measured:
         return self._once(f"verify {recipe}", f"parity-{recipe}", inputs, measure, Parity.from_json)
 
     def measure_ladders(self, planned: Sequence[PlannedRun]) -> None:
-        """Measure one step ladder for cells on several devices that differ only in their seeds."""
+        """Measure the step ladder of each cell on several devices, once for all seeds."""
         for cell, _, _, config in planned:
             if cell.state != "done" or config is None or cell.devices == 1 or _kind(cell) in self._ladders:
                 continue

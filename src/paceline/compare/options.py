@@ -15,7 +15,7 @@ from paceline.core.types import SettingValue
 Flags: TypeAlias = Mapping[str, SettingValue]  # settings given as flags, by name
 
 LISTS = {"seed": "--seeds", "strategy": "--strategies", "devices": "--devices", "batch_size": "--batch-size"}
-PER_RUN = LISTS | {"gpus": "--gpus", "out": "--out"}  # settings that each run sets itself, and the flags for them
+PER_RUN = LISTS | {"gpus": "--gpus", "out": "--out"}  # settings that differ between runs, and their flags
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def check_options(flags: Flags, options: Options) -> None:
 def check_recipes(configs: Mapping[str, Config]) -> None:
     """Raise UserError for recipes that cannot be compared in one table."""
     if not configs:
-        raise UserError("compare: no recipe given; give at least one")
+        raise UserError("compare: no recipe given; list at least one")
     by_stem: dict[str, str] = {}
     for name, config in configs.items():
         other = by_stem.setdefault(Path(name).stem, name)

@@ -40,7 +40,7 @@ def has_report(folder: Path) -> bool:
 
 
 def finish(report: Report, folder: Path) -> None:
-    """Write the report and print its summary and, last, its path."""
+    """Write the report, then print its summary and its path."""
     replaced = _replaced_runs(folder, report.cells)
     summary = write_report(report, folder)
     console = open_screen()

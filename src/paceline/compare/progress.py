@@ -16,7 +16,7 @@ from paceline.report.model import Cell
 from paceline.runs.metrics import METRICS
 from paceline.runs.stages import stages_of
 
-LAST_BYTES = 4096  # number of bytes to read; they contain the last line of the metrics
+LAST_BYTES = 4096  # at the end of the metrics file; enough for the last line
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def announced(console: Console, words: str, cell: Cell) -> Iterator[Spinner | No
 
 
 def show_progress(spinner: Spinner | None, name: str, config: Config) -> None:
-    """Show the number of images seen; read only the end of the metrics, to leave the machine to the run."""
+    """Show the number of images seen; read only the end of the metrics, so as not to slow down the run."""
     if spinner is None:
         return
     metrics = Path(stages_of(config)[0].run.out) / METRICS  # of the current stage

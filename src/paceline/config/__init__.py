@@ -1,1 +1,1 @@
-"""Settings: declare them, read them from files, resolve them."""
+"""Settings: declarations, files and resolution."""

@@ -79,7 +79,7 @@ def _table(header: str, values: Table) -> list[str]:
 
 
 def identity(config: Config, data: str) -> str:
-    """Return a hash of a run's data and of the settings that it must not change, the same on every machine."""
+    """Return a machine-independent hash of a run's data and of the settings that it must not change."""
     mutable = _mutable_on_resume(config)
     fixed = {name: value for name, value in _portable(config.values()).items() if name not in mutable}
     return checksum_of_content([fixed, data])[:16]
@@ -99,6 +99,6 @@ def _mutable_on_resume(config: Config) -> set[str]:
 
 
 def _portable(values: dict[str, SettingValue]) -> dict[str, SettingValue]:
-    """Make `init_from` relative to `out`, so that moving both folders, or spelling a path differently, is no change."""
+    """Make `init_from` relative to `out`, so that moving both folders or respelling a path is not a change."""
     start, out = str(values.get("init_from", "")), str(values.get("out", ""))
     return values | {"init_from": os.path.relpath(start, out)} if start and out else values

@@ -74,7 +74,7 @@ class SourceSettings(Protocol):
         """Return the settings class of a source."""
 
     def owners(self) -> dict[str, list[str]]:
-        """Return the quoted names of the sources that have each setting, for settings that only some sources have."""
+        """Return the quoted names of the sources by setting, for settings that only some sources have."""
 
 
 def resolve(

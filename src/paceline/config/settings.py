@@ -87,7 +87,7 @@ class RunSettings:
         "auto", "synchronize BatchNorm across processes; auto: on for networks that have BatchNorm", flag=True
     )
 
-    batch_size: str = setting("128", "images per step over all devices, or per device: 32/device", flag=True)
+    batch_size: str = setting("128", "images per step over all devices; 32/device means 32 per device", flag=True)
     accumulate: int = setting(1, "number of micro-batches per step for gradient accumulation", flag=True, at_least=1)
     epochs: float = setting(10.0, "length of training in epochs", flag=True, mutable_on_resume=True, above=0)
     images: int = setting(

@@ -81,7 +81,7 @@ class Recipe(nn.Module):
     must_match_weights: ClassVar[tuple[str, ...]] = ()
     """Settings that `--init-from` needs unchanged, although weights of both values fit."""
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Values of the setting `stage` that stand for several runs."""
+    """Values of the setting `stage` that expand to several runs."""
 
     # Data
     required_fields: ClassVar[tuple[str, ...]] = ()

@@ -1,4 +1,4 @@
-"""The step ladder: speeds of a step with more and more of its costs, measured by benchmarking and shown in reports."""
+"""The step ladder: the speed of a step as its costs are added one by one. Benchmarking measures it, reports show it."""
 
 from __future__ import annotations
 

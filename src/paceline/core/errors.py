@@ -1,4 +1,4 @@
-"""User errors: one line that states what is wrong, the flag, file or value, and what to do."""
+"""User errors: one line with the wrong flag, file or value, the problem, and what to do."""
 
 import errno
 from collections.abc import Iterable
@@ -22,12 +22,12 @@ class UserError(ValueError):
 
 
 def install_extra(name: str) -> str:
-    """Return the pip command that installs an extra of Paceline."""
+    """Return the pip command that installs one of Paceline's extras."""
     return f"pip install 'paceline[{name}]'"
 
 
 def unknown(kind: str, name: str, names: Iterable[str], *, meant: str | None = None, listed_by: str = "") -> UserError:
-    """Return the error for an unknown name; it suggests `meant` or, without it, the closest name.
+    """Return the error for an unknown name; it suggests `meant` if given, else the closest name.
 
     If no name is close, it lists all names or, if there are many, the command that lists them (`listed_by`).
     """

@@ -25,7 +25,7 @@ WRITING = ".writing"  # suffix of temporary files
 def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield an empty temporary file, which replaces `target` if the block ends without an error.
 
-    With `durable`, the change survives a power failure. Otherwise it is only safe against a killed process.
+    With `durable`, the change survives a power failure. Otherwise, it only survives a killed process.
     """
     temporary = _create_temporary(target)
     try:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
-PULSE_FILE = "PACELINE_PULSE_FILE"  # path of a file whose modification time is the last progress
+PULSE_FILE = "PACELINE_PULSE_FILE"  # environment variable: path of a file that is written on progress
 SECONDS_BETWEEN_BEATS = 0.5
 
 _beaten_at = 0.0

@@ -21,7 +21,7 @@ class Lock:
     """A folder's lock, held from construction until `release`."""
 
     def __init__(self, folder: Path, name: str = LOCK, *, wait_seconds: float = READER_SECONDS) -> None:
-        """Raise InUse if another process still holds it after the wait, OSError if it cannot be created."""
+        """Take the lock; raise InUse if it is still held after the wait, OSError if it cannot be created."""
         self.file = folder / name
         until = time.monotonic() + wait_seconds
         while not self._take():

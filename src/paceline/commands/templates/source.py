@@ -1,7 +1,7 @@
 """A small synthetic dataset to start from: `paceline train classification --data ./my_source.py`.
 
-A source provides samples unchanged: images as uint8, labels as int64. The engine takes care of order, crops, flips and
-batches, so the same source works with every loader.
+A source returns its samples unchanged: images as uint8, labels as int64. The engine takes care of order, crops, flips
+and batches, so the same source works with every loader.
 """
 
 from __future__ import annotations
