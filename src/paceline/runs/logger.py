@@ -20,11 +20,11 @@ Pixels = npt.NDArray[np.uint8]
 
 
 class Logger:
-    """Receives the metrics and sample images that rank 0 of a run logs. Subclass it in a file of its own.
+    """Receives metrics and sample images. Subclass it in a file of its own.
 
-    The file's name is the logger's name. Implement `write` and, for sample images, `image`. A logger that raises is
-    reported once and switched off; it never stops training. `flush` may be called from another thread. Import large
-    packages in `__init__`, not at the top of the file.
+    The file's name is the logger's name. Only rank 0 of a run has loggers. Implement `write` and, for sample images,
+    `image`. A logger that raises is reported once and switched off; it never stops training. `flush` may be called from
+    another thread. Import large packages in `__init__`, not at the top of the file.
 
     Examples:
         ```python
@@ -63,7 +63,7 @@ class Logger:
         raise NotImplementedError
 
     def image(self, name: str, images: int, pixels: Pixels) -> None:
-        """Log a sample image, a uint8 [height, width, channels] array with 1 or 3 channels."""
+        """Log a sample image, uint8 [height, width, channels] with 1 or 3 channels."""
 
     def flush(self) -> None:
         """Return once all entries are stored; called before a checkpoint is written."""
