@@ -124,7 +124,7 @@ def test_a_run_without_its_record_is_used_as_it_is_or_rejected(place: Path, caps
     record.write_text('{"made_')
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 0
     assert report(place / "table")["runs"][f"table/{CELL}"]["images"] == 128
-    assert read_json(record)["ended"] is True
+    assert read_json(record)["finished"] is True
 
 
 def test_a_run_that_was_trained_further_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +150,7 @@ def test_a_comparison_in_progress_is_left_alone(tmp_path: Path) -> None:
     assert second.wait() == 2
     assert f"--out table: this run is in use by process {first.pid}; choose another --out" in second.stderr
     assert first.wait() == 130
-    assert read_json(tmp_path / "table" / CELL / "cell.json")["ended"] is False
+    assert read_json(tmp_path / "table" / CELL / "cell.json")["finished"] is False
 
 
 def test_the_last_stage_of_a_recipe_is_the_run_of_its_cell(
