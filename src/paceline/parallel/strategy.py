@@ -53,7 +53,7 @@ class Strategy:
     cannot_compile: ClassVar[str] = ""  # why its networks cannot be compiled
     parity_obstacle: ClassVar[str] = ""  # why its weights may differ from those trained on one device
     ladder_obstacle: ClassVar[str] = ""  # why its step ladder cannot be measured
-    cpu_obstacle: ClassVar[str] = ""  # why it has no use on a CPU, where it falls back to one device
+    cpu_obstacle: ClassVar[str] = ""  # why it has no benefit on a CPU, where it falls back to one device
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Move the recipe to its device and wrap it; the strategy is then ready for the first step."""
