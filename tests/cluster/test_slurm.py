@@ -52,7 +52,7 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_same_bits(
     assert job, running.stdout
     subprocess.run(["scancel", "--batch", "--signal=USR1", job[1]], check=True, timeout=30)
     assert running.wait(300) == 0, running.stdout + running.stderr
-    assert "saved; the same command resumes from here" in running.stdout
+    assert "saved; run the same command again to resume" in running.stdout
     assert "resuming from" in running.stdout
     assert tensors(tmp_path / "run") == whole
 

@@ -71,7 +71,7 @@ def test_ctrl_c_stops_the_running_cell_cleanly(tmp_path: Path) -> None:
     assert running.wait() == 130
     assert "run the same command again to resume" in running.stderr
     log = (tmp_path / "table/logs/classification-single-1-batch64-seed0.txt").read_text()
-    assert "images and saved; the same command resumes from here" in log
+    assert "images and saved; run the same command again to resume" in log
     assert not seen(tmp_path, 1).exists()
 
 

@@ -59,7 +59,7 @@ def test_a_single_process_saves_and_resumes(tmp_path: Path, tiny: str, strategy:
     running = start_fork(tmp_path, *command, "--out", "run")
     assert stop(running, tmp_path, "run", number) < 20
     assert running.wait() == code and running.stderr == ""
-    assert "images and saved; the same command resumes from here" in running.stdout
+    assert "images and saved; run the same command again to resume" in running.stdout
     again = run_fork(tmp_path, *command, "--out", "run")
     assert again.wait() == 0 and "resuming from" in again.stdout
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
@@ -75,7 +75,7 @@ def test_two_processes_save_and_resume(tmp_path: Path, tiny: str, strategy: str,
     running = start_command(tmp_path, *command, "--out", str(tmp_path / "run"))
     assert stop(running, tmp_path, "run", number) < 20
     assert running.wait() == code and running.stderr == ""
-    assert "images and saved; the same command resumes from here" in running.stdout
+    assert "images and saved; run the same command again to resume" in running.stdout
     wait_until(lambda: not processes_naming(str(tmp_path / "run")), seconds=5)
     assert run_ranks(tmp_path, 2, *command, "--out", str(tmp_path / "run")) == [0, 0]
     assert run_ranks(tmp_path, 2, *command, "--out", str(tmp_path / "whole")) == [0, 0]

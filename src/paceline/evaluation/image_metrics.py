@@ -19,7 +19,7 @@ C1, C2 = (0.01 * PEAK) ** 2, (0.03 * PEAK) ** 2
 
 
 def check_sizes(case: Case, border: int = 0) -> None:
-    """Raise UserError that names an image smaller than SSIM's window, before anything is predicted."""
+    """Raise UserError for an image smaller than SSIM's window, before anything is predicted."""
     sides = sizes_of(case.source).min(axis=1)
     left = sides // case.output_scale * case.output_scale - 2 * border
     worst = int(left.argmin())

@@ -34,7 +34,7 @@ def find_statistics(protocol: Protocol, device: torch.device) -> Statistics | No
     return _read(path, json.dumps(protocol, sort_keys=True), device, changed_at)
 
 
-@lru_cache(maxsize=1)  # every evaluation of a run asks for it
+@lru_cache(maxsize=1)  # read once for all evaluations of a run
 def _read(path: Path, protocol: str, device: torch.device, changed_at: int) -> Statistics | None:
     try:
         content = path.read_bytes()

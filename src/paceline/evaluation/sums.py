@@ -20,7 +20,7 @@ class Layout(NamedTuple):
     total: int  # expected number of samples
     num_features: int
     num_classes: int
-    num_rows: int  # how many samples, from the first on, have their features kept
+    num_rows: int  # number of samples, counted from the first, whose features are kept
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the sums by name, in order."""
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 
 
 class FeatureSums:
-    """Sums features in float64. Samples are identified by position, so the sums do not depend on the ranks."""
+    """Sums features in float64. Samples are identified by position, so sums do not depend on the number of ranks."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
@@ -76,7 +76,7 @@ def unflatten(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics from which distances are computed."""
+    """Statistics of features, from which distances are computed."""
 
     count: Tensor  # [1]
     mean: Tensor

@@ -36,5 +36,5 @@ def _sample_files(run: str) -> dict[int, Path]:
         if images.isdigit():
             found[int(images)] = path
     if not found:
-        raise UserError(f"{run}: has no images in {SAMPLES}/ to animate; only runs that write sample images have them")
+        raise UserError(f"{run}: has no images in {SAMPLES}/ to animate; only runs with sample images can be animated")
     return found

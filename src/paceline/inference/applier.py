@@ -122,7 +122,7 @@ class Applier:
     def _compose(self, pixels: Pixels, deep: bool, advance: Advance) -> _Composed:
         """Apply the networks in tiles; if memory runs out, try again with smaller tiles."""
         height, width = pixels.shape[:2]
-        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # grey network: colours become images
+        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets 3 images
         tiling = choose_tiling(
             self.field,
             (height, width),

@@ -1,6 +1,6 @@
 """Distributes images over worker processes, one per device. A worker gets its next image when it is done with one.
 
-A worker reads tasks as JSON lines and replies with JSON lines: the pixels processed so far, then the outcome.
+A worker reads tasks as JSON lines and replies with JSON lines: pixel counts while it works, then the outcome.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from paceline.inference.skipped import SkippedImage
 
 Outcome: TypeAlias = AppliedImage | SkippedImage
 Waiting: TypeAlias = "queue.SimpleQueue[ImageTask]"
-Answers: TypeAlias = (
-    "queue.SimpleQueue[int | Outcome | UserError | None]"  # int: pixels done; None: a process has ended
-)
+# An int counts processed pixels; None means that a process has ended.
+Answers: TypeAlias = "queue.SimpleQueue[int | Outcome | UserError | None]"
 
 
 def apply_in_processes(

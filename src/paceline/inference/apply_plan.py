@@ -129,6 +129,6 @@ def _without_existing(tasks: Sequence[ImageTask]) -> tuple[list[ImageTask], list
         elif len(existing) == len(task.targets):
             num_complete += 1
         else:
-            reason = f"{existing[0]} exists, but other results are missing; use --overwrite to write all again"
+            reason = f"{existing[0]} exists, but other results are missing; use --overwrite to write them all"
             incomplete.append(SkippedImage(task.path, reason))
     return left, incomplete, num_complete

@@ -30,7 +30,7 @@ def classify_files(
 
 
 def _decoded(images: Sequence[FoundImage], paths: list[str], skipped: list[SkippedImage]) -> Iterator[Image.Image]:
-    """Yield images one at a time, since large ones need much memory; append their paths to `paths`."""
+    """Yield images one at a time, since large ones need a lot of memory; append their paths to `paths`."""
     for image in images:
         try:
             upright_size(image.path)  # rejects animated and oversized images by their header

@@ -1,4 +1,4 @@
-"""Downsamples an image, enlarges it again, and compares networks with bicubic enlargement against the original."""
+"""Downsamples an image, enlarges it again with networks and bicubically, and compares both with the original."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Exportable:
 
 
 def make_exportable(stored: StoredModel, path: str) -> Exportable:
-    """Return what to export of a stored model; raise UserError if it cannot be exported."""
+    """Return the exportable form of a stored model; raise UserError if it cannot be exported."""
     use = main_use(stored, "export", path)
     if use == "apply":
         return _image_to_image(make_image_model(stored, path))
@@ -49,7 +49,7 @@ def make_exportable(stored: StoredModel, path: str) -> Exportable:
 
 
 def _image_to_image(image_model: ImageModel) -> Exportable:
-    """Return the export of a model from images to images, of any size that the networks accept."""
+    """Return an Exportable that maps images to images, of any size that the networks accept."""
     channels, multiple = image_model.spec.channels, image_model.receptive_field.multiple_px
     side = max(multiple, 64 // multiple * multiple) * 2
     dims = {name: torch.export.Dim(name, min=1, max=2**16 // multiple) for name in SIDES}
@@ -73,7 +73,7 @@ def _image_to_image(image_model: ImageModel) -> Exportable:
 
 
 def _classifier(trained: TrainedModel, path: str) -> Exportable:
-    """Return the export of a classifier from images in 0…255 to probabilities; the file normalises the images."""
+    """Return an Exportable that maps images in 0…255 to class probabilities; the file normalises the images."""
     spec, size = trained.spec, trained.evaluated_size
     example = torch.zeros(2, spec.channels, *(size or TRACED_PX), dtype=torch.uint8)
     _check_takes_images_alone(trained.recipe, example, path)
@@ -97,7 +97,7 @@ def _classifier(trained: TrainedModel, path: str) -> Exportable:
 
 
 def _generator(trained: TrainedModel) -> Exportable:
-    """Return the export of a generator from noise to images."""
+    """Return an Exportable that maps noise to images."""
     recipe = trained.recipe
     drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
     names = _draws_of_images(recipe, drawer)
@@ -168,7 +168,7 @@ def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None
     if read:
         raise UserError(
             f"{path}: predict() of {type(recipe).__name__} reads the draw {read[0]!r}, but a classifier's ONNX file "
-            "only takes images; change predict() so that it does not need it"
+            "only takes images; do not use the draw in predict()"
         )
 
 

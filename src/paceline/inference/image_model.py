@@ -38,7 +38,7 @@ def open_image_model(path: str, checkpoint: str = "best") -> ImageModel:
 
 
 def make_image_model(stored: StoredModel, path: str) -> ImageModel:
-    """Return a stored model with its weights. Networks that `image_to_image` does not use may have none."""
+    """Return a stored model with its weights. Networks that `image_to_image` does not use may lack weights."""
     image_model = ImageModel(build(stored.config, stored.spec), stored.config, stored.spec, stored.origin)
     own = image_model.recipe.state_dict(keep_vars=True)
     required = [key for key, value in own.items() if id(value) in image_model.receptive_field.used]

@@ -22,7 +22,7 @@ def interpolate_draws(recipe: Recipe, ends: Batch, steps: int) -> Batch:
 
 
 def slerp(start: Tensor, end: Tensor, share: Tensor) -> Tensor:
-    """Return the point at a fraction of the arc between two vectors (spherical linear interpolation)."""
+    """Return the point a given fraction along the arc between two vectors (spherical linear interpolation)."""
     angle = torch.arccos((start @ end / (start.norm() * end.norm())).clamp(-1, 1))
     if angle.sin().abs() < 1e-6:  # parallel: the arc is a straight line
         return torch.lerp(start, end, share)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.torch_internals import FakeTensorMode, TorchDispatchMode, is_view
 
-TRACED_SIDE_PX = 512  # divisible by common downsampling factors; free, since only shapes are computed
+TRACED_SIDE_PX = 512  # divisible by common downsampling factors; costs nothing, since only shapes are computed
 
 # Operations on single pixels, or on the channels of one pixel. In-place versions have a trailing underscore.
 POINTWISE = frozenset(

@@ -1,4 +1,4 @@
-"""Images of any size in tiles. Each tile has a halo, so that together they give the result of the whole image."""
+"""Processes images of any size in tiles, whose halos make the result the same as for the whole image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # minimum, whatever the result needs, and m
 WORKSPACE = 1.5  # factor on the size of intermediate results: convolutions need extra memory
 INEXACT_HALO_PX = 64  # if no halo is exact, or the exact one does not fit
 SMALLEST_TILE_PX = 32
-LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights, with which Pillow computes grey
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights, as in Pillow's greyscale conversion
 
 Pixels = npt.NDArray[Any]  # [h, w, c], uint8 or uint16
 Paste = Callable[[str, int, int, npt.NDArray[np.float32]], None]  # result's name, top, left, values in -1…1 [h, w, c]
@@ -31,7 +31,7 @@ Advance = Callable[[int], None]  # called with the number of input pixels just p
 
 
 class Window(NamedTuple):
-    """A tile along one side of the image, without and with its halo."""
+    """The extent of a tile along one axis, without and with its halo."""
 
     start: int
     stop: int

@@ -25,7 +25,7 @@ def uses_of(recipe_class: type[Recipe]) -> dict[Use, str]:
 
 
 def check_use(stored: StoredModel, command: Use, path: str) -> None:
-    """Raise UserError if a command does not support a recipe, with the command that does."""
+    """Raise UserError if a command does not support a recipe; the message suggests one that does."""
     uses = uses_of(stored.recipe_class)
     if command not in uses:
         other, name = main_use(stored, command, path), stored.config.recipe_name
@@ -33,7 +33,7 @@ def check_use(stored: StoredModel, command: Use, path: str) -> None:
 
 
 def main_use(stored: StoredModel, command: str, path: str) -> Use:
-    """Return the command that supports a model; raise UserError about `command` if there is none."""
+    """Return the command that supports a model; raise UserError for `command` if there is none."""
     for use in uses_of(stored.recipe_class):
         return use
     raise UserError(

@@ -51,7 +51,7 @@ class Steps:
 
 
 class Module(lightning.LightningModule):
-    """The recipe as a LightningModule without Lightning optimizers; each batch runs one step of our own."""
+    """The recipe as a LightningModule without Lightning optimizers; each batch runs one Paceline step."""
 
     def __init__(self, recipe: Any, advance: Callable[[Any], None]) -> None:
         super().__init__()

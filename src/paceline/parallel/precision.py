@@ -39,7 +39,7 @@ class Precision:
         torch.backends.cudnn.benchmark = not deterministic
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-        if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler: seconds
+        if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports the slow compiler
             torch.use_deterministic_algorithms(deterministic)
 
     @contextmanager

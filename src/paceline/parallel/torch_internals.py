@@ -83,7 +83,7 @@ def stop_heartbeats(handler: DynamicRendezvousHandler) -> None:
 
 @contextmanager
 def local_collectives() -> Iterator[list[int]]:
-    """Replace all_reduce and all_gather_into_tensor with local versions; yield a list of the bytes sent per call.
+    """Replace all_reduce and all_gather_into_tensor with local versions; yield a list of bytes per call.
 
     torch cannot run the collectives of one process without its peers.
     """

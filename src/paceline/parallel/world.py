@@ -132,7 +132,7 @@ class World:
             dist.destroy_process_group()
 
     def abandon(self) -> None:
-        """Leave after an error. In a group of several, do nothing: the process exits, which its peers notice."""
+        """Leave after an error. With several processes, do nothing: this process exits, and its peers notice."""
         if self.size == 1:
             self.leave()
 
@@ -222,7 +222,7 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
                 device_id=own,
             )
         except dist.DistBackendError as error:
-            if "Duplicate GPU" in str(error):  # processes that each see one GPU cannot tell earlier
+            if "Duplicate GPU" in str(error):  # not detected earlier if each process sees one GPU
                 raise UserError(f"--devices {place.size}: processes share a GPU; start one per GPU") from error
             raise
     return World(place, device, backend)

@@ -148,7 +148,7 @@ def _checked_choice(settings: DualGanSettings) -> str:
     if settings.objective != "d2gan":
         return "swapped" if settings.against == "auto" else settings.against
     if settings.against not in ("auto", "both"):
-        raise UserError(f"objective=d2gan and against={settings.against}: d2gan needs both; remove the setting against")
+        raise UserError(f"objective=d2gan and against={settings.against}: d2gan needs both; use against=both")
     if settings.r1:
         raise UserError(f"objective=d2gan and r1={settings.r1:g}: R1 only works with bce, hinge and lsgan; use r1=0")
     for name, value in (("d2gan_alpha", settings.d2gan_alpha), ("d2gan_beta", settings.d2gan_beta)):

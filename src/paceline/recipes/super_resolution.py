@@ -29,7 +29,7 @@ class SuperResolutionSettings(RestorationLossSettings):
 
     stage: Literal["pretrain", "adversarial", "both"] = setting(
         "pretrain",
-        "pretrain: pixel loss; adversarial: adds a discriminator and VGG19 features; both: one after the other",
+        "pretrain: pixel loss; adversarial: adds a discriminator and VGG19 features; both: the two in sequence",
     )
     scale: Literal["2", "4", "8"] = setting("4", "upscaling factor for height and width")
     blocks: Literal["separate", "shared"] = setting(

@@ -39,17 +39,21 @@ OBJECTIVES: dict[str, Objective] = {"vanilla": BCE, "lsgan": SQUARES}
 class TranslationSettings:
     """The panels, the networks, and the weights of the losses."""
 
-    model: Literal["deepliif", "pix2pix"] = setting("deepliif", "deepliif: several panels, pix2pix: one panel")
+    model: Literal["deepliif", "pix2pix"] = setting("deepliif", "deepliif: several panels; pix2pix: one panel")
     target: str = setting("", "pix2pix: panel to generate if the data has several")
     modalities: int = setting(0, "deepliif: number of modalities that the data must have; 0: any", at_least=0)
     generator: GeneratorKind = setting(
         "auto",
         "network that generates a panel; auto: resnet_9 for deepliif, the largest U-Net that fits for pix2pix",
     )
-    segmentation_generator: GeneratorKind = setting("auto", "network that segments; auto: the largest U-Net that fits")
+    segmentation_generator: GeneratorKind = setting(
+        "auto", "network for segmentation; auto: the largest U-Net that fits"
+    )
     ngf: int = setting(64, "channels of the generators' first feature map", at_least=1)
     ndf: int = setting(64, "channels of the discriminators' first feature map", at_least=1)
-    d_layers: int = setting(0, "layers of the discriminators; 0: 4 for deepliif, 3 for pix2pix", at_least=0, at_most=6)
+    d_layers: int = setting(
+        0, "number of discriminator layers; 0 means 4 for deepliif and 3 for pix2pix", at_least=0, at_most=6
+    )
     norm: Literal["batch", "instance", "none"] = setting("batch", "normalisation layers")
     dropout: float = setting(0.5, "dropout probability in the generators", at_least=0, below=1)
     padding: Literal["reflect", "zero"] = setting("zero", "padding in the residual blocks")

@@ -57,7 +57,7 @@ def make_loader(source: Source, world: World, config: Config, crop: int = 0) -> 
 
 
 def crop_of(config: Config, split: str) -> int:
-    """Return the crop size for a split: 0 (whole images) for all but training, unless the recipe generates images."""
+    """Return a split's crop size: that of the settings for training and for generative recipes, else 0 (no crop)."""
     return config.run.crop if split == "train" or config.recipe_class.generates else 0
 
 

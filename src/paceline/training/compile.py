@@ -18,7 +18,7 @@ from paceline.training.step import Step
 
 
 def compile_networks(recipe: Recipe) -> list[nn.Module]:
-    """Set networks to be compiled on their first call, except those that need a double backward; return them."""
+    """Compile networks lazily, except those that need a double backward; return the compiled ones."""
     single = recipe.single_networks.items()
     networks = [network for name, network in single if name.partition(".")[0] not in recipe.double_backward]
     for network in networks:

@@ -80,7 +80,7 @@ class SplitEvaluator:
 
 @contextmanager
 def evaluated_weights(recipe: Recipe, learners: dict[str, Learner]) -> Iterator[None]:
-    """Inside the context, replace the weights of networks that are evaluated with an EMA by that EMA."""
+    """Use EMA weights inside the context, for the networks that the recipe evaluates with an EMA."""
     with ExitStack() as stack:
         for name in recipe.ema:
             if name in learners:
@@ -94,7 +94,7 @@ def training_evaluator(parts: Parts) -> SplitEvaluator | None:
 
 
 def final_evaluator(parts: Parts) -> SplitEvaluator | None:
-    """Return the test-split evaluator for the best checkpoint; None unless a validation split chooses the best."""
+    """Return the test-split evaluator for the best checkpoint; None unless training uses a validation split."""
     return _evaluator_of(parts, "test") if parts.recipe.evaluated_on == "validation" else None
 
 

@@ -58,7 +58,7 @@ def start_from(parts: Parts, path: str) -> str:
 
 
 def read_initial_weights(path: str) -> InitialWeights:
-    """Return the weights of a run's best checkpoint or of a file; the EMA if there is one."""
+    """Return the weights (the EMA, if there is one) of a run's best checkpoint or of a file."""
     place = Path(path).expanduser()
     if place.is_dir():
         return _of_run(RunFolder(place), path)
@@ -70,7 +70,7 @@ def read_initial_weights(path: str) -> InitialWeights:
 def _of_run(folder: RunFolder, name: str) -> InitialWeights:
     if not folder.checkpoints.all():
         raise UserError(f"has no checkpoint yet{name_stages(folder.path)}")
-    record = folder.read_record()  # raises for an unsupported format; checkpoints would look damaged
+    record = folder.read_record()  # raises for an unsupported format, whose checkpoints would look damaged
     snapshot = choose_checkpoint(folder.checkpoints, "best")
     settings = record.settings if record else {}
     origin = f"{name} at {snapshot.images:,} images"
@@ -125,7 +125,7 @@ def _misfits(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def _differing_settings(config: Config, initial: InitialWeights, path: str) -> dict[str, Any]:
-    """Return the settings with which the weights were trained that differ from this run's settings."""
+    """Return the weights' training settings that differ from the settings of this run."""
     now, hints = asdict(config.recipe), get_type_hints(type(config.recipe))
     before = {name: value for name, value in initial.settings.items() if name in now and str(value) != str(now[name])}
     return {name: convert(value, hints[name], f"--init-from {path}: {name}") for name, value in before.items()}

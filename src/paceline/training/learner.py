@@ -65,7 +65,7 @@ class Learner:
             ema_tensor.copy_(parameter.detach())
 
     def update_ema(self, images: int) -> None:
-        """Update the EMA after a step on this many images."""
+        """Update the EMA after a step that used this many images."""
         if not self.ema:
             return
         with torch.no_grad():

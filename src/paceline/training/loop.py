@@ -209,7 +209,7 @@ class Loop:
         return value > before if mode == "max" else value < before
 
     def _sample(self) -> None:
-        """Write the recipe's sample images, always for the same noise or the same samples."""
+        """Write the recipe's sample images, always computed from the same noise or samples."""
         if not self.outputs.writer or self._sampled_at == self.images:
             return
         if self.previews:

@@ -26,7 +26,7 @@ MULTIPLE_PX = 8  # crop sides are multiples of this, so that every scale divides
 
 
 class Previews:
-    """The sample images of a run, always for the same noise or the same samples."""
+    """The sample images of a run, always computed from the same noise or samples."""
 
     def __init__(self, recipe: Recipe, drawer: Drawer, source: Source, precision: Precision) -> None:
         self._recipe, self._precision = recipe, precision
@@ -39,7 +39,7 @@ class Previews:
         return bool(self._draws or self._samples)
 
     def render(self) -> np.ndarray:
-        """Return the recipe's current images as one image, a uint8 [h, w, c] array."""
+        """Return the recipe's current images as a single uint8 [h, w, c] image."""
         if self._recipe.generates:
             return grid(make_images(self._recipe, self._draws, self._precision))
         return np.asarray(make_strips(self._recipe, self._samples, self._precision))

@@ -10,7 +10,7 @@ from paceline.parallel.world import World
 
 
 def check_replicas(recipe: Recipe, world: World) -> None:
-    """Raise RuntimeError that names the first network whose weights differ between ranks."""
+    """Raise RuntimeError if the weights of a network differ between ranks."""
     networks = recipe.single_networks
     rows = world.gather(torch.stack([_checksum(network) for network in networks.values()]))
     for name, column in zip(networks, rows.unbind(1), strict=True):

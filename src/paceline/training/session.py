@@ -47,7 +47,7 @@ class Session:
     describe_data: Callable[[], str]  # returns a fingerprint of the training samples
 
     def resume(self) -> Snapshot | None:
-        """Print the notes, then restore and return the newest snapshot of any rank; if none, load `--init-from`."""
+        """Print the notes, then restore and return the newest snapshot; if there is none, load `--init-from`."""
         parts = self.parts
         for note in parts.notes:
             print(note)
@@ -55,7 +55,7 @@ class Session:
         if parts.config.run.init_from and not snapshot:
             print(start_from(parts, parts.config.run.init_from))
         if snapshot:
-            restore_snapshot(snapshot, parts.step)  # weights that do not fit raise before the folder changes
+            restore_snapshot(snapshot, parts.step)  # raises for weights that do not fit, before the folder changes
         if snapshot and parts.world.is_first:
             seen, total = snapshot.images, parts.total_images
             if seen > total:
@@ -124,7 +124,7 @@ class Session:
         if loop.saver.num_saves and self.parts.world.is_first:
             print(loop.cost_of_saving())
         if loop.stopped:
-            print(f"stopped at {loop.images:,} images and saved; the same command resumes from here")
+            print(f"stopped at {loop.images:,} images and saved; run the same command again to resume")
         else:
             print(f"run: {self.folder.path}")
         self.mirroring.finish()

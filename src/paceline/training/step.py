@@ -47,7 +47,7 @@ class Step:
         return self.learn(self.due(data.images), data.fetched, watch)
 
     def due(self, images: int) -> tuple[Phase, ...]:
-        """Return the phases that run in the step that starts after this many images."""
+        """Return the phases that run in the step that starts at this number of images seen."""
         number = images // self.images_per_step
         return tuple(phase for phase in self.recipe.phases if number % phase.every == 0)
 

@@ -18,8 +18,8 @@ SECOND_REQUEST_AFTER_SECONDS = 1.0  # a signal before that is the same Ctrl-C, f
 SECONDS_BETWEEN_CHECKS = 2.0
 
 # Exit codes of a run that stopped on request and saved a checkpoint.
-INTERRUPTED = 130  # by Ctrl-C, as in shells
-RESUME_LATER = 75  # by another signal (EX_TEMPFAIL)
+INTERRUPTED = 130  # stopped by Ctrl-C, as in shells
+RESUME_LATER = 75  # stopped by another signal (EX_TEMPFAIL)
 
 
 class StopRequest:
@@ -31,7 +31,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle the signals inside the context. Only the main thread can handle signals; in others, do nothing."""
+        """Handle the signals inside the context. Only the main thread can do so; other threads do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -44,7 +44,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a stopped run: RESUME_LATER also if the signal only reached another rank."""
+        """The exit code of a stopped run; RESUME_LATER if only another rank received the signal."""
         return INTERRUPTED if self.signal == signal.SIGINT else RESUME_LATER
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

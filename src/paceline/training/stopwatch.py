@@ -21,7 +21,7 @@ class Stopwatch:
         return section
 
     def take(self) -> dict[str, float]:
-        """Return the elapsed seconds since the last call, per section and in "total". Only closed sections count."""
+        """Return the seconds since the last call, per section and in "total"; a running section does not count."""
         now = perf_counter()
         seconds = {name: section.seconds for name, section in self._sections.items()}
         seconds["total"] = now - self._taken
@@ -32,7 +32,7 @@ class Stopwatch:
 
 
 class _Section:
-    __slots__ = ("_entered", "seconds")  # entered in every step, so kept cheap
+    __slots__ = ("_entered", "seconds")  # sections are entered in every step, so keep them cheap
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -26,11 +26,12 @@ class Accuracy(Evaluator):
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
         logits = prediction["logits"].detach().double()
-        label = prediction["label"] if "label" in prediction else batch["label"]  # self-supervised: predicted
+        # Self-supervised recipes return their own labels.
+        label = prediction["label"] if "label" in prediction else batch["label"]
         loss = F.cross_entropy(logits, label, reduction="sum")
         rank = _rank_of(label, logits)
         top1, top5 = (rank < 1).sum(), (rank < min(5, logits.shape[1])).sum()
-        # Filled on the device, since copying a tensor from the host would wait.
+        # Filled on the device, since a copy from the host would block.
         count = torch.full_like(loss, len(label))
         self._sums += torch.stack([loss, top1.double(), top5.double(), count])
 

@@ -2,8 +2,8 @@
 
 Protocol: images are rounded to 8 bits. All samples of the split are compared with `generated_images` generated images,
 each from the random numbers for its position. FID uses unbiased covariances. KID (mean over consecutive subsets of
-1,000) and precision and recall (third neighbours) use the first 10,000 real and generated images. The Inception Score
-is the mean over ten splits. Unless the features are those of Inception 2015, metrics include the network's name.
+1,000) and precision and recall (third-nearest neighbours) use the first 10,000 real and generated images. The Inception
+Score is the mean over ten splits. Unless the features are those of Inception 2015, metric names include the network.
 """
 
 from __future__ import annotations
@@ -136,5 +136,5 @@ def _check_counts(case: Case, num_features: int, warn_below: int, settings: RunS
             )
         return (f"warning: {which} are fewer than the {num_features:,} features; the metrics are unreliable",)
     if fewest < min(warn_below, 5 * num_features):
-        return (f"warning: {which}: FID is biased upwards for so few images; compare it only at equal counts",)
+        return (f"warning: {which}: FID is biased upwards for so few images; compare it only between equal counts",)
     return ()

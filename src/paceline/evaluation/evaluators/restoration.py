@@ -84,7 +84,7 @@ class Restoration(Evaluator):
 
 
 def _perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[str, ...]]:
-    """Return LPIPS for images in 0…255, None if it is not available, and a note if its weights cannot be loaded."""
+    """Return LPIPS for images in 0…255 (None if not available), and a note if its weights cannot be loaded."""
     if importlib.util.find_spec("lpips") is None:
         return None, ()
     try:

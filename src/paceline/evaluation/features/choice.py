@@ -73,7 +73,7 @@ def choose_features(settings: RunSettings, spec: DataSpec, device: torch.device,
     return Pixels(spec)
 
 
-@lru_cache(maxsize=1)  # every evaluation of a run asks for it
+@lru_cache(maxsize=1)  # loaded once for all evaluations of a run
 def _load_classifier(run: str, spec: DataSpec, device: torch.device, open_run: OpenRun) -> Classifier:
     return Classifier(run, open_run(run), spec, device)
 

@@ -21,7 +21,7 @@ POOLED = 32  # pixels per tile in pooling
 
 
 class TwoHalves(NamedTuple):
-    """Convolution weights as `(high + low) · scale`: two float16, one float32, zero-padded to whole tiles."""
+    """Convolution weights as `(high + low) · scale`, in float16 and float32, zero-padded to whole tiles."""
 
     high: Tensor  # [tap, input channel, output channel]
     low: Tensor
@@ -33,7 +33,7 @@ class TwoHalves(NamedTuple):
 
 
 def two_halves(weight: Tensor, bias: Tensor) -> TwoHalves:
-    """Convert float32 weights [out, in, height, width] for the kernel, which keeps about 22 bits of each."""
+    """Convert float32 weights [out, in, height, width] to the kernel's format, with about 22 bits of each."""
     num_out, num_in, height, width = weight.shape
     depth = 64 if num_in % 64 == 0 else 32
     exponent = torch.frexp(weight.abs().amax(dim=(1, 2, 3)))[1]
@@ -61,7 +61,7 @@ def convolve(x: Tensor, weights: TwoHalves, out: Tensor, stride: int, padding: t
 
 
 def pool(x: Tensor, out: Tensor, stride: int, padding: int, *, average: bool) -> None:
-    """Write 3×3 maxima, or the ReLU of 3×3 averages, of `x` to `out`; padding is never counted."""
+    """Max-pool `x` over 3×3 windows into `out`, or average-pool it and apply ReLU; padding is ignored."""
     (_, in_h, in_w, _), (count, out_h, out_w, channels) = x.shape, out.shape
     pixels = count * out_h * out_w
     programs = triton.cdiv(pixels, POOLED) * triton.cdiv(channels, CHANNELS)

@@ -59,7 +59,7 @@ class FoldedInception(FeatureNetwork):
     def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
         if arithmetic not in self.networks:
             self.networks[arithmetic] = self._in_tf32() if arithmetic == "tf32" else self._in_fp16(images.device)
-        # Tensor cores prefer channels last. The fastest float32 kernels do not use them and prefer channels first.
+        # Tensor cores are fastest with channels last, the float32 kernels (without tensor cores) with channels first.
         layout = torch.channels_last if arithmetic == "tf32" else torch.contiguous_format
         return Features(self.networks[arithmetic](enlarged(images).contiguous(memory_format=layout)))
 
@@ -111,9 +111,9 @@ class PackagedInception(FeatureNetwork):
         return Features(*self.network(images.expand(-1, 3, -1, -1)))
 
 
-@lru_cache(maxsize=1)  # every evaluation of a run asks for it
+@lru_cache(maxsize=1)  # loaded once for all evaluations of a run
 def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetwork:
-    """Return the network selected by `--inception`; raise UserError for a file that is not known or allowed."""
+    """Return the network selected by `--inception`; raise UserError if its file is neither known nor allowed."""
     if path == PACKAGE:
         return PackagedInception(device)
     file = Path(path).expanduser()
@@ -124,7 +124,7 @@ def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetw
         raise UserError(f"--inception {path}: its SHA-256 is {digest}, but --inception-sha256 is {allowed}")
     if not allowed and digest not in KNOWN:
         raise UserError(
-            f"--inception {path}: not a known Inception file (SHA-256 {digest}); it is a program: "
+            f"--inception {path}: not a known Inception file (SHA-256 {digest}); it can run code: "
             f"if you trust it, add --inception-sha256 {digest}"
         )
     return _open_file(str(file), digest, device)
@@ -137,7 +137,7 @@ def _open_file(path: str, digest: str, device: torch.device) -> FeatureNetwork:
         script = load_script(path, device)
         scripted = ScriptedInception(script, digest)
         answer = scripted(trial, "fp32").vectors
-    except Exception as error:  # a hash given by the user may be that of any file
+    except Exception as error:  # the user may pass the hash of any file
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--inception {path}: not a TorchScript network for images ({reason})") from error
     if answer.shape != (1, NUM_FEATURES):

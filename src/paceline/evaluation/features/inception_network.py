@@ -1,6 +1,6 @@
 """The 2015 Inception network as a plain module, with BatchNorm folded into the convolutions.
 
-Layer names are those of the weights file: `conv`, `conv_1`, …, `mixed`, `mixed_1`, …, which contain towers.
+Layer names are those of the weights file: `conv`, `conv_1`, …, `mixed`, `mixed_1`, …; `mixed` blocks contain towers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AveragedConvReLU(ConvReLU):
     """A 1×1 convolution, a 3×3 average that ignores padding, then ReLU.
 
     In the file, the average comes first. Both operations are linear and the weights of an average sum to one, so
-    their order can be swapped. The average then has far fewer channels.
+    their order can be swapped. The average is then computed over far fewer channels.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Mean(nn.Module):
 
 
 def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
-    """Return the network: 299-pixel images in -1…1 to 2048 features. Raise KeyError if a weight is missing."""
+    """Return the network (299-pixel images in -1…1 to 2048 features); raise KeyError if a weight is missing."""
 
     def conv(name: str, stride: int = 1, *, padded: bool = True, kind: type[ConvReLU] = ConvReLU) -> ConvReLU:
         weight, bias = _fold(weights, PREFIX + name)
@@ -115,7 +115,7 @@ def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
 
 
 def _may_fuse(x: Tensor) -> bool:
-    """Return whether to use cuDNN's fused convolution and ReLU: it is faster on tensor cores, not deterministic."""
+    """Return whether to use cuDNN's fused convolution and ReLU: it is faster on tensor cores but not deterministic."""
     on_tensor_cores = x.is_cuda and torch.version.hip is None and x.is_contiguous(memory_format=torch.channels_last)
     return on_tensor_cores and not torch.are_deterministic_algorithms_enabled()
 

@@ -1,4 +1,4 @@
-"""The contract of feature networks, by whose features generated images are evaluated."""
+"""The contract of feature networks, which are used to evaluate generated images."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ MEMORY_FOR_MANY = 16 * 2**30  # bytes on top of the images; 500 images of 299 pi
 
 # In fp16, activations have 10 bits of mantissa, like TF32 (bfloat16 has 7), and weights about twice as many.
 Arithmetic = Literal["fp32", "tf32", "fp16"]
-NAMES: dict[Arithmetic, str] = {
-    "fp32": "fp32",
-    "tf32": "tf32",
-    "fp16": "fp16, weights in two",
-}  # as written in protocols
+NAMES: dict[Arithmetic, str] = {"fp32": "fp32", "tf32": "tf32", "fp16": "fp16, weights in two"}  # for protocols
 
 
 class Features(NamedTuple):
@@ -41,7 +37,7 @@ class FeatureNetwork:
     num_classes: int = 0  # number of logits; 0 if there are none
     resize: str = "none"
     weights: str = "none"  # SHA-256 of the weights
-    warn_below: ClassVar[int] = 10_000  # number of images; at most five times the number of features
+    warn_below: ClassVar[int] = 10_000  # warn below this many images, or five times the features if less
     arithmetics: ClassVar[tuple[Arithmetic, ...]] = ("fp32", "tf32")
 
     def require(self, arithmetic: Arithmetic, device: torch.device) -> None:

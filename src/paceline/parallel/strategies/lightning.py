@@ -31,7 +31,7 @@ class Lightning(Strategy):
     needs_processes = True
     complexity = 2
     package = "lightning"
-    ladder_obstacle = "its Trainer drives the steps; step times under ddp are close"
+    ladder_obstacle = "its Trainer drives the steps; ddp has similar step times"
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)

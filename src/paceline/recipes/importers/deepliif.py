@@ -86,7 +86,7 @@ def networks_of(file_names: Iterable[str]) -> dict[str, str]:
         else:
             raise UserError(
                 f"{file_name}: with {num_modalities} modalities, segmentation networks are called "
-                f"{kind}{num_modalities + 1}1, {kind}{num_modalities + 1}2, …; check that all files are of one model"
+                f"{kind}{num_modalities + 1}1, {kind}{num_modalities + 1}2, …; use files of one model"
             )
         found[file_name] = f"{GROUPS[kind]}.{kind}{place}"
     return found

@@ -1,4 +1,4 @@
-"""Networks for image translation: checks that they fit the images, and the construction of generators."""
+"""Checks that the networks for image translation fit the images, and builds generators."""
 
 from __future__ import annotations
 

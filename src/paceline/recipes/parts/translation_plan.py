@@ -16,9 +16,7 @@ class Plan:
     """The panels to generate from the input, and the weights of their losses."""
 
     modalities: tuple[str, ...]  # each has a separate generator
-    fusion: tuple[
-        float, ...
-    ]  # weights of the segmentations from the input and each modality; () without a segmentation
+    fusion: tuple[float, ...]  # weights of the segmentations of the input and each modality; () if there are none
     generator_weights: dict[str, float]  # by panel
     discriminator_weights: dict[str, float]  # by panel
 
