@@ -75,13 +75,21 @@ class Strategy:
     needs_processes: ClassVar[bool] = False
     """Whether it needs one process per device."""
     max_devices: ClassVar[int | None] = None
-    complexity: ClassVar[int] = 0  # a report recommends the simplest of equally good strategies
-    package: ClassVar[str] = ""  # an optional package that it needs; the extra has the same name
-    cannot_capture: ClassVar[str] = ""  # why its step cannot be a CUDA graph; empty if it can
-    cannot_compile: ClassVar[str] = ""  # why its networks cannot be compiled
-    parity_obstacle: ClassVar[str] = ""  # why its weights may differ from those trained on one device
-    ladder_obstacle: ClassVar[str] = ""  # why its step ladder cannot be measured
-    cpu_obstacle: ClassVar[str] = ""  # why it has no benefit on a CPU, where it falls back to one device
+    """The largest number of devices that it can use; None: any."""
+    complexity: ClassVar[int] = 0
+    """A report recommends the simplest of equally good strategies: the lowest number."""
+    package: ClassVar[str] = ""
+    """The package that it needs besides torch; the extra has the same name."""
+    cannot_capture: ClassVar[str] = ""
+    """Why its step cannot be a CUDA graph; empty if it can."""
+    cannot_compile: ClassVar[str] = ""
+    """Why its networks cannot be compiled; empty if they can."""
+    parity_obstacle: ClassVar[str] = ""
+    """Why its weights may differ from those of one device; empty if they are equal."""
+    ladder_obstacle: ClassVar[str] = ""
+    """Why the step ladder cannot measure it; empty if it can."""
+    cpu_obstacle: ClassVar[str] = ""
+    """Why it is useless on a CPU, where it runs on one device; empty if it is not."""
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Move the recipe to its device and wrap it, ready for the first step."""
