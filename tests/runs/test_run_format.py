@@ -24,7 +24,7 @@ from paceline.runs.mirror.mirror import Mirror
 from paceline.runs.mirror.published import list_manifests, restore
 from paceline.runs.weights_file import FORMAT, read_weights
 
-REMEDY = f"this version reads {RUN_FORMAT}: train it again, or use the version that wrote it"
+REMEDY = f"but this version reads {RUN_FORMAT}: train it again, or use the version that wrote it"
 
 
 @pytest.fixture(scope="module")
