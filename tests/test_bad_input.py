@@ -86,7 +86,7 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train super_resolution --data degraded": "--data degraded: its samples have a 'target', which super_resolution "
     "would not learn from; such data is for: paceline train restoration",
     "train super_resolution --data pairs --data-root pairs": "--data pairs: its samples have a 'target'",
-    "train restoration --data pairs": "--data pairs: needs --data-root, which says where its files are",
+    "train restoration --data pairs": "--data pairs: needs --data-root, the folder of its files",
     "train classification --data folder": "--data folder: needs --data-root",
     "train classification --data npz": "--data npz: needs --data-root",
     "train classification --data packed": "--data packed: needs --data-root",
@@ -240,7 +240,7 @@ def test_a_non_finite_loss_reports_its_step_and_keeps_the_last_good_checkpoint(t
     command = ("train", TINY, "--out", "run", "--set", "not_finite_at=8", "--set", "save_every=2 steps")
     rejected = run_fork(tmp_path, *command)
     assert_one_line(rejected, "loss 'cross_entropy' of phase 'classifier' is not finite at step 8 (128 images seen)")
-    assert "the checkpoint at 128 images is unharmed" in rejected.stderr
+    assert "the checkpoint at 128 images is intact" in rejected.stderr
     checkpoint = weights_of(tmp_path / "run", 128)
     assert all(torch.isfinite(tensor).all() for tensor in tensors_in(checkpoint["weights.safetensors"]))
 
@@ -249,7 +249,7 @@ def test_non_finite_weights_are_not_saved_even_if_the_loss_was_finite(tmp_path: 
     command = ("train", TINY, "--out", "run", "--set", "bad_gradient_at=3", "--set", "save_every=1 steps")
     rejected = run_fork(tmp_path, *command)
     assert_one_line(
-        rejected, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is unharmed"
+        rejected, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is intact"
     )
     assert all(
         torch.isfinite(tensor).all() for tensor in tensors_in(weights_of(tmp_path / "run")["weights.safetensors"])
@@ -277,9 +277,9 @@ def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> 
     images = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
     of_all = start_command(tmp_path, *command, "--set", "not_finite_at=4", "--out", "loss")
     # Only one rank reads the bad image; the other loses its peer and prints nothing.
-    of_one = start_command(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "pictures")
+    of_one = start_command(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "images")
     assert_one_line(of_all, "loss 'cross_entropy' of phase 'classifier' is not finite at step 4 (64 images seen)")
-    assert "the checkpoint at 64 images is unharmed" in of_all.stderr
+    assert "the checkpoint at 64 images is intact" in of_all.stderr
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")
 
 

@@ -89,22 +89,22 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
     monkeypatch.chdir(tmp_path)
     images = np.random.default_rng(0).integers(0, 255, (16, 8, 8, 3), dtype=np.uint8)
     for number, image in enumerate(images):
-        file = Path("pictures", ("train", "test")[number % 2], ("cat", "dog")[number // 8], f"{number}.png")
+        file = Path("images", ("train", "test")[number % 2], ("cat", "dog")[number // 8], f"{number}.png")
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(file)
-    words = [*TINY, "--data", "folder", "--data-root", "pictures", "--set", "size=8", "--images", "8"]
+    words = [*TINY, "--data", "folder", "--data-root", "images", "--set", "size=8", "--images", "8"]
     words += ["--batch-size", "4", "--set", "validation=0.25", "--out", "table"]
     assert run(words) == 0
     assert run([*words, "--seeds", "0,1"]) == 0
     assert "(done before)" in capsys.readouterr().out
-    Path("pictures/train/cat/0.png").unlink()
+    Path("images/train/cat/0.png").unlink()
     before = contents(tmp_path / "table")
     assert run([*words, "--seeds", "0,1,2"]) == 2
     printed = capsys.readouterr().err
     assert "--out table: its run classification-single-1-batch4-seed0 was trained on other data (6 samples, " in printed
     assert printed.endswith("; use the same data to resume, or choose another --out\n") and printed.count("\n") == 1
     assert contents(tmp_path / "table") == before
-    shutil.rmtree("pictures")
+    shutil.rmtree("images")
     assert run([*words, "--seeds", "0,1"]) == 0  # finished runs no longer need their data
     assert capsys.readouterr().out.count("(done before)") == 2
 
@@ -121,7 +121,7 @@ def test_a_run_without_its_record_is_used_as_it_is_or_rejected(place: Path, caps
     record.write_text('{"made_')
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 0
     assert report(place / "table")["runs"][f"table/{CELL}"]["images"] == 128
-    assert read_json(record)["ended"] is True
+    assert read_json(record)["finished"] is True
 
 
 def test_a_run_that_was_trained_further_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +147,7 @@ def test_a_comparison_in_progress_is_left_alone(tmp_path: Path) -> None:
     assert second.wait() == 2
     assert f"--out table: this run is in use by process {first.pid}; choose another --out" in second.stderr
     assert first.wait() == 130
-    assert read_json(tmp_path / "table" / CELL / "cell.json")["ended"] is False
+    assert read_json(tmp_path / "table" / CELL / "cell.json")["finished"] is False
 
 
 def test_the_last_stage_of_a_recipe_is_the_run_of_its_cell(

@@ -271,7 +271,7 @@ def test_a_save_that_does_not_fit_ends_in_one_line(tmp_path: Path, tiny: str, de
     assert full.wait() == 2
     assert len(full.stderr.splitlines()) == 1, full.stderr
     assert "cannot write checkpoint run/checkpoints/000000000" in full.stderr and "File too large" in full.stderr
-    assert "the checkpoint at 80 images is unharmed" in full.stderr
+    assert "the checkpoint at 80 images is intact" in full.stderr
     assert weights_of(tmp_path / "run") == before
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
     if devices == 1:
@@ -308,7 +308,7 @@ def test_a_full_disk_ends_in_one_line_and_keeps_the_last_checkpoint(
         assert len(full.stderr.splitlines()) == 1, full.stderr
         assert "No space left on device" in full.stderr
         last = Checkpoints(run / "checkpoints").all()[-1]  # a later one may have fitted
-        assert f"the checkpoint at {last} images is unharmed" in full.stderr
+        assert f"the checkpoint at {last} images is intact" in full.stderr
         assert weights_of(run, kept) == before
         filler.unlink()
     assert run_fork(tmp_path, *command).wait() == 0

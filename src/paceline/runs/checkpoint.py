@@ -91,7 +91,7 @@ class Checkpoints:
     def describe_newest(self) -> str:
         """Return where the run can resume from, for the message that reports why it ended."""
         kept = self.all()
-        return f"the checkpoint at {kept[-1]:,} images is unharmed" if kept else "no checkpoint was written yet"
+        return f"the checkpoint at {kept[-1]:,} images is intact" if kept else "no checkpoint was written yet"
 
     def latest(self, report: Callable[[str], None]) -> Snapshot | None:
         """Return the newest whole checkpoint, None where there is none; `report` gets a line for each damaged one.
