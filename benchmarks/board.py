@@ -1,12 +1,11 @@
-"""How fast the board opens: many long runs, a fresh server, and a headless Chromium that waits for the curves.
+"""The time until the board shows its curves, over many long runs, in a headless Chromium.
 
     python benchmarks/board.py --runs 50 --points 100000
 
-Writes the runs (about 290 bytes a line) into a temporary folder, starts `paceline board` on them, and opens the page
-once the URL is printed, through Chromium's DevTools. Three times are given: from the opening of the page until every
-run has a curve on the first chart (with a server that has just started, and again with one that has read everything),
-until all lines were read, and the time between frames while the page scrolls. It needs Chromium, and nothing else
-that the tests do not need.
+Writes the runs (about 290 bytes per line) into a temporary folder, starts `paceline board`, and opens the page in
+Chromium. Prints the time from opening the page until every run has a curve on the first chart (with a new server, and
+with one that has read everything), the time until all lines are read, and the time between frames while scrolling.
+It needs Chromium.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SCROLL = """new Promise((done) => {
 
 
 def write_runs(root: Path, num_runs: int, num_points: int) -> None:
-    """Runs with plausible curves."""
+    """Write runs with plausible curves."""
     random = np.random.default_rng(0)
     steps = np.arange(1, num_points + 1)
     for number in range(num_runs):
@@ -62,49 +61,50 @@ def write_runs(root: Path, num_runs: int, num_points: int) -> None:
 
 
 def wait_for_curves(browser: Browser, num_runs: int) -> float:
-    """Seconds from the start of the navigation until a chart shows every run."""
+    """Return the seconds from the start of the navigation until a chart shows every run."""
     while not browser.evaluate(DRAWN % num_runs):
         time.sleep(0.01)
     return float(browser.evaluate("performance.now()")) / 1000
 
 
 def main() -> None:
+    """Measure, and print each number when it is known."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--runs", type=int, default=50)
-    arguments.add_argument("--points", type=int, default=100_000)
-    arguments.add_argument("--folder", help="where the runs lie, or are written where it is empty; kept afterwards")
-    wanted = arguments.parse_args()
+    arguments.add_argument("--runs", type=int, default=50, help="number of runs")
+    arguments.add_argument("--points", type=int, default=100_000, help="lines per run")
+    arguments.add_argument("--folder", help="folder of the runs, kept afterwards; they are written if it is empty")
+    options = arguments.parse_args()
     if not find_chromium():
         sys.exit("benchmarks/board.py needs Chromium")
     with tempfile.TemporaryDirectory(prefix="paceline-board-") as temporary:
-        root = Path(wanted.folder or temporary)
+        root = Path(options.folder or temporary)
         root.mkdir(parents=True, exist_ok=True)
         if not any(root.iterdir()):
-            write_runs(root, wanted.runs, wanted.points)
+            write_runs(root, options.runs, options.points)
         size = sum(file.stat().st_size for file in root.glob("*/metrics.jsonl")) / 2**20
-        print(f"{wanted.runs} runs × {wanted.points:,} lines, {size:,.0f} MiB")
+        print(f"{options.runs} runs × {options.points:,} lines, {size:,.0f} MiB")
         print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
         with Browser() as browser, serve(root) as board:
-            begun = time.monotonic()
+            start = time.monotonic()
             browser.open(board.url)
-            print(f"first opening, server just started: {wait_for_curves(browser, wanted.runs):.2f} s", flush=True)
-            print(f"scrolling while it reads: {scroll(browser)}", flush=True)
+            print(f"first visit, new server: {wait_for_curves(browser, options.runs):.2f} s", flush=True)
+            print(f"scrolling while the server reads: {scroll(browser)}", flush=True)
             while not all(run["read_share"] == 1 for run in board.json("/api/runs")["runs"]):
                 time.sleep(0.5)
             print(
-                f"every line read after {time.monotonic() - begun:.1f} s; server {board.memory_mib():.0f} MiB",
+                f"all lines read after {time.monotonic() - start:.1f} s; server {board.memory_mib():.0f} MiB",
                 flush=True,
             )
             for _ in range(3):
                 browser.open("about:blank")
                 browser.open(board.url)
-                print(f"opening again: {wait_for_curves(browser, wanted.runs):.2f} s", flush=True)
+                print(f"next visit: {wait_for_curves(browser, options.runs):.2f} s", flush=True)
             time.sleep(3)
             print(f"scrolling: {scroll(browser)}; load {os.getloadavg()[0]:.1f}")
 
 
 def scroll(browser: Browser) -> str:
-    """The time between frames while the page goes up and down."""
+    """Scroll up and down; return the time between frames as text."""
     gaps = np.array(browser.evaluate(SCROLL))
     median, most = np.percentile(gaps, [50, 99])
     return f"frames {median:.1f} ms apart, 99 % below {most:.1f} ms, worst {gaps.max():.1f} ms, n {len(gaps)}"

@@ -1,8 +1,8 @@
 """Accuracy and time of the classification presets on CIFAR-100, over several seeds.
 
-Each run is `paceline train classification` in a process of its own, judged once on the test split with the
-checkpoint that was best on the validation split. A run that was interrupted goes on when the same command is given
-again. The JSON is written after every run. What comes after `--` goes to every run.
+Each run is `paceline train classification` in its own process. The checkpoint that is best on the validation split is
+evaluated once on the test split. Run the same command again to resume after an interruption. The JSON file is written
+after every run. Arguments after `--` are passed to every run.
 
     PYTHONPATH=src python benchmarks/cifar100.py --preset reference --seeds 2,4,42 --data-root cifar100.npz
     PYTHONPATH=src python benchmarks/cifar100.py --preset accurate --data-root cifar100.npz -- --devices 2
@@ -26,7 +26,7 @@ METRICS = ("test/top1", "test/top5", "test/loss", "seconds")
 
 
 def train(preset: str, seed: int, data_root: Path, folder: Path, extra: list[str]) -> dict[str, Any]:
-    """One run's test metrics, the seconds that it trained, and those that its process took this time."""
+    """Train one run; return its test metrics, the seconds of training, and those of this process."""
     command = [sys.executable, "-m", "paceline", "train", "classification", "--data", "npz"]
     command += ["--data-root", str(data_root), "--preset", preset, "--seed", str(seed), "--out", str(folder), *extra]
     print("$", " ".join(command), flush=True)
@@ -38,16 +38,16 @@ def train(preset: str, seed: int, data_root: Path, folder: Path, extra: list[str
 
 
 def test_metrics(folder: Path) -> dict[str, float]:
-    """The last line of a run's metrics that was measured on the test split."""
+    """Return the metrics of a run's last evaluation on the test split."""
     rows = read_metrics(folder)
-    judged = [row for row in rows if "test/top1" in row]
-    if not judged:
+    tested = [row for row in rows if "test/top1" in row]
+    if not tested:
         sys.exit(f"{folder}: metrics.jsonl has no test/top1")
-    return {name: judged[-1][name] for name in METRICS}
+    return {name: tested[-1][name] for name in METRICS}
 
 
 def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each preset, the mean and sample standard deviation of each metric over its seeds."""
+    """Return the mean and sample standard deviation of each metric over the seeds, by preset."""
     summaries = []
     for preset in dict.fromkeys(run["preset"] for run in runs):
         of_preset = [run for run in runs if run["preset"] == preset]
@@ -60,20 +60,22 @@ def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def with_spread(figure: dict[str, float | None], digits: int) -> str:
-    """A mean and its spread as text; one value alone has none."""
+    """Return a mean with its standard deviation as text; a single value has none."""
     spread = "" if figure["std"] is None else f" ± {figure['std']:.{digits}f}"
     return f"{figure['mean']:.{digits}f}{spread}"
 
 
 def main() -> None:
-    """Trains every preset with every seed, prints a table and writes it as JSON."""
+    """Train every preset with every seed, print a table and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="reference,accurate", help="presets of the recipe, with commas")
-    parser.add_argument("--seeds", default="2,4,42", help="with commas")
-    parser.add_argument("--data-root", type=Path, required=True, help="file with x_train, y_train, x_test and y_test")
+    parser.add_argument("--preset", default="reference,accurate", help="presets of the recipe, separated by commas")
+    parser.add_argument("--seeds", default="2,4,42", help="separated by commas")
+    parser.add_argument(
+        "--data-root", type=Path, required=True, help=".npz file with x_train, y_train, x_test and y_test"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for the runs")
-    parser.add_argument("--json", type=Path, help="where the numbers go")
-    parser.add_argument("extra", nargs="*", help="after --: more flags for every run")
+    parser.add_argument("--json", type=Path, help="JSON file for the results")
+    parser.add_argument("extra", nargs="*", help="after --: additional flags for every run")
     arguments = parser.parse_args()
 
     runs: list[dict[str, Any]] = []

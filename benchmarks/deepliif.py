@@ -1,8 +1,8 @@
-"""DeepLIIF at full size: what a step costs, and what some minutes of training on a few rows give.
+"""DeepLIIF at full size: the cost of a step, and the results of a few minutes of training on a few rows.
 
 `step` times one step of the whole model (512 pixels, batch 1, 4 modalities: 9 generators, 9 discriminators) on random
-rows, in each variant of precision, CUDA graph and compilation. `train` learns from a folder of rows for so many minutes
-and writes what it makes of the training rows and of the test rows.
+rows, in each variant of precision, CUDA graph and compilation. `train` trains on a folder of rows for a number of
+minutes and writes strips of its predictions for the training and test rows.
 
     PYTHONPATH=src python benchmarks/deepliif.py step --json step.json
     PYTHONPATH=src python benchmarks/deepliif.py train --data-root ROWS --minutes 8 --out strips
@@ -55,18 +55,18 @@ REPORT_SECONDS = 30
 
 
 def make_parts(data_root: Path, small: bool, assignments: list[str], **settings: Any) -> Parts:
-    """The engine's parts of a run of DeepLIIF."""
+    """Return the engine's parts of a run of DeepLIIF."""
     given = {"preset": "deepliif", "data_root": str(data_root), "validation": 0, "loader": "resident"}
     return assemble(configure("translation", given | (SMALL if small else {}) | settings, assignments=assignments))
 
 
 def endless_steps(parts: Parts) -> Iterator[StepData]:
-    """Data for as many steps as anyone wants."""
+    """Return data for any number of steps."""
     return parts.feed.steps(0, 2**62)
 
 
 def write_random_rows(folder: Path, side_px: int) -> None:
-    """Two rows of noise for each split."""
+    """Write two rows of noise for each split."""
     generator = np.random.default_rng(0)
     for split in ("train", "test"):
         (folder / split).mkdir(parents=True)
@@ -76,7 +76,7 @@ def write_random_rows(folder: Path, side_px: int) -> None:
 
 
 def time_step(name: str, folder: Path, small: bool, assignments: list[str], repeats: int) -> dict[str, Any]:
-    """Images per second and peak memory of one variant."""
+    """Return images per second and peak memory of one variant."""
     parts = make_parts(folder, small, assignments, **VARIANTS[name], images=10**6)
     device = parts.world.device
     steps = endless_steps(parts)
@@ -104,17 +104,17 @@ def time_step(name: str, folder: Path, small: bool, assignments: list[str], repe
 
 
 def run_step_benchmark(arguments: argparse.Namespace) -> None:
-    """Times the variants one after the other, prints a table and writes it as JSON."""
+    """Time the variants one after the other, print a table and write it as JSON."""
     on_gpu = torch.cuda.is_available()
-    wanted = arguments.variants.split(",") if arguments.variants else list(VARIANTS)
-    names = [name for name in wanted if on_gpu or VARIANTS[name]["graph"] == "off"]
+    requested = arguments.variants.split(",") if arguments.variants else list(VARIANTS)
+    names = [name for name in requested if on_gpu or VARIANTS[name]["graph"] == "off"]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         write_random_rows(Path(folder) / "rows", 32 if arguments.small else 512)
         for name in names:
             try:
                 rows.append(time_step(name, Path(folder) / "rows", arguments.small, arguments.set, arguments.repeats))
-            except Exception as error:  # one variant that fails must not cost the others their numbers
+            except Exception as error:  # the other variants are still measured
                 rows.append({"variant": name, "error": f"{type(error).__name__}: {error}"[:500]})
             gc.collect()
             if on_gpu:
@@ -126,57 +126,57 @@ def run_step_benchmark(arguments: argparse.Namespace) -> None:
 
 
 def describe(row: dict[str, Any], first: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     if "error" in row:
         return f"{row['variant']:20} failed: {row['error'].splitlines()[0]}"
-    times = row["images_per_second"] / first["images_per_second"] if "images_per_second" in first else float("nan")
+    speedup = row["images_per_second"] / first["images_per_second"] if "images_per_second" in first else float("nan")
     memory = f"  peak {row['peak_gib']:.1f} GiB (reserved {row['reserved_gib']:.1f})" if "peak_gib" in row else ""
     captured = "" if row.get("captured", True) or "graph" not in row["variant"] else "  NOT captured"
     spread = f"{row['low']:.2f} – {row['high']:.2f}, n {row['n']}"
-    return f"{row['variant']:20} {row['images_per_second']:7.2f} images/s ({spread})  ×{times:.2f}{memory}{captured}"
+    return f"{row['variant']:20} {row['images_per_second']:7.2f} images/s ({spread})  ×{speedup:.2f}{memory}{captured}"
 
 
 def run_training(arguments: argparse.Namespace) -> None:
-    """Learns until the time is up, with the rate held for its first half and then falling to zero."""
+    """Train for a fixed time; the learning rate is constant for the first half, then falls to zero."""
     settings = {"precision": arguments.precision, "images": 10**6, "flip": "on", "compile": arguments.compile}
     parts = make_parts(arguments.data_root, arguments.small, arguments.set, **settings)
     arguments.out.mkdir(parents=True, exist_ok=True)
     print("\n".join(parts.notes), flush=True)
     seconds, start = arguments.minutes * 60, perf_counter()
-    highest = {name: parts.config.learner_of(name).lr for name in parts.step.learners}
+    peak = {name: parts.config.learner_of(name).lr for name in parts.step.learners}
     for name, learner in parts.step.learners.items():
-        learner.learning_rate = by_time(highest[name], start, seconds)
+        learner.learning_rate = rate_by_time(peak[name], start, seconds)
     loss_log, history, number, reported = LossLog(parts.world), [], 0, start
     parts.recipe.train()
     for data in endless_steps(parts):
         loss_log.add(data.images, parts.run_step(data))
         number += 1
         if perf_counter() - reported > REPORT_SECONDS or perf_counter() - start > seconds:
-            values = loss_log.read().values  # waits for the device: the clock is honest from here
+            values = loss_log.read().values  # waits for the device, so that the time is exact
             reported = perf_counter()
             history.append({"step": number, "seconds": reported - start, **values})
             shown = {name: f"{value:.3g}" for name, value in values.items() if name.endswith("distance")}
             print(f"step {number:6} {reported - start:6.0f} s", *(f"{k} {v}" for k, v in shown.items()), flush=True)
         if perf_counter() - start > seconds:
             break
-    took = perf_counter() - start
+    elapsed = perf_counter() - start
     for split in ("train", "test"):
         write_strips(parts, split, arguments.out / f"{split}.png", arguments.panel_px)
     images = number * parts.feed.images_per_step
-    content = {"provenance": versions_and_hardware(), "minutes": took / 60, "images": images, "set": arguments.set}
+    content = {"provenance": versions_and_hardware(), "minutes": elapsed / 60, "images": images, "set": arguments.set}
     content |= {"settings": parts.config.values(), "history": history}
     (arguments.out / "training.json").write_text(json.dumps(content, indent=1) + "\n")
-    print(f"{number} steps, {images} images in {took:.0f} s ({images / took:.2f} images/s) → {arguments.out}")
+    print(f"{number} steps, {images} images in {elapsed:.0f} s ({images / elapsed:.2f} images/s) → {arguments.out}")
 
 
-def by_time(highest: float, start: float, seconds: float) -> Callable[[int], float]:
-    """A learning rate that depends on the clock alone."""
-    return lambda images: highest * min(1.0, max(0.0, 2 * (1 - (perf_counter() - start) / seconds)))
+def rate_by_time(peak: float, start: float, seconds: float) -> Callable[[int], float]:
+    """Return a learning rate that depends only on the time since the start."""
+    return lambda images: peak * min(1.0, max(0.0, 2 * (1 - (perf_counter() - start) / seconds)))
 
 
 @torch.no_grad()
 def write_strips(parts: Parts, split: str, file: Path, panel_px: int) -> None:
-    """One strip for each row of a split; rows whose panels all show the input have nothing real to be shown beside."""
+    """Write a strip for each row of a split: the input, and each predicted panel next to the real one, if any."""
     parts.recipe.eval()
     strips = []
     for batch in evaluation_batches(BatchPipeline(parts.loaders[split], None, parts.precision.weights), 0, 1):
@@ -184,40 +184,40 @@ def write_strips(parts: Parts, split: str, file: Path, panel_px: int) -> None:
             made = parts.recipe.predict(batch)
         for number in range(len(batch["image"])):
             sample = {name: value[number] for name, value in batch.items()}
-            pictures = {"input": sample["image"]}
+            panels = {"input": sample["image"]}
             for name, panel in made.items():
-                pictures[name] = panel[number]
+                panels[name] = panel[number]
                 if not torch.equal(sample[name], sample["image"]):
-                    pictures[f"real {name}"] = sample[name]
-            strips.append(side_by_side([show(picture, name, panel_px) for name, picture in pictures.items()]))
+                    panels[f"real {name}"] = sample[name]
+            strips.append(side_by_side([to_panel(image, name, panel_px) for name, image in panels.items()]))
     parts.recipe.train()
     stack_vertically(strips).save(file)
 
 
-def show(picture: torch.Tensor, caption: str, panel_px: int) -> Image.Image:
-    """A picture in -1…1 with its name above it."""
-    image = to_image(to_eight_bits(picture).permute(1, 2, 0).cpu().numpy())
-    return captioned(image.resize((panel_px, panel_px), Image.Resampling.BOX), caption)
+def to_panel(image: torch.Tensor, caption: str, panel_px: int) -> Image.Image:
+    """Return an image with values in [-1, 1] as a panel with its caption."""
+    panel = to_image(to_eight_bits(image).permute(1, 2, 0).cpu().numpy())
+    return captioned(panel.resize((panel_px, panel_px), Image.Resampling.BOX), caption)
 
 
 def main() -> None:
-    """Reads the command."""
+    """Parse the arguments and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command")
     step = commands.add_parser("step", help="time one step")
-    step.add_argument("--variants", default="", help=f"with commas, of: {', '.join(VARIANTS)}; default: all")
-    step.add_argument("--repeats", type=int, default=30, help="steps that are timed")
-    step.add_argument("--json", type=Path, help="where the numbers go")
-    train = commands.add_parser("train", help="learn from a folder of rows")
+    step.add_argument("--variants", default="", help=f"separated by commas, of: {', '.join(VARIANTS)}; default: all")
+    step.add_argument("--repeats", type=int, default=30, help="number of timed steps")
+    step.add_argument("--json", type=Path, help="JSON file for the results")
+    train = commands.add_parser("train", help="train on a folder of rows")
     train.add_argument("--data-root", type=Path, required=True, help="folder with train/ and test/")
-    train.add_argument("--minutes", type=float, default=8.0)
-    train.add_argument("--out", type=Path, required=True, help="where train.png, test.png and training.json go")
-    train.add_argument("--precision", default="auto")
-    train.add_argument("--panel-px", type=int, default=256, help="side of a picture in the strips")
+    train.add_argument("--minutes", type=float, default=8.0, help="length of training")
+    train.add_argument("--out", type=Path, required=True, help="folder for train.png, test.png and training.json")
+    train.add_argument("--precision", default="auto", help="precision of training")
+    train.add_argument("--panel-px", type=int, default=256, help="side of a panel in the strips")
     train.add_argument("--compile", action="store_true", help="compile the networks")
     for command in (step, train):
         command.add_argument("--small", action="store_true", help="tiny networks at 32 pixels, to try it on a CPU")
-        command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings of the recipe")
+        command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the run")
     arguments = parser.parse_args()
     (run_step_benchmark if arguments.command == "step" else run_training)(arguments)
 

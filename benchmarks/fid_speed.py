@@ -1,10 +1,10 @@
-"""How long FID takes on pictures that lie on the device, beside torchmetrics' class with the same feature network.
+"""The time of FID for images on the device, compared with torchmetrics' class and the same feature network.
 
-Each side sees the real and the made pictures, as uint8, in batches of the same size, and gives the distance.
-torchmetrics' FrechetInceptionDistance runs the TorchScript file as it is; its pictures are enlarged by our function,
-for it has none that fits the file. Both sides run in fp32 and, on a GPU, in tf32; ours in fp16 too, and once more with
-the real pictures' statistics kept from before, as a run has them. Sides that run more than once take turns; what a side
-does only the first time (loading kernels, profiling the script) is done before the clock starts.
+Each variant gets the real and the generated images, as uint8, in batches of the same size, and computes the distance.
+torchmetrics' FrechetInceptionDistance runs the TorchScript file as it is; its images are resized by our function, since
+it has none that fits the file. Both run in fp32 and, on a GPU, in tf32. Ours also runs in fp16, and with cached
+statistics of the real images, as in a run. Repeated measurements are interleaved. What happens only the first time
+(loading kernels, profiling the script) happens before the measurement.
 
     PYTHONPATH=src python benchmarks/fid_speed.py --inception default_1.pt --json fid_speed.json
     PYTHONPATH=src python benchmarks/fid_speed.py --images 300 --repeats 2      # an untrained small network, on a CPU
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _sides import keep_json, spread, wait_for
+from _variants import spread, synchronize, write_results
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
@@ -30,12 +30,12 @@ from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Fea
 from paceline.evaluation.statistics import frechet_distance
 from paceline.evaluation.sums import FeatureSums, Layout, Statistics, statistics_from, unflatten
 
-BATCH = 500  # pictures in an evaluation batch, for all sides
+BATCH = 500  # images per batch, for all variants
 SIDE_PX = 32
 
 
 class Untrained(FeatureNetwork):
-    """A small network with random weights, to try the script without a file."""
+    """A small network with random weights, to test the script without a file."""
 
     label, num_features = "untrained", 64
 
@@ -48,19 +48,19 @@ class Untrained(FeatureNetwork):
         return Features(self.network(images.float() / 127.5 - 1))
 
 
-class AsModule(nn.Module):
-    """The untrained network as torchmetrics takes one."""
+class UntrainedModule(nn.Module):
+    """The untrained network as a module for torchmetrics."""
 
     def __init__(self, network: FeatureNetwork) -> None:
         super().__init__()
-        self.num_features, self.see = network.num_features, network.see
+        self.num_features, self.extract = network.num_features, network.extract
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        return self.extract(pictures).vectors
+    def forward(self, images: Tensor) -> Tensor:
+        return self.extract(images).vectors
 
 
-class File(nn.Module):
-    """The TorchScript file, with nothing but the preparation of pictures before it."""
+class ScriptModule(nn.Module):
+    """The TorchScript file, after the resizing of images."""
 
     num_features = NUM_FEATURES
 
@@ -68,23 +68,23 @@ class File(nn.Module):
         super().__init__()
         self.network = load_script(path, device)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        return self.network(enlarged(pictures))
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(enlarged(images))
 
 
-def statistics(network: FeatureNetwork, pictures: Tensor, arithmetic: Arithmetic) -> Statistics:
-    """Mean and covariance of the features, as the judge of generators adds them up."""
-    layout = Layout(len(pictures), network.num_features, network.num_classes, min(10_000, len(pictures)))
-    sums, position = FeatureSums(layout, pictures.device), 0
-    for some in pictures.split(BATCH):
-        sums.add(network(some, arithmetic), torch.arange(position, position + len(some), device=pictures.device))
-        position += len(some)
+def statistics(network: FeatureNetwork, images: Tensor, arithmetic: Arithmetic) -> Statistics:
+    """Return mean and covariance of the features, computed as in an evaluation."""
+    layout = Layout(len(images), network.num_features, network.num_classes, min(10_000, len(images)))
+    sums, position = FeatureSums(layout, images.device), 0
+    for part in images.split(BATCH):
+        sums.add(network(part, arithmetic), torch.arange(position, position + len(part), device=images.device))
+        position += len(part)
     return statistics_from(unflatten(sums.flat(), layout))
 
 
 @torch.no_grad()
 def ours(network: FeatureNetwork, real: Statistics | Tensor, made: Tensor, arithmetic: Arithmetic) -> float:
-    """Our distance, of pictures or with the real ones' statistics."""
+    """Return our distance; `real` are images or their statistics."""
     known = real if isinstance(real, Statistics) else statistics(network, real, arithmetic)
     other = statistics(network, made, arithmetic)
     return frechet_distance(known.mean, known.covariance, other.mean, other.covariance)
@@ -92,56 +92,56 @@ def ours(network: FeatureNetwork, real: Statistics | Tensor, made: Tensor, arith
 
 @torch.no_grad()
 def theirs(network: nn.Module, real: Tensor, made: Tensor, arithmetic: Arithmetic) -> float:
-    """torchmetrics' distance."""
+    """Return torchmetrics' distance."""
     with computing_in(arithmetic):
         metric = FrechetInceptionDistance(feature=network).to(real.device)
-        for pictures, is_real in ((real, True), (made, False)):
-            for some in pictures.split(BATCH):
-                metric.update(some, real=is_real)
+        for images, is_real in ((real, True), (made, False)):
+            for part in images.split(BATCH):
+                metric.update(part, real=is_real)
         return float(metric.compute())
 
 
-def pictures_of(count: int, seed: int, device: torch.device, *, blurred: float = 0.0) -> Tensor:
-    """Random pictures of squares; blurring them moves their distance from sharp ones to where a trained GAN's is."""
+def random_images(count: int, seed: int, device: torch.device, *, blur: float = 0.0) -> Tensor:
+    """Return random images of squares; blur gives them a distance like that of a trained GAN's images."""
     generator = torch.Generator().manual_seed(seed)
     small = torch.rand(count, 3, SIDE_PX // 4, SIDE_PX // 4, generator=generator)
-    pictures = 255 * small.repeat_interleave(4, 2).repeat_interleave(4, 3)
-    around = F.avg_pool2d(F.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
-    return pictures.lerp(around, blurred).to(device, torch.uint8)
+    images = 255 * small.repeat_interleave(4, 2).repeat_interleave(4, 3)
+    around = F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    return images.lerp(around, blur).to(device, torch.uint8)
 
 
 @torch.no_grad()
-def warm_up(network: FeatureNetwork, scripted: nn.Module, pictures: Tensor, arithmetics: list[Arithmetic]) -> None:
-    """What happens only once: kernels are loaded and chosen, the script is profiled, the solvers start."""
-    small = torch.eye(16, dtype=torch.float64, device=pictures.device)
+def warm_up(network: FeatureNetwork, scripted: nn.Module, images: Tensor, arithmetics: list[Arithmetic]) -> None:
+    """Run what happens only once: loading and choosing kernels, profiling the script, starting the solvers."""
+    small = torch.eye(16, dtype=torch.float64, device=images.device)
     for arithmetic in arithmetics:
-        for some in pictures.split(BATCH)[:3]:
-            network(some, arithmetic)
+        for part in images.split(BATCH)[:3]:
+            network(part, arithmetic)
             if arithmetic != "fp16":
                 with computing_in(arithmetic):
-                    scripted(some)
+                    scripted(part)
     torch.linalg.eigvals(small)
     frechet_distance(small[0], small, small[0], small)
 
 
-def repeats_from(text: str) -> dict[str, int]:
-    """How often a side is measured, by a part of its name: `1,fp16=3` is once, but three times in fp16."""
+def parse_repeats(text: str) -> dict[str, int]:
+    """Return the number of measurements by a part of the variant's name; `1,fp16=3` is 1, and 3 in fp16."""
     first, *others = text.split(",")
     special = {part: int(count) for part, _, count in (other.partition("=") for other in others)}
     return special | {"": int(first)}
 
 
 def summarise(seconds: dict[str, list[float]], distances: dict[str, float]) -> list[dict[str, Any]]:
-    """A row for each side that was measured, compared with the first."""
+    """Return a row for each measured variant, compared with the first."""
     first = next(iter(seconds))
     return [
         {
-            "side": name,
+            "variant": name,
             "seconds": float(np.median(found)),
             **spread(found),
             "fid": distances[name],
             "difference": distances[name] - distances[first],
-            "times_the_first": float(np.median(seconds[first]) / np.median(found)),
+            "speedup_over_first": float(np.median(seconds[first]) / np.median(found)),
         }
         for name, found in seconds.items()
         if found
@@ -149,57 +149,57 @@ def summarise(seconds: dict[str, list[float]], distances: dict[str, float]) -> l
 
 
 def main() -> None:
-    """Measures all sides in turns, prints a table and writes it as JSON."""
+    """Measure all variants, interleaved, print a table and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inception", default="", help="the TorchScript file (default: a small untrained network)")
-    parser.add_argument("--inception-sha256", default="", help="of a file that is not known here")
-    parser.add_argument("--images", type=int, default=50_000, help="of each kind")
+    parser.add_argument("--inception-sha256", default="", help="SHA-256 of a file that is not a known one")
+    parser.add_argument("--images", type=int, default=50_000, help="number of real and of generated images")
     parser.add_argument(
         "--repeats",
-        type=repeats_from,
+        type=parse_repeats,
         default="1,fp16=3",
-        help="how often each side is measured, then other numbers for sides with a word in their name; 0 leaves a "
-        "side out, but for the first (default: %(default)s)",
+        help="measurements of each variant, then exceptions by a word in the variant's name; 0 leaves a variant out, "
+        "except the first (default: %(default)s)",
     )
-    parser.add_argument("--json", default="", help="file for the numbers, with versions and hardware")
+    parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     network: FeatureNetwork = Untrained(device)
-    scripted: nn.Module = AsModule(network)
+    scripted: nn.Module = UntrainedModule(network)
     if options.inception:
         network = load_inception(options.inception, options.inception_sha256, device)
-        scripted = File(options.inception, device)
+        scripted = ScriptModule(options.inception, device)
     both: list[Arithmetic] = ["fp32", "tf32"] if device.type == "cuda" else ["fp32"]
     ours_in = [*both, "fp16"] if device.type == "cuda" and "fp16" in network.arithmetics else both
-    real, made = pictures_of(options.images, 0, device), pictures_of(options.images, 1, device, blurred=0.6)
+    real, made = random_images(options.images, 0, device), random_images(options.images, 1, device, blur=0.6)
     warm_up(network, scripted, real, ours_in)
     with torch.no_grad():
-        kept = statistics(network, real, ours_in[-1])
-    sides: dict[str, Callable[[], float]] = {
+        cached = statistics(network, real, ours_in[-1])
+    variants: dict[str, Callable[[], float]] = {
         **{f"torchmetrics, {arithmetic}": partial(theirs, scripted, real, made, arithmetic) for arithmetic in both},
         **{f"ours, {arithmetic}": partial(ours, network, real, made, arithmetic) for arithmetic in ours_in},
-        f"ours, {ours_in[-1]}, real ones kept": partial(ours, network, kept, made, ours_in[-1]),
+        f"ours, {ours_in[-1]}, cached statistics": partial(ours, network, cached, made, ours_in[-1]),
     }
-    first = next(iter(sides))
-    repeats = {name: next(count for part, count in options.repeats.items() if part in name) for name in sides}
+    first = next(iter(variants))
+    repeats = {name: next(count for part, count in options.repeats.items() if part in name) for name in variants}
     turns = repeats | {first: max(1, repeats[first])}
-    seconds: dict[str, list[float]] = {name: [] for name in sides if turns[name]}
+    seconds: dict[str, list[float]] = {name: [] for name in variants if turns[name]}
     distances: dict[str, float] = {}
-    print(f"FID of {options.images:,} pictures against as many, {SIDE_PX} px, {network.label or 'Inception'}, {device}")
+    print(f"FID of {options.images:,} images against as many, {SIDE_PX} px, {network.label or 'Inception'}, {device}")
     for turn in range(max(turns.values())):
-        taking = [name for name in seconds if turn < turns[name]]
-        for name in taking if turn % 2 == 0 else reversed(taking):
-            wait_for(device)
+        names = [name for name in seconds if turn < turns[name]]
+        for name in names if turn % 2 == 0 else reversed(names):
+            synchronize(device)
             start = perf_counter()
-            distances[name] = sides[name]()
-            wait_for(device)
+            distances[name] = variants[name]()
+            synchronize(device)
             seconds[name].append(perf_counter() - start)
-            keep_json(options.json, options, network=network.protocol(), rows=summarise(seconds, distances))
-    print(f"  {'side':28} {'seconds':>8}  {'low':>7} – {'high':>7}   n  {'FID':>9}  {'ΔFID':>9}  times the first")
+            write_results(options.json, options, network=network.protocol(), rows=summarise(seconds, distances))
+    print(f"  {'variant':30} {'seconds':>8}  {'low':>7} – {'high':>7}   n  {'FID':>9}  {'ΔFID':>9}  speedup")
     for row in summarise(seconds, distances):
         print(
-            f"  {row['side']:28} {row['seconds']:8.2f}  {row['low']:7.2f} – {row['high']:7.2f} {row['n']:3}  "
-            f"{row['fid']:9.4f}  {row['difference']:9.1e}  {row['times_the_first']:.2f}"
+            f"  {row['variant']:30} {row['seconds']:8.2f}  {row['low']:7.2f} – {row['high']:7.2f} {row['n']:3}  "
+            f"{row['fid']:9.4f}  {row['difference']:9.1e}  {row['speedup_over_first']:.2f}"
         )
 
 

@@ -1,12 +1,11 @@
-"""How fast Lightning's own Trainer trains a DCGAN, beside the engine: both as their documentation has them.
+"""The speed of a DCGAN under Lightning's own Trainer, compared with the engine; both as documented.
 
-The Trainer's side is a LightningModule with manual optimisation (a GAN has two optimizers), the Trainer's own
-precision (`bf16-mixed` on a GPU), its own loop and `self.log`, on torch's DataLoader; once more with batches that lie
-on the device already, and once compiled. The engine's side is what `paceline train dcgan` runs. Networks, batch and
-pictures are the same.
+The Trainer runs a LightningModule with manual optimization (a GAN has two optimizers), with its own precision
+(`bf16-mixed` on a GPU), loop and `self.log`, on torch's DataLoader; then on a batch that is already on the device, and
+compiled. The engine is what `paceline train dcgan` runs. Networks, batch and images are the same.
 
-The Trainer cannot be stopped and gone on with step by step, so a block is a whole `fit` of as many batches, timed
-inside it from the end of its first steps to the end of its last; the engine's blocks come between.
+The Trainer cannot be paused between steps, so a block is a whole `fit`, timed from the end of its first steps to the
+end of its last. The engine's blocks are interleaved with the fits.
 
     PYTHONPATH=src python benchmarks/lightning_trainer.py --json lightning_trainer.json
     PYTHONPATH=src python benchmarks/lightning_trainer.py --samples 512 --batch 8 --width 4 --seconds 0.3 --repeats 3
@@ -29,7 +28,15 @@ import lightning
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _sides import block, engine_side, keep_json, print_rows, rates_as_rows, torch_defaults, wait_for
+from _variants import (
+    engine_variant,
+    print_rows,
+    set_torch_defaults,
+    summarise_rates,
+    synchronize,
+    time_block,
+    write_results,
+)
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -37,24 +44,24 @@ from paceline.models.dcgan import Discriminator, Generator
 
 SIDE_PX, NOISE = 32, 100
 WARMUP_BATCHES = 20  # of each fit
-Fit = Callable[[int], float]  # the seconds of so many steps
+Fit = Callable[[int], float]  # from a number of steps to their seconds
 
 
-class Pictures(Dataset):
-    """Small pictures as a tensor, scaled when read."""
+class Images(Dataset):
+    """Small images as a tensor, scaled when read."""
 
-    def __init__(self, pictures: np.ndarray) -> None:
-        self.pictures = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+    def __init__(self, images: np.ndarray) -> None:
+        self.images = torch.from_numpy(images).permute(0, 3, 1, 2)
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> Tensor:
-        return self.pictures[index].float() / 127.5 - 1
+        return self.images[index].float() / 127.5 - 1
 
 
 class Repeated:
-    """One batch again and again, as a loader that costs nothing."""
+    """A loader without cost: one batch, repeated."""
 
     def __init__(self, batch: Tensor) -> None:
         self.batch = batch
@@ -67,7 +74,7 @@ class Repeated:
 
 
 class Gan(lightning.LightningModule):
-    """DCGAN by the book."""
+    """DCGAN as in the paper."""
 
     def __init__(self, width: int, compiled: bool) -> None:
         super().__init__()
@@ -83,29 +90,29 @@ class Gan(lightning.LightningModule):
         return [torch.optim.Adam(network.parameters(), lr=2e-4, betas=(0.5, 0.999)) for network in networks]
 
     def training_step(self, real: Tensor, number: int) -> None:
-        of_generator, of_discriminator = self.optimizers()
+        generator_optimizer, discriminator_optimizer = self.optimizers()
         fake = self.generator(torch.randn(len(real), NOISE, device=self.device))
-        self.toggle_optimizer(of_generator)
+        self.toggle_optimizer(generator_optimizer)
         logits = self.discriminator(fake)
         loss = F.binary_cross_entropy_with_logits(logits, torch.ones_like(logits))
         self.log("generator", loss, prog_bar=True)
         self.manual_backward(loss)
-        of_generator.step()
-        of_generator.zero_grad()
-        self.untoggle_optimizer(of_generator)
-        self.toggle_optimizer(of_discriminator)
+        generator_optimizer.step()
+        generator_optimizer.zero_grad()
+        self.untoggle_optimizer(generator_optimizer)
+        self.toggle_optimizer(discriminator_optimizer)
         on_real, on_fake = self.discriminator(real), self.discriminator(fake.detach())
         loss = F.binary_cross_entropy_with_logits(on_real, torch.ones_like(on_real))
         loss = loss + F.binary_cross_entropy_with_logits(on_fake, torch.zeros_like(on_fake))
         self.log("discriminator", loss, prog_bar=True)
         self.manual_backward(loss)
-        of_discriminator.step()
-        of_discriminator.zero_grad()
-        self.untoggle_optimizer(of_discriminator)
+        discriminator_optimizer.step()
+        discriminator_optimizer.zero_grad()
+        self.untoggle_optimizer(discriminator_optimizer)
 
 
 class Clock(lightning.Callback):
-    """When the fit's first steps, and all of them, were done."""
+    """Measures the seconds from the end of the warm-up to the end of the last step."""
 
     def __init__(self, device: torch.device, last: int) -> None:
         self.device, self.last, self.seconds = device, last, 0.0
@@ -113,15 +120,15 @@ class Clock(lightning.Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
         done = trainer.fit_loop.epoch_loop.total_batch_idx + 1
         if done == WARMUP_BATCHES or done == self.last:
-            wait_for(self.device)
+            synchronize(self.device)
             self.seconds = perf_counter() - self.seconds
 
 
 def make_fit(data: Iterable[Any], width: int, device: torch.device, folder: Path, compiled: bool = False) -> Fit:
-    """A function that fits for so many steps and gives the seconds that they took."""
+    """Return a function that fits for a number of steps and returns their seconds."""
 
     def fit(steps: int) -> float:
-        torch_defaults()
+        set_torch_defaults()
         clock = Clock(device, WARMUP_BATCHES + steps)
         trainer = lightning.Trainer(
             accelerator="gpu" if device.type == "cuda" else "cpu",
@@ -140,19 +147,21 @@ def make_fit(data: Iterable[Any], width: int, device: torch.device, folder: Path
     return fit
 
 
-def sides(options: argparse.Namespace, folder: Path, device: torch.device, pictures: np.ndarray) -> dict[str, Fit]:
-    """Every way to train, by name."""
+def make_variants(
+    options: argparse.Namespace, folder: Path, device: torch.device, images: np.ndarray
+) -> dict[str, Fit]:
+    """Return every way to train, by name."""
     np.savez(
         folder / "random.npz",
-        x_train=pictures,
-        y_train=np.zeros(len(pictures), int),
-        x_test=pictures[:1],
+        x_train=images,
+        y_train=np.zeros(len(images), int),
+        x_test=images[:1],
         y_test=np.zeros(1, int),
     )
     fits: dict[str, Fit] = {}
     for workers in map(int, options.workers.split(",")):
         loader = DataLoader(
-            Pictures(pictures),
+            Images(images),
             options.batch,
             shuffle=True,
             drop_last=True,
@@ -161,44 +170,46 @@ def sides(options: argparse.Namespace, folder: Path, device: torch.device, pictu
             pin_memory=device.type == "cuda",
         )
         fits[f"Trainer, {workers} workers"] = make_fit(loader, options.width, device, folder)
-    batch = torch.stack([Pictures(pictures)[index] for index in range(options.batch)]).to(device)
+    batch = torch.stack([Images(images)[index] for index in range(options.batch)]).to(device)
     fits["Trainer, no loading"] = make_fit(Repeated(batch), options.width, device, folder)
     if options.compile:
         fits["Trainer, no loading, compiled"] = make_fit(Repeated(batch), options.width, device, folder, compiled=True)
     settings: dict[str, Any] = {"data": "npz", "data_root": folder / "random.npz", "batch_size": options.batch}
     settings |= {"size": SIDE_PX, "channels": 3, "flip": "off", "smallest": 2}
     settings |= {"ngf": options.width, "ndf": options.width, "loader": "resident"}
-    engine = engine_side("engine", "dcgan", folder, **settings)
-    block(engine, engine.warmup, device)
-    fits["engine"] = lambda steps: block(engine, steps, device)
+    engine = engine_variant("engine", "dcgan", folder, **settings)
+    time_block(engine, engine.warmup, device)
+    fits["engine"] = lambda steps: time_block(engine, steps, device)
     return fits
 
 
 def main() -> None:
-    """Measures all sides in turns, prints a table and writes it as JSON."""
+    """Measure all variants, interleaved, print a table and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=128, help="images per step")
     parser.add_argument("--width", type=int, default=64, help="channels of the networks")
-    parser.add_argument("--samples", type=int, default=50_000, help="pictures in the data")
-    parser.add_argument("--workers", default=f"2,{os.cpu_count()}", help="of the Trainer's DataLoader, with commas")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a block, about")
-    parser.add_argument("--repeats", type=int, default=5, help="blocks of each side")
-    parser.add_argument("--compile", action="store_true", help="the Trainer with compiled networks too")
-    parser.add_argument("--json", default="", help="file for the numbers, with versions and hardware")
+    parser.add_argument("--samples", type=int, default=50_000, help="number of images")
+    parser.add_argument(
+        "--workers", default=f"2,{os.cpu_count()}", help="of the Trainer's DataLoader, separated by commas"
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="approximate length of a block")
+    parser.add_argument("--repeats", type=int, default=5, help="blocks of each variant")
+    parser.add_argument("--compile", action="store_true", help="also measure the Trainer with compiled networks")
+    parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    pictures = np.random.default_rng(0).integers(256, size=(options.samples, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(256, size=(options.samples, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
     with tempfile.TemporaryDirectory() as folder:
-        fits = sides(options, Path(folder), device, pictures)
+        fits = make_variants(options, Path(folder), device, images)
         lengths = {name: max(2, round(options.seconds / (fit(10) / 10))) for name, fit in fits.items()}
         rates: dict[str, list[float]] = {name: [] for name in fits}
         for turn in range(options.repeats):
             for name in list(fits) if turn % 2 == 0 else reversed(fits):
                 rates[name].append(lengths[name] * options.batch / fits[name](lengths[name]))
-            rows = rates_as_rows(rates, list(lengths.values()))
-            keep_json(options.json, options, rows=rows)
+            rows = summarise_rates(rates, list(lengths.values()))
+            write_results(options.json, options, rows=rows)
     print_rows(
         f"DCGAN, {SIDE_PX} pixels, batch {options.batch}, lightning {lightning.__version__}, {device.type}", rows
     )

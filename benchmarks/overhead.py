@@ -1,8 +1,8 @@
-"""What the engine costs: images per second of its training step against a hand-written eager loop.
+"""The engine's overhead: images per second of its training step against a hand-written eager loop.
 
-Both sides train the same ResNet on the same random pictures, which lie on the device as uint8, with
-pad-crop, flip, bf16 autocast, channels_last and fused SGD. Blocks of steps of the two sides alternate, so that
-a machine that slows down slows both; a block ends when the device is done.
+Both variants train the same ResNet on the same random images, which are on the device as uint8, with pad-crop, flip,
+bf16 autocast, channels_last and fused SGD. Blocks of steps are interleaved, so that a machine that slows down slows
+both; a block ends when the device is done.
 
     PYTHONPATH=src python benchmarks/overhead.py --json overhead.json
     PYTHONPATH=src python benchmarks/overhead.py --samples 512 --width 4 --batches 8 --steps 2 --repeats 2   # on a CPU
@@ -21,6 +21,7 @@ from time import perf_counter
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _variants import synchronize
 from torch import Tensor
 
 from paceline.models.resnet import ResNet
@@ -34,7 +35,7 @@ from paceline.training.evaluate import training_evaluator
 from paceline.training.loop import Loop, Outputs
 
 SIDE_PX, PADDING_PX, NUM_CLASSES = 32, 4, 100
-LOG_EVERY_STEPS = 50  # both sides read their losses back this often, as training does
+LOG_EVERY_STEPS = 50  # both variants read their losses back, as training does
 EPOCHS = 1000  # more than any measurement takes
 LEARNER = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 
@@ -42,22 +43,22 @@ Step = Callable[[], None]
 
 
 def random_data(num_samples: int) -> dict[str, np.ndarray]:
-    """Pictures and labels as an .npz source has them."""
+    """Return images and labels in the layout of an .npz source."""
     generator = np.random.default_rng(0)
     data: dict[str, np.ndarray] = {}
     for split, length in (("train", num_samples), ("test", 1)):
         data[f"x_{split}"] = generator.integers(256, size=(length, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
         data[f"y_{split}"] = generator.integers(NUM_CLASSES, size=length)
-    data["y_test"][0] = NUM_CLASSES - 1  # the largest label says how many classes there are
+    data["y_test"][0] = NUM_CLASSES - 1  # the largest label determines the number of classes
     return data
 
 
 def hand_written_step_factory(
     data: dict[str, np.ndarray], batch_size: int, width: int, device: torch.device, graph: bool = False
 ) -> Step:
-    """The loop that a careful person would write for this one network, as a function of one step.
+    """Return one step of an optimised loop for this one network, written by hand.
 
-    With `graph`, the whole step is captured once and replayed: the ceiling for the engine's own captured step.
+    With `graph`, the whole step is captured once and replayed: the upper limit for the engine's own captured step.
     """
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
@@ -71,8 +72,8 @@ def hand_written_step_factory(
         nesterov=True,
         fused=device.type == "cuda",  # type: ignore[arg-type]
     )
-    pictures = torch.from_numpy(data["x_train"]).to(device)
-    padded = F.pad(pictures, (0, 0, *[PADDING_PX] * 4))
+    images = torch.from_numpy(data["x_train"]).to(device)
+    padded = F.pad(images, (0, 0, *[PADDING_PX] * 4))
     labels = torch.from_numpy(data["y_train"]).to(device)
     side = torch.arange(SIDE_PX, device=device)
     total_steps = EPOCHS * len(labels) // batch_size
@@ -83,8 +84,8 @@ def hand_written_step_factory(
 
     def make_batch() -> tuple[Tensor, Tensor]:
         top, left = torch.randint(2 * PADDING_PX + 1, (2, batch_size, 1), device=device)
-        mirrored = torch.rand(batch_size, 1, device=device) < 0.5
-        rows, columns = top + side, left + torch.where(mirrored, SIDE_PX - 1 - side, side)
+        flipped = torch.rand(batch_size, 1, device=device) < 0.5
+        rows, columns = top + side, left + torch.where(flipped, SIDE_PX - 1 - side, side)
         crops = padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]
         return crops.permute(0, 3, 1, 2).float() / 127.5 - 1, labels[index]
 
@@ -116,7 +117,7 @@ def hand_written_step_factory(
 
 
 def capture(learn: Step, device: torch.device) -> Step:
-    """The same step as a CUDA graph, after a few eager ones on a stream of their own."""
+    """Return the step as a CUDA graph, captured after a few eager steps on a side stream."""
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -127,14 +128,14 @@ def capture(learn: Step, device: torch.device) -> Step:
     with torch.cuda.graph(graph):
         learn()
 
-    def replay(keep: Step = learn) -> None:  # the graph itself does not keep alive what it works on
+    def replay(keep_alive: Step = learn) -> None:  # the graph does not hold references to its tensors
         graph.replay()
 
     return replay
 
 
 def engine_step_factory(data_file: Path, batch_size: int, width: int, device: torch.device, graph: str = "off") -> Step:
-    """The engine's loop as `paceline train` runs it, metrics written and all, as a function of one step."""
+    """Return one step of the loop of `paceline train`, with written metrics."""
     settings = {
         "data": "npz",
         "data_root": str(data_file),
@@ -168,38 +169,33 @@ def engine_step_factory(data_file: Path, batch_size: int, width: int, device: to
 
 
 def images_per_second(step: Step, num_steps: int, batch_size: int, device: torch.device) -> float:
-    """The rate of one block of steps."""
-    wait_for(device)
+    """Return the rate of one block of steps."""
+    synchronize(device)
     start = perf_counter()
     for _ in range(num_steps):
         step()
-    wait_for(device)
+    synchronize(device)
     return num_steps * batch_size / (perf_counter() - start)
 
 
-def wait_for(device: torch.device) -> None:
-    """Returns when the device has nothing left to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def measure(
+    variants: dict[str, Step], batch_size: int, num_steps: int, repeats: int, device: torch.device
+) -> list[dict]:
+    """Return a row per variant: the median rate over interleaved blocks, and the time per step over the first's.
 
-
-def measure(sides: dict[str, Step], batch_size: int, num_steps: int, repeats: int, device: torch.device) -> list[dict]:
-    """A row per side: the median rate over interleaved blocks, and the time per step over the first side's.
-
-    Neighbouring blocks are divided by each other before the median is taken, so that a machine whose speed drifts
-    between blocks drifts out of the ratio.
+    The ratio is the median ratio of neighbouring blocks, so that it does not depend on a drift of the machine's speed.
     """
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    for step in sides.values():
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    for step in variants.values():
         images_per_second(step, num_steps, batch_size, device)
     for repeat in range(repeats):
-        names = list(sides) if repeat % 2 == 0 else list(reversed(sides))
+        names = list(variants) if repeat % 2 == 0 else list(reversed(variants))
         for name in names:
-            rates[name].append(images_per_second(sides[name], num_steps, batch_size, device))
+            rates[name].append(images_per_second(variants[name], num_steps, batch_size, device))
     first = np.array(next(iter(rates.values())))
     return [
         {
-            "side": name,
+            "variant": name,
             "time_over_first": [float(ratio) for ratio in np.percentile(first / np.array(found), [25, 50, 75])],
             "batch_size": batch_size,
             "images_per_second": float(np.median(found)),
@@ -213,28 +209,31 @@ def measure(sides: dict[str, Step], batch_size: int, num_steps: int, repeats: in
 
 
 def main() -> None:
-    """Measures each batch size, prints a table and writes it as JSON."""
+    """Measure each batch size, print a table and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", default="128,512", help="batch sizes, with commas")
+    parser.add_argument("--batches", default="128,512", help="batch sizes, separated by commas")
     parser.add_argument("--width", type=int, default=64, help="channels of the network's first stage")
-    parser.add_argument("--samples", type=int, default=50_000, help="pictures in the data")
-    parser.add_argument("--steps", type=int, default=50, help="steps in a block")
-    parser.add_argument("--repeats", type=int, default=31, help="blocks of each side")
-    parser.add_argument("--graph", action="store_true", help="both with their step in a CUDA graph too")
-    parser.add_argument("--json", type=Path, help="where the numbers go")
+    parser.add_argument("--samples", type=int, default=50_000, help="number of images")
+    parser.add_argument("--steps", type=int, default=50, help="steps per block")
+    parser.add_argument("--repeats", type=int, default=31, help="blocks of each variant")
+    parser.add_argument("--graph", action="store_true", help="also measure both with the step in a CUDA graph")
+    parser.add_argument("--json", type=Path, help="JSON file for the results")
     arguments = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, rows = random_data(arguments.samples), []
-    headings = f"{'images/s':>9}  {'low':>9} – {'high':>9}   n  time per step over the loop by hand (quartiles)"
-    print(f"{'batch':>5}  {'side':14} {headings}")
+    headings = f"{'images/s':>9}  {'low':>9} – {'high':>9}   n  time per step ÷ hand-written loop's (quartiles)"
+    print(f"{'batch':>5}  {'variant':20} {headings}")
     with tempfile.TemporaryDirectory() as folder:
         data_file = Path(folder) / "random.npz"
         np.savez(data_file, **data)  # type: ignore[arg-type]
         for batch_size in map(int, arguments.batches.split(",")):
             sizes = (batch_size, arguments.width, device)
             found = measure(
-                {"by hand": hand_written_step_factory(data, *sizes), "engine": engine_step_factory(data_file, *sizes)},
+                {
+                    "hand-written": hand_written_step_factory(data, *sizes),
+                    "engine": engine_step_factory(data_file, *sizes),
+                },
                 batch_size,
                 arguments.steps,
                 arguments.repeats,
@@ -242,16 +241,15 @@ def main() -> None:
             )
             if arguments.graph:
                 by_hand = hand_written_step_factory(data, *sizes, graph=True)
-                pair = {"by hand, graph": by_hand, "engine, graph": engine_step_factory(data_file, *sizes, "on")}
+                pair = {"hand-written, graph": by_hand, "engine, graph": engine_step_factory(data_file, *sizes, "on")}
                 found += measure(pair, batch_size, arguments.steps, arguments.repeats, device)
             rows += found
             for row in found:
                 spread = f"{row['low']:9,.0f} – {row['high']:9,.0f}"
                 low, median, high = row["time_over_first"]
                 ratio = f"{median:.3f} ({low:.3f} – {high:.3f})"
-                print(
-                    f"{batch_size:5}  {row['side']:14} {row['images_per_second']:9,.0f}  {spread} {row['n']:3}  {ratio}"
-                )
+                rate = f"{row['images_per_second']:9,.0f}"
+                print(f"{batch_size:5}  {row['variant']:20} {rate}  {spread} {row['n']:3}  {ratio}")
     if arguments.json:
         content = {"provenance": versions_and_hardware(), "width": arguments.width, "rows": rows}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,19 +1,19 @@
-"""How long an epoch of random crops from large photographs takes to load: decoding each time against decoding once.
+"""The time to load an epoch of random crops from large photographs: decoding each time against decoding once.
 
-The pictures are made once and kept in the folder: parts of the photographs inside scikit-image, enlarged, with a
-little noise so that their PNG files are as large as a camera's. Then, without a model:
+The images are created once and kept in the folder: parts of scikit-image's photographs, enlarged, with a little noise
+so that their PNG files are as large as a camera's. The variants, without a model:
 
-- `decode each time`: torch's DataLoader over Pillow, torchvision's RandomCrop and ToTensor, as a plain script has
-  it, with each of the given numbers of workers (started anew for each epoch, as such scripts do);
-- `resident`: all pixels in memory, windows cut there: in the device's where they fit, else in the host's (as a run
-  chooses; where they fit nowhere, the row is of `workers`, which decode each time too);
-- `packed`: windows read from a memory map by loading processes.
+- `decode each time`: torch's DataLoader over Pillow, torchvision's RandomCrop and ToTensor, as in a plain script, with
+  each of the given numbers of workers, which are started for each epoch;
+- `resident`: all pixels in memory, crops are cut there: on the device where they fit, else on the host, as in a run
+  (where they fit nowhere, the row is of `workers`, which decodes each time too);
+- `packed`: crops read from a memory map by worker processes.
 
-Every side ends an epoch with its batches as floats on the device. The first epoch of each is left out of the
-median; what reading or packing everything once costs is printed temporary it.
+In every variant an epoch ends with its batches as floats on the device. The first epoch is left out of the median; the
+time to read or pack everything once is printed with it.
 
     PYTHONPATH=src python benchmarks/photo_loading.py --folder photos-2k --json photo_loading.json
-    PYTHONPATH=src python benchmarks/photo_loading.py --folder photos-2k --pictures 40 --batch-size 8 --workers 0,2
+    PYTHONPATH=src python benchmarks/photo_loading.py --folder photos-2k --images 40 --batch-size 8 --workers 0,2
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ Epoch = Callable[[int], None]
 
 @lru_cache(maxsize=1)
 def photographs() -> Photos:
-    """What the pictures are made of."""
+    """Return the photographs that the images are made from."""
     return Photos("train", Photos.Settings(crop=SMALLEST_PX, bad_images="skip"))
 
 
-def make_picture(number: int, folder: Path, width: int, height: int) -> None:
-    """Writes one picture, the same for the same number, unless it is there."""
+def make_image(number: int, folder: Path, width: int, height: int) -> None:
+    """Write one image, unless it exists; its content depends only on its number."""
     file = folder / f"{number:04}.png"
     if file.is_file():
         return
     photos = photographs()
-    chance = np.random.default_rng(number)
-    photo = Image.fromarray(photos.read(int(chance.integers(len(photos))))["image"])
-    share = chance.uniform(0.6, 1.0)
+    rng = np.random.default_rng(number)
+    photo = Image.fromarray(photos.read(int(rng.integers(len(photos))))["image"])
+    share = rng.uniform(0.6, 1.0)
     part_width = int(min(photo.width, photo.height * width / height) * share)
     part_height = int(part_width * height / width)
-    left, top = chance.integers(photo.width - part_width + 1), chance.integers(photo.height - part_height + 1)
+    left, top = rng.integers(photo.width - part_width + 1), rng.integers(photo.height - part_height + 1)
     box = (int(left), int(top), int(left) + part_width, int(top) + part_height)
     large = np.asarray(photo.resize((width, height), Image.Resampling.BICUBIC, box), dtype=np.float32)
-    noisy = large + NOISE_LEVELS * chance.standard_normal(large.shape, dtype=np.float32)
+    noisy = large + NOISE_LEVELS * rng.standard_normal(large.shape, dtype=np.float32)
     temporary = file.with_suffix(".new")
     Image.fromarray(noisy.round().clip(0, 255).astype(np.uint8)).save(temporary, "PNG")
     temporary.rename(file)
 
 
 class DecodeEachTime(Dataset):
-    """A plain script's data set: open, crop at random, to float."""
+    """The data set of a plain script: open, crop at random, convert to float."""
 
     def __init__(self, files: list[Path], crop: int) -> None:
         self.files = files
@@ -95,7 +95,7 @@ class DecodeEachTime(Dataset):
 
 
 def plain_epoch(files: list[Path], crop: int, batch_size: int, workers: int, device: torch.device) -> Epoch:
-    """An epoch of the plain script's loader."""
+    """Return an epoch of the plain script's loader."""
     loader = DataLoader(
         DecodeEachTime(files, crop),
         batch_size,
@@ -113,7 +113,7 @@ def plain_epoch(files: list[Path], crop: int, batch_size: int, workers: int, dev
 
 
 def our_epoch(loader: Loader, batch_size: int) -> Epoch:
-    """An epoch of one of our loaders, with flips, scaled to floats; its stream goes on over all epochs, as a run's."""
+    """Return an epoch of one of our loaders, with flips, scaled to floats; the stream continues over epochs."""
     stream, steps = Stream(0, len(loader.source)), len(loader.source) // batch_size
     starts = itertools.count(0, batch_size)
     pipeline = BatchPipeline(loader, Augment(flip=True), torch.float32)
@@ -127,7 +127,7 @@ def our_epoch(loader: Loader, batch_size: int) -> Epoch:
 
 
 def timed(epoch: Epoch, number: int, device: torch.device) -> float:
-    """Seconds of one epoch, until the device is done."""
+    """Return the seconds of one epoch, until the device is done."""
     start = perf_counter()
     epoch(number)
     if device.type == "cuda":
@@ -135,10 +135,10 @@ def timed(epoch: Epoch, number: int, device: torch.device) -> float:
     return perf_counter() - start
 
 
-def sides(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[str, Epoch, float, str]]:
-    """Each way of loading: its name, an epoch of it, and what it cost once, and for what."""
+def variants(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[str, Epoch, float, str]]:
+    """Yield each way of loading: its name, an epoch, and the seconds and the name of its preparation."""
     folder = Path(options.folder)
-    files = sorted((folder / "train").glob("*.png"))[: options.pictures]
+    files = sorted((folder / "train").glob("*.png"))[: options.images]
     for workers in (int(word) for word in options.workers.split(",")):
         epoch = plain_epoch(files, options.crop, options.batch_size, workers, device)
         yield f"decode each time, {workers} workers", epoch, 0.0, ""
@@ -151,8 +151,8 @@ def sides(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[s
     loader = choice.build(source, device, settings, options.crop)
     print(f"loader {choice.name}: {choice.reason}")
     where = " on the host" if choice.home and choice.home != device else ""
-    once = "reading all once" if choice.home else ""
-    yield f"{choice.name}{where}", our_epoch(loader, options.batch_size), perf_counter() - start, once
+    preparation = "reading once" if choice.home else ""
+    yield f"{choice.name}{where}", our_epoch(loader, options.batch_size), perf_counter() - start, preparation
     loader.close()
     packed = folder.with_name(f"{folder.name}-packed")
     start = perf_counter()
@@ -164,57 +164,59 @@ def sides(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[s
         f"packed, {options.our_workers} workers",
         our_epoch(loader, options.batch_size),
         seconds,
-        "packing once, or checking it",
+        "packing once, or checking the pack",
     )
     loader.close()
 
 
 def measure(options: argparse.Namespace, device: torch.device) -> list[dict[str, object]]:
-    """Prints a row for each side, and gives them."""
+    """Print a row for each variant; return the rows."""
     rows: list[dict[str, object]] = []
-    print(f"{'loading':<28} {'median s/epoch':>14} {'lowest':>8} {'highest':>8} {'n':>3} {'pictures/s':>11}")
-    for name, epoch, once, what in sides(options, device):
+    print(f"{'loading':<28} {'median s/epoch':>14} {'lowest':>8} {'highest':>8} {'n':>3} {'images/s':>11}")
+    for name, epoch, preparation_seconds, preparation in variants(options, device):
         seconds = [timed(epoch, number, device) for number in range(options.epochs)][1:]
         middle = median(seconds)
-        used = options.pictures // options.batch_size * options.batch_size
+        used = options.images // options.batch_size * options.batch_size
         print(
             f"{name:<28} {middle:>14.4g} {min(seconds):>8.4g} {max(seconds):>8.4g} {len(seconds):>3} "
-            f"{used / middle:>11,.0f}" + (f"   ({what}: {once:.1f} s)" if what else ""),
+            f"{used / middle:>11,.0f}" + (f"   ({preparation}: {preparation_seconds:.1f} s)" if preparation else ""),
             flush=True,
         )
-        row = {"loading": name, "median": middle, "seconds": seconds, "n": len(seconds), "once": once, "what": what}
-        rows.append(row | {"pictures_per_second": used / middle})
+        row: dict[str, object] = {"loading": name, "median": middle, "seconds": seconds, "n": len(seconds)}
+        row |= {"preparation": preparation, "preparation_seconds": preparation_seconds}
+        rows.append(row | {"images_per_second": used / middle})
     return rows
 
 
 def main() -> None:
+    """Create the images, measure each variant and write the rows as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", required=True, help="where the pictures are made and kept")
-    parser.add_argument("--pictures", type=int, default=800)
-    parser.add_argument("--width", type=int, default=2040)
-    parser.add_argument("--height", type=int, default=1356)
-    parser.add_argument("--crop", type=int, default=128)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--workers", default=f"2,{os.cpu_count()}", help="of the plain loader, several with commas")
-    parser.add_argument("--our-workers", type=int, default=2, help="processes that decode once and read the pack")
-    parser.add_argument("--epochs", type=int, default=4, help="the first is left out of the median")
+    parser.add_argument("--folder", required=True, help="folder in which the images are created and kept")
+    parser.add_argument("--images", type=int, default=800, help="number of images")
+    parser.add_argument("--width", type=int, default=2040, help="of the images, in pixels")
+    parser.add_argument("--height", type=int, default=1356, help="of the images, in pixels")
+    parser.add_argument("--crop", type=int, default=128, help="side of the crops, in pixels")
+    parser.add_argument("--batch-size", type=int, default=128, help="crops per batch")
+    parser.add_argument("--workers", default=f"2,{os.cpu_count()}", help="of the plain loader, separated by commas")
+    parser.add_argument(
+        "--our-workers", type=int, default=2, help="processes that decode and pack, and that read the pack"
+    )
+    parser.add_argument("--epochs", type=int, default=4, help="number of epochs; the first is left out of the median")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", default="", help="file for the numbers, with versions and hardware")
+    parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()
     device, folder = torch.device(options.device), Path(options.folder)
-    for split, count in (("train", options.pictures), ("test", 1)):
+    for split, count in (("train", options.images), ("test", 1)):
         (folder / split).mkdir(parents=True, exist_ok=True)
-        make = partial(make_picture, folder=folder / split, width=options.width, height=options.height)
+        make = partial(make_image, folder=folder / split, width=options.width, height=options.height)
         with ProcessPoolExecutor() as processes:
             list(processes.map(make, range(count)))
     mean_size = np.mean([file.stat().st_size for file in (folder / "train").glob("*.png")])
-    print(
-        f"{options.pictures} pictures of {options.width}×{options.height}, {mean_size / 1e6:.1f} MB each, on {device}"
-    )
+    print(f"{options.images} images of {options.width}×{options.height}, {mean_size / 1e6:.1f} MB each, on {device}")
     rows = measure(options, device)
     if options.json:
-        kept = {"options": vars(options), "mean_file_bytes": mean_size, "rows": rows}
-        Path(options.json).write_text(json.dumps(kept | {"provenance": versions_and_hardware()}, indent=1))
+        results = {"options": vars(options), "mean_file_bytes": mean_size, "rows": rows}
+        Path(options.json).write_text(json.dumps(results | {"provenance": versions_and_hardware()}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How much faster the engine trains than plain scripts of the kind that it replaces, data included.
+"""The engine's speedup over plain scripts of the kind that it replaces, with data loading.
 
-The plain loops are written here, in the style of the projects whose scripts Paceline replaces: fp32 (ResNet-18: fp16
-with a scaler), networks as they are, a sigmoid with BCELoss, `.item()` of every loss in every step, torch's DataLoader
-over Pillow with a few workers that start anew in each epoch. The engine trains the same networks on the same pictures
-as it does by default: data resident on the device, bf16 and the whole step as a CUDA graph where there is a GPU; with
-`--compile` compiled, too. Blocks of steps of all sides take turns; a block ends when the device is done. What a plain
-loader has ready when its block begins is not taken from it. With photographs, where that would be most of a block, a
-plain loop's block is a whole epoch, its workers' start included.
+The plain loops are written in the style of the projects whose scripts Paceline replaces: fp32 (ResNet-18: fp16 with a
+scaler), a sigmoid with BCELoss, `.item()` of every loss in every step, and torch's DataLoader over Pillow with a few
+workers that are started for each epoch. The engine trains the same networks on the same images with its defaults: data
+resident on the device, on a GPU bf16 and the whole step as a CUDA graph; with `--compile` also compiled. Blocks of
+steps are interleaved; a block ends when the device is done. Batches that a plain loader has prefetched when its block
+starts count in its favour. With photographs these would be most of a block, so a plain loop's block is a whole epoch,
+including the start of its workers.
 
     PYTHONPATH=src python benchmarks/reference_style.py --compile --json reference_style.json
     PYTHONPATH=src python benchmarks/reference_style.py --tiny --seconds 0.2 --repeats 3   # on a CPU
@@ -25,8 +25,16 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _sides import Side, endless, engine_side, keep_json, print_rows, take_turns, torch_defaults
-from photo_loading import make_picture
+from _variants import (
+    Variant,
+    endless,
+    engine_variant,
+    measure_interleaved,
+    print_rows,
+    set_torch_defaults,
+    write_results,
+)
+from photo_loading import make_image
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -44,256 +52,275 @@ Batches = Iterator[list[Tensor]]
 MakeStep = Callable[[Batches, torch.device, argparse.Namespace], Callable[[], None]]
 
 
-class Pictures(Dataset):
-    """Small pictures in memory, each through Pillow and torchvision's transforms, as torchvision's CIFAR has them."""
+class Images(Dataset):
+    """Small images in memory, read through Pillow and torchvision's transforms, like torchvision's CIFAR."""
 
-    def __init__(self, pictures: np.ndarray, labels: np.ndarray, augmented: bool) -> None:
-        self.pictures, self.labels = pictures, labels
-        moved = [transforms.RandomCrop(SIDE_PX, padding=4), transforms.RandomHorizontalFlip()] if augmented else []
-        self.transform = transforms.Compose([*moved, transforms.ToTensor(), HALF])
+    def __init__(self, images: np.ndarray, labels: np.ndarray, augmented: bool) -> None:
+        self.images, self.labels = images, labels
+        augmentations = (
+            [transforms.RandomCrop(SIDE_PX, padding=4), transforms.RandomHorizontalFlip()] if augmented else []
+        )
+        self.transform = transforms.Compose([*augmentations, transforms.ToTensor(), HALF])
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(Image.fromarray(self.pictures[index])), int(self.labels[index])
+        return self.transform(Image.fromarray(self.images[index])), int(self.labels[index])
 
 
 class Photographs(Dataset):
-    """Windows of photographs, decoded each time, with the small picture made by Pillow."""
+    """Crops of photographs, decoded each time, with the low-resolution image made by Pillow."""
 
     def __init__(self, files: list[Path], crop: int, length: int) -> None:
         self.files, self.length = files, length
-        self.cut = transforms.RandomCrop(crop)
-        self.smaller = transforms.Resize(crop // SCALE, transforms.InterpolationMode.BICUBIC)
+        self.crop = transforms.RandomCrop(crop)
+        self.downsample = transforms.Resize(crop // SCALE, transforms.InterpolationMode.BICUBIC)
         self.finish = transforms.Compose([transforms.ToTensor(), HALF])
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        high = self.cut(Image.open(self.files[index % len(self.files)]).convert("RGB"))
-        return self.finish(self.smaller(high)), self.finish(high)
+        high = self.crop(Image.open(self.files[index % len(self.files)]).convert("RGB"))
+        return self.finish(self.downsample(high)), self.finish(high)
 
 
-def adversaries(options: argparse.Namespace, device: torch.device, discriminators: int) -> tuple[nn.Module, ...]:
-    """A generator and discriminators that end in a sigmoid."""
+def gan_networks(options: argparse.Namespace, device: torch.device, count: int) -> tuple[nn.Module, ...]:
+    """Return a generator and some discriminators that end in a sigmoid."""
     width = 4 if options.tiny else 64
-    judges = [nn.Sequential(Discriminator(SIDE_PX, 3, width, 2), nn.Sigmoid()) for _ in range(discriminators)]
-    return Generator(SIDE_PX, 3, NOISE, width, 2).to(device), *(evaluator.to(device) for evaluator in judges)
+    discriminators = [nn.Sequential(Discriminator(SIDE_PX, 3, width, 2), nn.Sigmoid()) for _ in range(count)]
+    return Generator(SIDE_PX, 3, NOISE, width, 2).to(device), *(network.to(device) for network in discriminators)
 
 
-def gan_step(batches: Batches, device: torch.device, options: argparse.Namespace, discriminators: int = 1):
-    """DCGAN's step, or with two discriminators the dual GAN's, in which their errors choose the generator's one."""
-    generator, *judges = adversaries(options, device, discriminators)
+def gan_step(
+    batches: Batches, device: torch.device, options: argparse.Namespace, num_discriminators: int = 1
+) -> Callable[[], None]:
+    """Return the step of DCGAN, or of the dual GAN, in which the losses choose the generator's discriminator."""
+    generator, *discriminators = gan_networks(options, device, num_discriminators)
     bce = nn.BCELoss()
     rate = {"lr": 2e-4, "betas": (0.5, 0.999)}
     optimizer = torch.optim.Adam(generator.parameters(), **rate)
-    optimizers = [torch.optim.Adam(evaluator.parameters(), **rate) for evaluator in judges]
-    seen: list[float] = []
+    optimizers = [torch.optim.Adam(network.parameters(), **rate) for network in discriminators]
+    logged: list[float] = []
 
     def step() -> None:
         real = next(batches)[0].to(device)
         ones, zeros = torch.ones(len(real), device=device), torch.zeros(len(real), device=device)
         fake = generator(torch.randn(len(real), NOISE, device=device))
-        errors = []
-        for evaluator, own in zip(judges, optimizers, strict=True):
-            evaluator.zero_grad()
-            on_real = evaluator(real)
-            error_real = bce(on_real, ones)
-            error_real.backward()
-            on_fake = evaluator(fake.detach())
-            error_fake = bce(on_fake, zeros)
-            error_fake.backward()
-            own.step()
-            errors.append((error_real.item(), error_fake.item()))
-            seen[:] = [on_real.mean().item(), on_fake.mean().item()]
+        losses = []
+        for discriminator, discriminator_optimizer in zip(discriminators, optimizers, strict=True):
+            discriminator.zero_grad()
+            on_real = discriminator(real)
+            loss_real = bce(on_real, ones)
+            loss_real.backward()
+            on_fake = discriminator(fake.detach())
+            loss_fake = bce(on_fake, zeros)
+            loss_fake.backward()
+            discriminator_optimizer.step()
+            losses.append((loss_real.item(), loss_fake.item()))
+            logged[:] = [on_real.mean().item(), on_fake.mean().item()]
         chosen = 0
-        if len(judges) == 2:
-            chosen = int(errors[0][0] + errors[1][1] < errors[1][0] + errors[0][1])
+        if len(discriminators) == 2:
+            chosen = int(losses[0][0] + losses[1][1] < losses[1][0] + losses[0][1])
         generator.zero_grad()
-        loss = bce(judges[chosen](fake), ones)
+        loss = bce(discriminators[chosen](fake), ones)
         loss.backward()
         optimizer.step()
-        seen.append(loss.item())
+        logged.append(loss.item())
 
     return step
 
 
 def classification_step(batches: Batches, device: torch.device, options: argparse.Namespace) -> Callable[[], None]:
-    """ResNet-18 in fp16 with a scaler."""
+    """Return the step of ResNet-18 in fp16 with a scaler."""
     network = ResNet(18, NUM_CLASSES, stem="small", width=4 if options.tiny else 64).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
     half = torch.float16 if device.type == "cuda" else torch.bfloat16
     scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
-    seen: list[float] = []
+    logged: list[float] = []
 
     def step() -> None:
-        pictures, labels = (part.to(device) for part in next(batches))
+        images, labels = (part.to(device) for part in next(batches))
         optimizer.zero_grad()
         with torch.autocast(device.type, half, enabled=device.type == "cuda"):
-            logits = network(pictures)
+            logits = network(images)
             loss = F.cross_entropy(logits, labels)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        seen[:] = [loss.item(), (logits.argmax(1) == labels).float().mean().item()]
+        logged[:] = [loss.item(), (logits.argmax(1) == labels).float().mean().item()]
 
     return step
 
 
 def photo_step(batches: Batches, device: torch.device, options: argparse.Namespace) -> Callable[[], None]:
-    """SRGAN ×4 with VGG19's features; its blocks share one block's weights."""
+    """Return the step of SRGAN ×4 with VGG19's features; its blocks share the weights of one."""
     width, blocks = (4, 1) if options.tiny else (64, 16)
     generator = SRResNet(scale=SCALE, width=width, num_blocks=blocks, shared=True, output="tanh").to(device)
-    evaluator = nn.Sequential(PhotoDiscriminator(3, width), nn.Sigmoid()).to(device)
+    discriminator = nn.Sequential(PhotoDiscriminator(3, width), nn.Sigmoid()).to(device)
     features, bce = Features("random", "relu5_4"), nn.BCELoss()
-    optimizers = [torch.optim.Adam(network.parameters(), lr=1e-4) for network in (generator, evaluator)]
-    seen: list[float] = []
+    optimizers = [torch.optim.Adam(network.parameters(), lr=1e-4) for network in (generator, discriminator)]
+    logged: list[float] = []
 
     def step() -> None:
         low, high = (part.to(device) for part in next(batches))
         ones, zeros = torch.ones(len(high), device=device), torch.zeros(len(high), device=device)
         fake = generator(low)
-        evaluator.zero_grad()
-        loss_judge = bce(evaluator(high), ones) + bce(evaluator(fake.detach()), zeros)
-        loss_judge.backward()
+        discriminator.zero_grad()
+        discriminator_loss = bce(discriminator(high), ones) + bce(discriminator(fake.detach()), zeros)
+        discriminator_loss.backward()
         optimizers[1].step()
         generator.zero_grad()
-        steps = [fake.diff(dim=dim).square().sum() for dim in (-1, -2)]
+        differences = [fake.diff(dim=dim).square().sum() for dim in (-1, -2)]
         loss = F.mse_loss(fake, high) + 0.006 * F.mse_loss(features(fake), features(high))
-        loss = loss + 1e-3 * bce(evaluator(fake), ones) + 2e-8 * sum(steps) / len(high)
+        loss = loss + 1e-3 * bce(discriminator(fake), ones) + 2e-8 * sum(differences) / len(high)
         loss.backward()
         optimizers[0].step()
-        seen[:] = [loss.item(), loss_judge.item()]
+        logged[:] = [loss.item(), discriminator_loss.item()]
 
     return step
 
 
-def reference_sides(
-    data: Dataset, batch_size: int, make: MakeStep, device: torch.device, options, epochs: bool = False
-) -> list[Side]:
-    """The plain loop with each number of workers, in steps or whole epochs, and with a batch that is there already."""
-    sides = []
+def reference_variants(
+    data: Dataset,
+    batch_size: int,
+    make: MakeStep,
+    device: torch.device,
+    options: argparse.Namespace,
+    epochs: bool = False,
+) -> list[Variant]:
+    """Return the plain loop with each number of workers, in steps or whole epochs, and with one batch on the device."""
+    variants = []
     for workers in map(int, options.workers.split(",")):
         loader = DataLoader(data, batch_size, shuffle=True, num_workers=workers, drop_last=True)
         step = make(endless(loader), device, options)
-        side = Side(f"reference style, {workers} workers", step, torch_defaults)
-        sides.append(in_epochs(side, len(loader), batch_size) if epochs else side)
+        variant = Variant(f"reference style, {workers} workers", step, set_torch_defaults)
+        variants.append(in_epochs(variant, len(loader), batch_size) if epochs else variant)
     batch = [part.to(device) for part in next(iter(DataLoader(data, batch_size)))]
     step = make(iter(lambda: batch, None), device, options)
-    return [*sides, Side("reference style, no loading", step, torch_defaults)]
+    return [*variants, Variant("reference style, no loading", step, set_torch_defaults)]
 
 
-def in_epochs(side: Side, num_steps: int, batch_size: int) -> Side:
-    """The same side with an epoch as its step and its block: nothing is loaded between two of them."""
+def in_epochs(variant: Variant, num_steps: int, batch_size: int) -> Variant:
+    """Return the variant with an epoch as its step and its block, so that nothing is prefetched between blocks."""
 
     def epoch() -> None:
         for _ in range(num_steps):
-            side.step()
+            variant.step()
 
-    return Side(side.name, epoch, side.before, side.after, warmup=0, images=num_steps * batch_size, length=1)
+    images = num_steps * batch_size
+    return Variant(variant.name, epoch, variant.before, variant.after, warmup=0, images=images, length=1)
 
 
-def engine_sides(recipe: str, folder: Path, options: argparse.Namespace, **settings: object) -> list[Side]:
-    """The engine as it is, and compiled where that is asked for."""
-    sides = [engine_side("engine", recipe, folder, loader="resident", **settings)]
+def engine_variants(recipe: str, folder: Path, options: argparse.Namespace, **settings: object) -> list[Variant]:
+    """Return the engine with its defaults and, with `--compile`, compiled."""
+    variants = [engine_variant("engine", recipe, folder, loader="resident", **settings)]
     if options.compile:
-        sides.append(engine_side("engine, compiled", recipe, folder, loader="resident", compile=True, **settings))
-    return sides
+        variants.append(engine_variant("engine, compiled", recipe, folder, loader="resident", compile=True, **settings))
+    return variants
 
 
-def small_picture_file(folder: Path, samples: int) -> dict[str, np.ndarray]:
-    """Random pictures and labels, kept as an .npz source has them."""
-    chance = np.random.default_rng(0)
+def write_small_images(folder: Path, samples: int) -> dict[str, np.ndarray]:
+    """Write random images and labels to random.npz; return its arrays."""
+    rng = np.random.default_rng(0)
     data: dict[str, np.ndarray] = {}
     for split, length in (("train", samples), ("test", 1)):
-        data[f"x_{split}"] = chance.integers(256, size=(length, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
-        data[f"y_{split}"] = chance.integers(NUM_CLASSES, size=length)
+        data[f"x_{split}"] = rng.integers(256, size=(length, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
+        data[f"y_{split}"] = rng.integers(NUM_CLASSES, size=length)
     data["y_test"][0] = NUM_CLASSES - 1
     np.savez(folder / "random.npz", **data)  # type: ignore[arg-type]
     return data
 
 
-def photo_folder(folder: Path, options: argparse.Namespace) -> list[Path]:
-    """Photographs as PNG files, made once where a folder is named."""
+def write_photos(folder: Path, options: argparse.Namespace) -> list[Path]:
+    """Write photographs as PNG files, unless they exist; return those of the training split."""
     width, height = (int(word) for word in options.photo_size.split("x"))
     for split, count in (("train", options.photos), ("test", 1)):
         (folder / split).mkdir(parents=True, exist_ok=True)
-        make = partial(make_picture, folder=folder / split, width=width, height=height)
+        make = partial(make_image, folder=folder / split, width=width, height=height)
         with ProcessPoolExecutor() as processes:
             list(processes.map(make, range(count)))
     return sorted((folder / "train").glob("*.png"))[: options.photos]
 
 
-def sides_of(workload: str, folder: Path, device: torch.device, options) -> tuple[list[Side], int]:
-    """The sides of a workload, and its batch."""
+def make_variants(
+    workload: str, folder: Path, device: torch.device, options: argparse.Namespace
+) -> tuple[list[Variant], int]:
+    """Return the variants of a workload, and its batch."""
     batch = options.batch or (512 if workload == "resnet512" else 128)
     narrow = options.tiny
     if workload == "srgan":
         crop = options.crop
         photos = Path(options.photo_folder or folder / "photos")
-        files = photo_folder(photos, options)
+        files = write_photos(photos, options)
         epoch = Photographs(files, crop, options.photo_epoch)
-        sides = reference_sides(epoch, batch, photo_step, device, options, epochs=True)
+        variants = reference_variants(epoch, batch, photo_step, device, options, epochs=True)
         own: dict[str, object] = {"data": "photos", "data_root": photos, "crop": crop, "vgg": "random", "workers": 8}
         own |= {"preset": "reference", "stage": "adversarial"}
         own |= {"num_blocks": 1, "width": 4, "d_width": 4, "workers": 2} if narrow else {}
-        return sides + engine_sides("super_resolution", folder, options, batch_size=batch, **own), batch
-    data = small_picture_file(folder, options.samples)
+        return variants + engine_variants("super_resolution", folder, options, batch_size=batch, **own), batch
+    data = write_small_images(folder, options.samples)
     common = {"data": "npz", "data_root": folder / "random.npz", "batch_size": batch}
     if workload.startswith("resnet"):
-        plain = Pictures(data["x_train"], data["y_train"], augmented=True)
-        sides = reference_sides(plain, batch, classification_step, device, options)
+        plain = Images(data["x_train"], data["y_train"], augmented=True)
+        variants = reference_variants(plain, batch, classification_step, device, options)
         own = {"stem": "small", "pad_crop": 4, "flip": "on", "width": 4 if narrow else 64}
-        return sides + engine_sides("classification", folder, options, **common, **own), batch
+        return variants + engine_variants("classification", folder, options, **common, **own), batch
     recipe, count = ("dual_gan", 2) if workload == "dual-gan" else ("dcgan", 1)
-    plain = Pictures(data["x_train"], data["y_train"], augmented=False)
-    sides = reference_sides(plain, batch, partial(gan_step, discriminators=count), device, options)
+    plain = Images(data["x_train"], data["y_train"], augmented=False)
+    variants = reference_variants(plain, batch, partial(gan_step, num_discriminators=count), device, options)
     own = {"size": SIDE_PX, "channels": 3, "flip": "off", "smallest": 2}
     own |= {"ngf": 4, "ndf": 4} if narrow else {}
-    return sides + engine_sides(recipe, folder, options, **common, **own), batch
+    return variants + engine_variants(recipe, folder, options, **common, **own), batch
 
 
 WORKLOADS = ("dual-gan", "dcgan", "resnet", "resnet512", "srgan")
 
 
 def main() -> None:
-    """Measures each workload, prints its table and writes all as JSON."""
+    """Measure each workload, print its table and write all as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="which of them, with commas")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of a block, about; two steps at least")
-    parser.add_argument("--repeats", type=int, default=5, help="blocks of each side")
-    parser.add_argument("--workers", default=f"2,{os.cpu_count()}", help="of the plain loops' loaders, with commas")
-    parser.add_argument("--compile", action="store_true", help="the engine with its networks compiled too")
-    parser.add_argument("--samples", type=int, default=50_000, help="small pictures in the data")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="separated by commas")
+    parser.add_argument(
+        "--seconds", type=float, default=1.5, help="approximate length of a block of at least two steps"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="blocks of each variant")
+    parser.add_argument(
+        "--workers", default=f"2,{os.cpu_count()}", help="of the plain loops' loaders, separated by commas"
+    )
+    parser.add_argument("--compile", action="store_true", help="also measure the engine with compiled networks")
+    parser.add_argument("--samples", type=int, default=50_000, help="number of small images")
     parser.add_argument("--batch", type=int, default=0, help="images per step (default: 128, and 512 for resnet512)")
-    parser.add_argument("--crop", type=int, default=128, help="of the photographs")
-    parser.add_argument("--photos", type=int, default=800, help="photographs in the folder")
-    parser.add_argument("--photo-epoch", type=int, default=800, help="windows of them in an epoch")
-    parser.add_argument("--photo-repeats", type=int, default=3, help="blocks of each side with photographs")
-    parser.add_argument("--photo-size", default="2040x1356")
-    parser.add_argument("--photo-folder", default="", help="where they are made and kept (default: for this run only)")
-    parser.add_argument("--tiny", action="store_true", help="narrow networks, to try the script without a GPU")
-    parser.add_argument("--json", default="", help="file for the numbers, with versions and hardware")
+    parser.add_argument("--crop", type=int, default=128, help="side of the crops of photographs, in pixels")
+    parser.add_argument("--photos", type=int, default=800, help="number of photographs")
+    parser.add_argument("--photo-epoch", type=int, default=800, help="crops in an epoch of photographs")
+    parser.add_argument("--photo-repeats", type=int, default=3, help="blocks of each variant with photographs")
+    parser.add_argument("--photo-size", default="2040x1356", help="of the photographs, in pixels")
+    parser.add_argument(
+        "--photo-folder", default="", help="folder in which photographs are created and kept (default: a temporary one)"
+    )
+    parser.add_argument("--tiny", action="store_true", help="narrow networks, to test the script without a GPU")
+    parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results: dict[str, dict[str, object]] = {}
 
-    def keep(workload: str, batch: int, rows: list[dict[str, object]]) -> None:
+    def save(workload: str, batch: int, rows: list[dict[str, object]]) -> None:
         results[workload] = {"workload": workload, "batch": batch, "rows": rows}
-        keep_json(options.json, options, workloads=list(results.values()))
+        write_results(options.json, options, workloads=list(results.values()))
 
     for workload in options.workloads.split(","):
         if workload not in WORKLOADS:
-            parser.error(f"--workloads {workload}: there are {', '.join(WORKLOADS)}")
+            parser.error(f"--workloads {workload}: expected some of {', '.join(WORKLOADS)}")
         with tempfile.TemporaryDirectory() as folder:
             torch.manual_seed(0)
-            sides, batch = sides_of(workload, Path(folder), device, options)
+            variants, batch = make_variants(workload, Path(folder), device, options)
             repeats = options.photo_repeats if workload == "srgan" else options.repeats
-            rows = take_turns(sides, batch, options.seconds, repeats, device, partial(keep, workload, batch))
+            on_round = partial(save, workload, batch)
+            rows = measure_interleaved(variants, batch, options.seconds, repeats, device, on_round)
         print_rows(f"{workload}, batch {batch}, on {device.type}", rows)
-        del sides
+        del variants
         if device.type == "cuda":
             torch.cuda.empty_cache()
 

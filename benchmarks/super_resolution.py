@@ -1,11 +1,11 @@
-"""Trains SRResNet ×4 on a folder of photographs, then SRGAN from it, and measures both on Set5 and Set14.
+"""Train SRResNet ×4 on a folder of photographs, then SRGAN from it, and evaluate both on Set5 and Set14.
 
     python benchmarks/super_resolution.py --data-root train291 --tests Set5 Set14 --vgg vgg.pth --minutes 15 --out out
 
-A test set is a folder with HR and LRx4 (the small pictures are read from files, not made). SRResNet trains for as many
-images as a short trial of the same command says will fit in --minutes, or for --images; SRGAN then trains for
---gan-images. Both runs, strips of each test set and results.json are written into --out. PSNR and SSIM are by
-protocol y: 8 bits, MATLAB's luma, a border of 4 pixels left out.
+A test set is a folder with HR and LRx4 (the low-resolution images are read from files). SRResNet trains for --images,
+or for as many images as fit into --minutes at the speed of a short trial; SRGAN then trains for --gan-images. Both
+runs, strips of each test set and results.json are written to --out. PSNR and SSIM follow protocol y: 8 bits, MATLAB's
+luma, a border of 4 pixels left out.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from paceline.runs.provenance import versions_and_hardware
 
 LARGEST_CROP = 128  # of the preset
 TRIAL_IMAGES = 20_000
-SHARE_FOR_TRAINING = 0.9  # of the minutes; the rest is for starting, judging and saving
+SHARE_FOR_TRAINING = 0.9  # of the minutes; the rest is for the start, evaluation and saving
 CADENCE = [f"{name}=5%" for name in ("evaluate_every", "sample_every", "save_every")]
-# The rescaled VGG19's features are of the size of one after their activation. Pixels weigh little, so that texture may
-# differ from the original's; the rate is low, since the network has learned already.
+# The features of the rescaled VGG19 are about 1 after their activation. Pixels have a small weight, so that texture may
+# differ from the original's; the learning rate is low, since the network is already trained.
 GAN = [
     "stage=adversarial",
     "vgg_layer=relu5_4",
@@ -39,7 +39,7 @@ GAN = [
 
 
 def paceline(*words: str) -> tuple[str, float]:
-    """What a command printed, and how many seconds it took; it ends this program where it fails."""
+    """Run a command; return its output and its seconds. Exit if it fails."""
     print("$ paceline", *words, flush=True)
     start = perf_counter()
     command = [sys.executable, "-m", "paceline", *words]
@@ -55,15 +55,15 @@ def paceline(*words: str) -> tuple[str, float]:
 
 
 def sets(assignments: list[str]) -> list[str]:
-    """Settings as words of a command."""
+    """Return settings as arguments of a command."""
     return [word for assignment in assignments for word in ("--set", assignment)]
 
 
 def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) -> dict[str, Any]:
-    """Trains a run; gives its images, seconds and speed."""
+    """Train a run; return its images, seconds and speed."""
     words = ["train", "super_resolution", "--preset", "train291", "--data", "photos"]
     words += ["--data-root", str(arguments.out / "photos"), "--images", str(images), "--out", str(folder)]
-    test = arguments.tests[0]  # named, so that no fifth of the photographs is kept for testing
+    test = arguments.tests[0]  # given, so that no part of the photographs is held out for testing
     test_data = [f"test_root={test / 'HR'}", f"test_low_root={test / 'LRx4'}"]
     _, seconds = paceline(*words, *sets(CADENCE + test_data), *more, *arguments.extra)
     rows = read_metrics(folder)
@@ -80,14 +80,14 @@ def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) 
 
 
 def link_photographs(root: Path, folder: Path, crop: int) -> dict[str, int]:
-    """Links to the photographs that are at least as large as the crop; gives how many there are, and how many not."""
+    """Link the photographs that are at least as large as the crop; return the numbers of used and of too small ones."""
     from PIL import Image
 
     folder.mkdir(exist_ok=True)
     counts = {"used": 0, "too_small": 0}
     for path in sorted(path for path in root.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".bmp")):
-        with Image.open(path) as picture:
-            fits = min(picture.size) >= crop
+        with Image.open(path) as image:
+            fits = min(image.size) >= crop
         counts["used" if fits else "too_small"] += 1
         link = folder / path.name
         if fits and not link.exists():
@@ -96,14 +96,14 @@ def link_photographs(root: Path, folder: Path, crop: int) -> dict[str, int]:
 
 
 def evaluate(folder: Path, test: Path, precision: str) -> dict[str, float]:
-    """The numbers of a run's best checkpoint on a test set."""
+    """Return the metrics of a run's best checkpoint on a test set."""
     words = ["evaluate", str(folder), "--data", "photos", "--data-root", str(test / "HR")]
     printed, _ = paceline(*words, "--set", f"low_root={test / 'LRx4'}", "--set", f"precision={precision}")
     return {name: float(value) for name, value in re.findall(r"^  (\S+) +(\S+)$", printed, re.MULTILINE)}
 
 
 def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
-    """For the first pictures of each test set: small, bicubic, each run's and the original side by side."""
+    """Write the first images of each test set side by side: low, bicubic, each run's, the original."""
     import numpy as np
     import torch
     from PIL import Image
@@ -120,11 +120,11 @@ def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
         for path in sorted((test / "HR").iterdir())[:4]:
             high = Image.open(path).convert("RGB")
             low = Image.open(test / "LRx4" / path.name).convert("RGB")
-            pictures = torch.from_numpy(np.array(low)).permute(2, 0, 1)[None].float() / 127.5 - 1
+            images = torch.from_numpy(np.array(low)).permute(2, 0, 1)[None].float() / 127.5 - 1
             shown = {"small": low.resize(high.size, Image.Resampling.NEAREST)}
-            made = {"bicubic": bicubic(pictures, high.height, high.width)}
+            made = {"bicubic": bicubic(images, high.height, high.width)}
             with torch.no_grad():
-                made |= {name: recipe.image_to_image(pictures)["image"] for name, recipe in recipes.items()}
+                made |= {name: recipe.image_to_image(images)["image"] for name, recipe in recipes.items()}
             for name, one in made.items():
                 shown[name] = Image.fromarray(to_levels(one)[0].permute(1, 2, 0).byte().numpy())
             shown["original"] = high
@@ -137,57 +137,61 @@ def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
 
 
 def centre(size: tuple[int, int], side: int) -> tuple[int, int, int, int]:
-    """The box in the middle of a picture."""
+    """Return the box in the middle of an image."""
     left, top = (max(0, (length - side) // 2) for length in size)
     return left, top, left + min(side, size[0]), top + min(side, size[1])
 
 
 def main() -> None:
-    """Trains, measures, and writes what was found after each step, so that a time limit loses only what is left."""
+    """Train and evaluate; the results are written after each step, so that a time limit loses only the rest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, required=True, help="folder of photographs to train on")
     parser.add_argument("--tests", type=Path, nargs="+", required=True, help="folders with HR and LRx4")
-    parser.add_argument("--minutes", type=float, default=15, help="for SRResNet, unless --images says how long")
-    parser.add_argument("--images", type=int, default=0, help="that SRResNet sees")
-    parser.add_argument("--gan-images", type=int, default=400_000, help="that SRGAN sees; 0 leaves it out")
-    parser.add_argument("--vgg", type=Path, help="file with VGG19's weights; without, SRGAN has no perceptual term")
-    parser.add_argument("--eval-precision", default="fp32", help="of the evaluations")
+    parser.add_argument(
+        "--minutes", type=float, default=15, help="length of SRResNet's training, unless --images is given"
+    )
+    parser.add_argument("--images", type=int, default=0, help="length of SRResNet's training in images")
+    parser.add_argument(
+        "--gan-images", type=int, default=400_000, help="length of SRGAN's training in images; 0 leaves it out"
+    )
+    parser.add_argument("--vgg", type=Path, help="file with VGG19's weights; without it SRGAN has no perceptual loss")
+    parser.add_argument("--eval-precision", default="fp32", help="precision of the evaluations")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs, the strips and results.json")
-    parser.add_argument("extra", nargs="*", help="after --: more words for every training")
+    parser.add_argument("extra", nargs="*", help="after --: additional flags for every training")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"provenance": versions_and_hardware(), "extra": arguments.extra}
+    results: dict[str, Any] = {"provenance": versions_and_hardware(), "extra": arguments.extra}
 
-    def keep(**more: Any) -> None:
-        found.update(more)
-        (arguments.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+    def save(**more: Any) -> None:
+        results.update(more)
+        (arguments.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
 
-    keep(photographs=link_photographs(arguments.data_root, arguments.out / "photos", LARGEST_CROP))
+    save(photographs=link_photographs(arguments.data_root, arguments.out / "photos", LARGEST_CROP))
     images = arguments.images
     if not images:
         trial = train(arguments.out / "trial", TRIAL_IMAGES, arguments, "--set", "evaluate_every=100%")
-        keep(trial=trial)
+        save(trial=trial)
         images = int(trial["images_per_second_median"] * arguments.minutes * 60 * SHARE_FOR_TRAINING)
     runs = {"SRResNet": arguments.out / "srresnet"}
-    keep(srresnet=train(runs["SRResNet"], images, arguments))
-    keep(srresnet=found["srresnet"] | judge_all(runs["SRResNet"], arguments))
+    save(srresnet=train(runs["SRResNet"], images, arguments))
+    save(srresnet=results["srresnet"] | evaluate_all(runs["SRResNet"], arguments))
     if arguments.gan_images:
         runs["SRGAN"] = arguments.out / "srgan"
         features = ["--vgg", str(arguments.vgg)] if arguments.vgg else ["--set", "perceptual=0"]
         words = ["--init-from", str(runs["SRResNet"]), "--lr", "1e-4", *sets(GAN), *features]
-        keep(srgan=train(runs["SRGAN"], arguments.gan_images, arguments, *words))
-        keep(srgan=found["srgan"] | judge_all(runs["SRGAN"], arguments))
-    keep(strips=strips(runs, arguments.tests, arguments.out))
-    print(table(found, arguments.tests))
+        save(srgan=train(runs["SRGAN"], arguments.gan_images, arguments, *words))
+        save(srgan=results["srgan"] | evaluate_all(runs["SRGAN"], arguments))
+    save(strips=strips(runs, arguments.tests, arguments.out))
+    print(table(results, arguments.tests))
 
 
-def judge_all(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """A run's numbers on every test set."""
+def evaluate_all(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return a run's metrics on every test set."""
     return {"tests": {test.name: evaluate(folder, test, arguments.eval_precision) for test in arguments.tests}}
 
 
-def table(found: dict[str, Any], tests: list[Path]) -> str:
-    """PSNR and SSIM of bicubic and of both runs, as Markdown."""
+def table(results: dict[str, Any], tests: list[Path]) -> str:
+    """Return PSNR and SSIM of bicubic and of both runs, as Markdown."""
     lines = ["", "| | " + " | ".join(f"{test.name} PSNR y | SSIM y" for test in tests) + " |"]
     lines.append("|---" * (1 + 2 * len(tests)) + "|")
     for name, run, prefix in (
@@ -195,8 +199,8 @@ def table(found: dict[str, Any], tests: list[Path]) -> str:
         ("SRResNet", "srresnet", ""),
         ("SRGAN", "srgan", ""),
     ):
-        if run in found:
-            numbers = [found[run]["tests"][test.name] for test in tests]
+        if run in results:
+            numbers = [results[run]["tests"][test.name] for test in tests]
             figures = [f"{one[f'{prefix}psnr[y]']:.2f} | {one[f'{prefix}ssim[y]']:.4f}" for one in numbers]
             lines.append(f"| {name} | " + " | ".join(figures) + " |")
     return "\n".join(lines)

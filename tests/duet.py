@@ -57,14 +57,14 @@ class Duet(Recipe):
         self.critic = nn.Sequential(nn.Linear(pixels, 8, biased), norm(), nn.Tanh(), nn.Linear(8, 1))
 
     def generator_loss(self, batch: Batch) -> Loss:
-        self._look("generator", batch)
+        self._record("generator", batch)
         fake = self.generator(batch["noise"])
         adversarial = F.softplus(-self.critic(fake)).mean() * (1 + batch["gap"].mean())
         signals = {"level": fake.mean(), "spare": fake.abs().mean()}
         return Loss({"adversarial": adversarial, "size": 0.1 * fake.square().mean()}, {"fake": fake}, signals)
 
     def critic_loss(self, batch: Batch) -> Loss:
-        self._look("critic", batch)
+        self._record("critic", batch)
         real = self.critic(batch["image"].flatten(1))
         fake = batch["fake"] if "fake" in batch else self.generator(batch["noise"]).detach()
         assert not fake.requires_grad, "what is shared comes detached"
@@ -73,7 +73,7 @@ class Duet(Recipe):
         return Loss({"both": loss}, signals={"gap": real.mean() - fake.mean(), "real": real.mean()})
 
     def penalty_loss(self, batch: Batch) -> Loss:
-        self._look("penalty", batch)
+        self._record("penalty", batch)
         mixed = batch["image"].flatten(1) * batch["mix"]
         mixed.requires_grad_(True)
         scores = self.critic(mixed)
@@ -82,9 +82,9 @@ class Duet(Recipe):
         return Loss({"slope": penalty + 0 * scores.mean()})  # else the last bias has no gradient
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        self._look("predict", batch)
+        self._record("predict", batch)
         return {"logits": self.critic(batch["image"].flatten(1)).expand(-1, 10)}
 
-    def _look(self, phase: str, batch: Batch) -> None:
+    def _record(self, phase: str, batch: Batch) -> None:
         if self.watched:
             self.seen.append((phase, {name: value.detach().clone() for name, value in batch.items()}))

@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline.core.heartbeat import die_with_parent
 
-PATIENCE_SECONDS = 120.0  # seconds for anything that must happen, on a busy machine
+TIMEOUT_SECONDS = 120.0  # seconds for anything that must happen, on a busy machine
 _PRELOAD = [  # imported before forking, so that a command starts in a fraction of a second
     "paceline.cli.app",
     "paceline.commands.train",
@@ -57,7 +57,7 @@ class Running:
     def stderr(self) -> str:
         return (self.folder / f"stderr-{self.pid}").read_text()
 
-    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
+    def wait(self, seconds: float = TIMEOUT_SECONDS) -> int:
         """Return the exit code, negative if a signal ended the process."""
         code = self.wait_for_end(seconds)
         assert code is not None, f"still running after {seconds:g} s:\n{self.stdout}\n{self.stderr}"
@@ -205,7 +205,7 @@ def _run_command(arguments: tuple[str, ...]) -> int:
     return run(list(arguments))
 
 
-def wait_until(condition: Callable[[], Any], running: Running | None = None, seconds: float = PATIENCE_SECONDS) -> Any:
+def wait_until(condition: Callable[[], Any], running: Running | None = None, seconds: float = TIMEOUT_SECONDS) -> Any:
     """Return the first truthy value of a condition, polled while a command runs."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

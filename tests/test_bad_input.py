@@ -279,7 +279,7 @@ def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> 
     images = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
     of_all = start_command(tmp_path, *command, "--set", "not_finite_at=4", "--out", "loss")
     # Only one rank reads the bad image; the other loses its peer and prints nothing.
-    of_one = start_command(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "pictures")
+    of_one = start_command(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "images")
     assert_one_line(of_all, "loss 'cross_entropy' of phase 'classifier' is not finite at step 4 (64 images seen)")
     assert "the checkpoint at 64 images is intact" in of_all.stderr
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")

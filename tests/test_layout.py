@@ -276,7 +276,7 @@ def test_no_text_mentions_a_machine_or_an_issue() -> None:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("not a git checkout, so its own files cannot be told from others")
+        pytest.skip("not a git checkout, so its own files cannot be distinguished from others")
     problems = []
     for name in filter(None, listed.stdout.split("\0")):
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.core.heartbeat import die_with_parent
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 def find_chromium() -> str | None:
@@ -80,13 +80,13 @@ class Browser:
 
     def wait_for(self, expression: str) -> Any:
         """Return the first truthy value of a JavaScript expression."""
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < until:
             value = self.evaluate(expression)
             if value:
                 return value
             time.sleep(0.05)
-        raise AssertionError(f"not true within {PATIENCE_SECONDS:g} s: {expression}")
+        raise AssertionError(f"not true within {TIMEOUT_SECONDS:g} s: {expression}")
 
     def screenshot(self, path: Path) -> None:
         """Save a screenshot of the page."""

@@ -18,7 +18,7 @@ ODD_NAMES = [
     "a..b",
 ]
 SECRET = "hunter2secret"
-OUTSIDE = "what lies outside of the folder"
+OUTSIDE = "content outside of the folder"
 
 
 def line(images: int, **values: float) -> str:
@@ -71,7 +71,7 @@ def make_folder(base: Path) -> Path:
         f'recipe = "dcgan"\nmirror = "s3://user:{SECRET}@bucket/runs"\napi_key = "{SECRET}"\n'
         f'data_root = "https://host/data?token={SECRET}"\n\n[generator]\nlr = 0.3\n'
     )
-    with_samples = make_run(root / "pictures", state="finished", host=host)
+    with_samples = make_run(root / "images", state="finished", host=host)
     (with_samples / "samples").mkdir()
     for images, color in ((0, 10), (100, 120), (200, 240)):
         Image.new("RGB", (8, 8), (color, 0, 0)).save(with_samples / "samples" / f"samples-{images:012}.png")

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from paceline.core.heartbeat import die_with_parent
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Served:
         self, path: str, *, token: bool = True, method: str = "GET", headers: dict[str, str] | None = None
     ) -> Answer:
         """Send one request as a script would; the path is sent unchanged."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
         sent = ({"Authorization": f"Bearer {self.token}"} if token else {}) | (headers or {})
         try:
             connection.putrequest(method, path, skip_host="Host" in sent)
@@ -73,13 +73,13 @@ class Served:
 
     def wait_for(self, name: str, condition: Any) -> dict[str, Any]:
         """Return a run as soon as it meets a condition."""
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < until:
             run = self.runs().get(name)
             if run and condition(run):
                 return run
             time.sleep(0.1)
-        raise AssertionError(f"not so within {PATIENCE_SECONDS:g} s: {self.runs().get(name)}")
+        raise AssertionError(f"not so within {TIMEOUT_SECONDS:g} s: {self.runs().get(name)}")
 
     def memory_mib(self) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -106,6 +106,6 @@ def serve(root: str | Path, *arguments: str) -> Iterator[Served]:
         yield Served(found[0], process)
     finally:
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+        _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0, (process.returncode, errors)
     assert not errors, errors

@@ -99,7 +99,7 @@ def test_no_path_escapes_the_folder(board: Served, path: str) -> None:
 
 
 def test_image_names_that_escape_the_folder_are_not_found(board: Served) -> None:
-    run = board.runs()["pictures"]["id"]
+    run = board.runs()["images"]["id"]
     for name in ("../../../outside/secret", "..", "/etc/passwd", "samples/../samples", ""):
         assert board.ask(f"/api/runs/{run}/image?name={name}&images=0").status == 404, name
     for images in ("-1", "1e3", "", "٣", "9" * 40):

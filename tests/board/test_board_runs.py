@@ -118,9 +118,9 @@ def test_settings_and_samples_are_served(board: Served) -> None:
     runs = board.runs()
     kept = board.json(f"/api/runs/{runs['finished']['id']}/settings")
     assert kept == {"settings": {"recipe": "dcgan", "seed": 5, "lr": 0.1}, "provenance": {"torch": "2.15"}}
-    went_on = board.json(f"/api/runs/{runs['stopped']['id']}/settings")["provenance"]
-    assert went_on == {"torch": "2.15", "earlier.1.until_images": 100, "earlier.1.devices": "2"}
-    run = runs["pictures"]
+    resumed = board.json(f"/api/runs/{runs['stopped']['id']}/settings")["provenance"]
+    assert resumed == {"torch": "2.15", "earlier.1.until_images": 100, "earlier.1.devices": "2"}
+    run = runs["images"]
     assert board.json(f"/api/runs/{run['id']}/samples")["samples"] == {"samples": [0, 100, 200]}
     answer = board.ask(f"/api/runs/{run['id']}/image?name=samples&images=100")
     assert answer.headers["content-type"] == "image/png" and answer.body.startswith(b"\x89PNG")
@@ -172,18 +172,18 @@ def test_a_remote_folder_is_read_like_a_local_one(root: Path) -> None:
     import fsspec
 
     storage = fsspec.filesystem("memory")
-    for name in ("finished", "failed", "pictures", "broken", "with spaces"):
+    for name in ("finished", "failed", "images", "broken", "with spaces"):
         for file in (root / name).rglob("*"):
             if file.is_file():
                 storage.pipe_file(f"/bucket/runs/{name}/{file.relative_to(root / name)}", file.read_bytes())
     gallery = Gallery(RemoteFiles(storage, "/bucket/runs", "memory://bucket/runs"))
     gallery.refresh()
     runs = {run.name: run for run in gallery.runs.values()}
-    assert runs.keys() == {"finished", "failed", "pictures", "broken", "with spaces"}
+    assert runs.keys() == {"finished", "failed", "images", "broken", "with spaces"}
     assert runs["finished"].summary()["lines"] == 5 and runs["broken"].metrics.broken == 6
-    assert runs["pictures"].samples() == {"samples": [0, 100, 200]}
-    with Image.open(root / "pictures" / "samples" / "samples-000000000100.png") as local:
-        assert runs["pictures"].sample("samples", 100).startswith(b"\x89PNG") and local.size == (8, 8)
+    assert runs["images"].samples() == {"samples": [0, 100, 200]}
+    with Image.open(root / "images" / "samples" / "samples-000000000100.png") as local:
+        assert runs["images"].sample("samples", 100).startswith(b"\x89PNG") and local.size == (8, 8)
     assert runs["failed"].log_tail[-1] == "ValueError: too many pigeons"
     more = storage.cat_file("/bucket/runs/finished/metrics.jsonl") + line(60, net__loss=0.01).encode()
     storage.pipe_file("/bucket/runs/finished/metrics.jsonl", more)

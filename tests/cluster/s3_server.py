@@ -17,7 +17,7 @@ import pytest
 from paceline.core.heartbeat import die_with_parent
 
 KEY, SECRET, BUCKET = "AKtest", "SKtest", "runs"
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 def find_weed() -> str:
@@ -91,7 +91,7 @@ class S3Server:
         )
 
     def _wait_until_it_stores(self) -> None:
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < until:
             try:
                 socket.create_connection(("127.0.0.1", self.ports[0])).close()

@@ -223,7 +223,7 @@ def test_unusable_files_are_listed_and_the_others_processed(tmp_path, capsys):
     whole = (tmp_path / "good.png").read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "empty.png").touch()
-    (tmp_path / "text.jpg").write_text("no picture")
+    (tmp_path / "text.jpg").write_text("no image")
     frames = [Image.fromarray(PHOTO), Image.fromarray(PHOTO[::-1])]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     Image.new("1", (30000, 30000)).save(tmp_path / "huge.png")

@@ -62,7 +62,7 @@ def names_in(folder: str) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
 
 
-def test_an_existing_file_is_replaced_only_when_asked_to(weights, capsys):
+def test_an_existing_file_is_replaced_only_with_overwrite(weights, capsys):
     save("vacation/1.jpg", "vacation/2.jpg")
     Image.new("RGB", (7, 7)).save("vacation/1.png")  # another image, which is no result
     own = Path("vacation/1.png").read_bytes()
@@ -180,7 +180,7 @@ def test_images_too_small_to_compare_are_reported_with_their_size(weights, capsy
 def test_float_images_are_distinguished_from_other_unsupported_files(weights, capsys):
     tifffile.imwrite("colours.tif", PHOTO.astype(np.float32), photometric="rgb")
     tifffile.imwrite("grey.tif", PHOTO[..., 0].astype(np.float32))
-    Path("text.tif").write_text("no picture")
+    Path("text.tif").write_text("no image")
     assert apply(weights / "twice.safetensors", "*.tif", "--out", "out") == 1
     colours, text, grey, _ = capsys.readouterr().err.splitlines()
     assert "colours.tif: 32-bit pixels have no defined white; save the image with 8 or 16 bits" in colours

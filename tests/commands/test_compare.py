@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from running import PATIENCE_SECONDS, processes_naming, run_fork, start_fork, wait_until
+from running import TIMEOUT_SECONDS, processes_naming, run_fork, start_fork, wait_until
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
@@ -43,7 +43,7 @@ def test_a_killed_comparison_repeats_no_finished_run_and_ends_with_the_same_tabl
     wait_until(lambda: has_begun(killed, 1), running)
     running.kill()
     assert running.wait() == -signal.SIGKILL
-    wait_until(lambda: not processes_naming(f"{killed}/"), seconds=PATIENCE_SECONDS)  # the cell dies with it
+    wait_until(lambda: not processes_naming(f"{killed}/"), seconds=TIMEOUT_SECONDS)  # the cell dies with it
     assert not (killed / "table/report.json").exists()
     before = (seen(killed, 0) / "metrics.jsonl").stat().st_mtime_ns, (seen(killed, 0) / "metrics.jsonl").read_bytes()
     again = run_fork(killed, *LONG)

@@ -89,15 +89,15 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
     monkeypatch.chdir(tmp_path)
     images = np.random.default_rng(0).integers(0, 255, (16, 8, 8, 3), dtype=np.uint8)
     for number, image in enumerate(images):
-        file = Path("pictures", ("train", "test")[number % 2], ("cat", "dog")[number // 8], f"{number}.png")
+        file = Path("images", ("train", "test")[number % 2], ("cat", "dog")[number // 8], f"{number}.png")
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(file)
-    words = [*TINY, "--data", "folder", "--data-root", "pictures", "--set", "size=8", "--images", "8"]
+    words = [*TINY, "--data", "folder", "--data-root", "images", "--set", "size=8", "--images", "8"]
     words += ["--batch-size", "4", "--set", "validation=0.25", "--out", "table"]
     assert run(words) == 0
     assert run([*words, "--seeds", "0,1"]) == 0
     assert "(already finished)" in capsys.readouterr().out
-    Path("pictures/train/cat/0.png").unlink()
+    Path("images/train/cat/0.png").unlink()
     before = contents(tmp_path / "table")
     assert run([*words, "--seeds", "0,1,2"]) == 2
     printed = capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
     )
     assert printed.endswith("; use the same data to resume, or choose a different --out\n") and printed.count("\n") == 1
     assert contents(tmp_path / "table") == before
-    shutil.rmtree("pictures")
+    shutil.rmtree("images")
     assert run([*words, "--seeds", "0,1"]) == 0  # finished runs no longer need their data
     assert capsys.readouterr().out.count("(already finished)") == 2
 

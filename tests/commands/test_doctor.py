@@ -183,19 +183,19 @@ def test_data_that_a_run_would_not_keep_in_memory_is_not_loaded(
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_batches_read_ahead_are_consumed_before_timing_starts() -> None:
-    settings, asked = RunSettings(workers=5), 0
+    settings, requested = RunSettings(workers=5), 0
     source = Digits("test", settings)
     loader = Workers(source, torch.device("cpu"), settings)
 
     def requests() -> Iterator[Tickets]:
-        nonlocal asked
+        nonlocal requested
         while True:
-            asked += 1
+            requested += 1
             yield in_order(0, 4)
 
     next(loader.fetch(requests()))
     loader.close()
-    assert loader_throughput._warmup_batches(loader) >= asked - 1 >= 5
+    assert loader_throughput._warmup_batches(loader) >= requested - 1 >= 5
 
 
 @pytest.mark.parametrize(

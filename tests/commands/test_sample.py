@@ -105,7 +105,7 @@ def test_two_runs_are_shown_side_by_side():
         ("long --grid 8", "--grid 8: expected rows and columns like 8x8"),
         ("long --grid 0x3", "--grid 0x3: expected rows"),
         ("long --grid 100x100", "at most 4,096 images"),
-        ("long --out picture.jpg", "--out picture.jpg: expected a file name ending in .png"),
+        ("long --out image.jpg", "--out image.jpg: expected a file name ending in .png"),
         ("long --animate --out moving.mp4", "--out moving.mp4: expected a file name ending in .gif or .webp"),
         ("long --animate --interpolate", "--animate --interpolate: cannot be combined"),
         ("long --animate --grid 2x2", "--grid 2x2: --animate shows the sample grids saved during training"),

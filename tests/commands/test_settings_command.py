@@ -22,7 +22,7 @@ class Mine(Source):
     @dataclass(frozen=True)
     class Settings(RunSettings):
         first: int = setting(7, "use so many of the samples")
-        plain: str = "nothing said"
+        plain: str = "no choices"
 """
 
 
@@ -60,14 +60,14 @@ def test_a_user_source_is_listed_too(
     assert run(["settings", "classification", "--data", "./mine.py"]) == 0
     listed = rows(capsys.readouterr().out)
     assert " ".join(listed["first"]) == "7 use so many of the samples"
-    assert " ".join(listed["plain"]) == "nothing said"
+    assert " ".join(listed["plain"]) == "no choices"
 
 
 def test_without_a_recipe_all_recipes_and_sources_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["settings"]) == 0
     listed = rows(capsys.readouterr().out)
     assert listed.keys() == {*names("recipe"), *names("source")}
-    assert all(listed.values()), "something says nothing of itself"
+    assert all(listed.values()), "something has no description"
 
 
 def test_a_user_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,7 +146,7 @@ def test_images_that_a_classifier_cannot_take_are_reported(images, line):
 def test_an_unusable_file_is_reported_and_the_others_are_predicted(tmp_path, capsys):
     good = next(Path("digits/test/one").iterdir())
     Image.open(good).save(tmp_path / "good.png")
-    (tmp_path / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "broken.png").write_bytes(b"no image")
     (tmp_path / "notes.txt").write_text("left alone")
     table = tmp_path / "made" / "table.csv"
     assert predict("classifier", str(tmp_path), "nowhere.png", "--top", "9", "--out", str(table)) == 1
@@ -155,7 +155,7 @@ def test_an_unusable_file_is_reported_and_the_others_are_predicted(tmp_path, cap
     assert "not used: nowhere.png: no such image or folder" in printed.err
     assert "1 of 3 images were processed, 2 could not be used" in printed.err
     prediction = next(line for line in printed.out.splitlines() if line.startswith(f"{tmp_path}/good.png: "))
-    assert len(re.findall(r"\w+ \(\d+\.\d%\)", prediction)) == 4, "all classes, where there are fewer than asked for"
+    assert len(re.findall(r"\w+ \(\d+\.\d%\)", prediction)) == 4, "all classes, where there are fewer than requested"
     (row,) = csv.DictReader(table.open())
     probabilities = [float(row[f"probability_{n}"]) for n in range(1, 5)]
     assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) == pytest.approx(1)
@@ -164,7 +164,7 @@ def test_an_unusable_file_is_reported_and_the_others_are_predicted(tmp_path, cap
     assert sorted(path.name for path in table.parent.iterdir()) == ["table.csv"]
 
 
-def test_existing_results_are_replaced_only_if_asked(capsys):
+def test_existing_results_are_replaced_only_with_overwrite(capsys):
     Path("there.csv").write_text("mine")
     assert predict("classifier", "digits/test/one", "--out", "there.csv") == 2
     assert "--out there.csv: the file exists; use --overwrite to replace it" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def test_credentials_are_hidden(text: str, shown: str) -> None:
         "host:29400",
         "mail me@host.org",
         "tokens 128, passes 3",
-        "/data/secret/pictures",
+        "/data/secret/images",
         "lr=0.001 average=10 images",
         "http://host/a@b",
     ],

@@ -27,11 +27,11 @@ def random_images(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def write_packed(root: Path, asked: dict[str, int]) -> None:
+def write_packed(root: Path, requested: dict[str, int]) -> None:
     """Sizes and channels are those that were packed."""
     unpacked = root.with_name("unpacked")
     write_folder(unpacked, pytest.MonkeyPatch())
-    assert pack(str(unpacked), str(root), {"data": "folder", "workers": 0}, asked) == 0
+    assert pack(str(unpacked), str(root), {"data": "folder", "workers": 0}, requested) == 0
 
 
 def write_digits(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def test_digits_have_a_fixed_four_to_one_split() -> None:
     assert test.arrays["label"][:8].tolist() == [2, 2, 3, 4, 9, 5, 9, 9]
 
 
-def test_digits_are_32_pixels_wide_unless_asked_otherwise() -> None:
+def test_digits_are_32_pixels_wide_by_default() -> None:
     assert Digits("test", RunSettings()).spec.height == 32
     assert Digits("test", RunSettings(size=8)).spec.height == 8
 

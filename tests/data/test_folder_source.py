@@ -88,7 +88,7 @@ def test_common_file_formats_are_read(suffix: str, tmp_path: Path) -> None:
     assert np.abs(read_only_image(tmp_path).astype(int) - 200).max() <= 4
 
 
-def test_grey_images_become_colour_unless_asked_otherwise(tmp_path: Path) -> None:
+def test_grey_images_become_colour_by_default(tmp_path: Path) -> None:
     grey = random_images(6, 6)
     save_train_and_test(tmp_path, "a.png", grey)
     assert np.array_equal(read_only_image(tmp_path), np.repeat(grey[..., None], 3, axis=2))
@@ -166,7 +166,7 @@ def test_an_unreadable_image_is_reported_with_a_fix(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_unreadable_images_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
+def test_unreadable_images_are_skipped_and_counted_with_bad_images_skip(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         save_train_and_test(tmp_path, f"{kind}/good.png", random_images(8, 8, 3))
     (tmp_path / "train" / "a" / "0.jpg").write_bytes(b"no image")

@@ -48,33 +48,33 @@ def room(monkeypatch: pytest.MonkeyPatch) -> SetRoom:
     """Set how many samples may be resident on each kind of device; the list records later queries."""
 
     def set_room(sample_bytes: int = SAMPLE_BYTES, **counts: int) -> list[str]:
-        asked: list[str] = []
+        requested: list[str] = []
 
         def free_bytes(device: torch.device) -> int:
-            asked.append(device.type)
+            requested.append(device.type)
             return round((counts[device.type] * sample_bytes + 1) / SHARES[device.type])
 
         monkeypatch.setattr(memory, "free_bytes", free_bytes)
-        return asked
+        return requested
 
     return set_room
 
 
-@pytest.mark.parametrize("asked", ["auto", "resident"])
-def test_data_stays_on_the_device_when_it_fits(asked: str) -> None:
+@pytest.mark.parametrize("requested", ["auto", "resident"])
+def test_data_stays_on_the_device_when_it_fits(requested: str) -> None:
     digits = Digits("test", RunSettings())
-    name, reason, home = choose_loader(RunSettings(loader=asked), digits, CPU)
+    name, reason, home = choose_loader(RunSettings(loader=requested), digits, CPU)
     assert (name, home) == ("resident", CPU) and " fit in " in reason and "25% of the free host memory" in reason
 
 
-def test_a_loader_that_was_asked_for_is_used() -> None:
+def test_a_requested_loader_is_used() -> None:
     assert choose_loader(RunSettings(loader="workers"), samples(1), CPU) == ("workers", "requested", None)
 
 
-@pytest.mark.parametrize("asked", ["auto", "resident"])
-def test_on_a_cpu_data_that_does_not_fit_is_read_by_workers(asked: str, room: SetRoom) -> None:
+@pytest.mark.parametrize("requested", ["auto", "resident"])
+def test_on_a_cpu_data_that_does_not_fit_is_read_by_workers(requested: str, room: SetRoom) -> None:
     room(cpu=10)
-    settings = RunSettings(loader=asked)
+    settings = RunSettings(loader=requested)
     assert choose_loader(settings, samples(10), CPU).name == "resident"
     for name, reason, _ in (
         choose_loader(settings, samples(11), CPU),
@@ -83,9 +83,9 @@ def test_on_a_cpu_data_that_does_not_fit_is_read_by_workers(asked: str, room: Se
         assert name == "workers" and "do not fit" in reason
 
 
-@pytest.mark.parametrize("asked", ["auto", "resident"])
-def test_data_too_large_for_a_gpu_stays_in_host_memory_or_in_its_files(asked: str, room: SetRoom) -> None:
-    settings, source = RunSettings(loader=asked), samples(10, Photographs)
+@pytest.mark.parametrize("requested", ["auto", "resident"])
+def test_data_too_large_for_a_gpu_stays_in_host_memory_or_in_its_files(requested: str, room: SetRoom) -> None:
+    settings, source = RunSettings(loader=requested), samples(10, Photographs)
     room(cuda=0, cpu=10)
     name, why, home = choose_loader(settings, source, GPU)
     assert (name, home) == ("resident", CPU) and "do not fit" in why and "host memory" in why
@@ -96,13 +96,13 @@ def test_data_too_large_for_a_gpu_stays_in_host_memory_or_in_its_files(asked: st
 
 
 def test_all_splits_share_one_budget_and_training_comes_first(room: SetRoom) -> None:
-    asked = room(cuda=100, cpu=30)
+    requested = room(cuda=100, cpu=30)
     sources = {"test": samples(30), "train": samples(80), "validation": samples(25), "other": samples(15)}
     choices, lines = choose_loaders(RunSettings(), sources, GPU)
     homes = {split: choice.home for split, choice in choices.items()}
     assert homes == {"train": GPU, "test": CPU, "validation": None, "other": GPU}
     assert choices["validation"].name == "workers"
-    assert asked == ["cuda", "cpu"], "what is free is asked for once, before anything is taken"
+    assert requested == ["cuda", "cpu"], "what is free is requested for once, before anything is taken"
     assert [line.split(":")[0] for line in lines] == [
         "loader resident",
         "loader resident for test",

@@ -182,7 +182,7 @@ def test_settings_fixed_when_packing_cannot_be_changed_later(packed: Path) -> No
         open_packed(packed, "validation")
 
 
-def test_unreadable_images_are_skipped_in_a_pack_when_asked(photos: Path, tmp_path: Path) -> None:
+def test_unreadable_images_are_left_out_of_a_pack_with_bad_images_skip(photos: Path, tmp_path: Path) -> None:
     (photos / "train" / "bad.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"bad\.png: unreadable"):
         pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})

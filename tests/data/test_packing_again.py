@@ -173,14 +173,14 @@ def test_after_ctrl_c_one_line_says_how_to_resume_and_changes_are_rejected(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert interrupted(tmp_path, own).stderr == "paceline: interrupted; run the same command again to resume\n"
-    goes_on = ("own.py", "packed", {"data_root": str(own), "workers": 0}, {})
+    resumes = ("own.py", "packed", {"data_root": str(own), "workers": 0}, {})
     monkeypatch.chdir(tmp_path)
     before = (own / "1.txt").read_text()
     (own / "1.txt").write_text("77")
     with rejected("sample 1 differs"):
-        pack(*goes_on)
+        pack(*resumes)
     (own / "1.txt").write_text(before)
-    assert pack(*goes_on) == 0
+    assert pack(*resumes) == 0
     packed = Packed("train", RunSettings(data_root=str(tmp_path / "packed")))
     assert [int(packed.read(index)["image"][0, 0, 0]) for index in range(COUNT)] == list(range(COUNT))
 
@@ -280,10 +280,10 @@ def test_a_folder_that_another_process_finishes_meanwhile_stays_intact(
     packed = tmp_path / "packed"
 
     def begin_too_late(*arguments: Any) -> bool:
-        goes_on = packing.begin(*arguments)
+        resumes = packing.begin(*arguments)
         monkeypatch.undo()
         assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0
-        return goes_on
+        return resumes
 
     monkeypatch.setattr("paceline.commands.pack.begin", begin_too_late)
     with pytest.raises(UserError, match="another process has just packed it; run the same command again to check it"):

@@ -107,8 +107,8 @@ def test_settings_of_a_source_have_help_texts_bounds_and_unique_names(name: str)
 
 
 def test_digits_and_house_numbers_may_not_be_flipped(make_data) -> None:
-    may_mirror = {name: build(name, "test", make_data(name)).spec.flip_allowed for name in NAMES}
-    assert [name for name, allowed in may_mirror.items() if not allowed] == ["digits", "mnist", "svhn"]
+    may_flip = {name: build(name, "test", make_data(name)).spec.flip_allowed for name in NAMES}
+    assert [name for name, allowed in may_flip.items() if not allowed] == ["digits", "mnist", "svhn"]
 
 
 def test_a_source_in_a_user_file_is_used_by_its_path(tmp_path: Path) -> None:

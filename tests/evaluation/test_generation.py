@@ -53,7 +53,7 @@ def source_of(real: Tensor) -> ArraySource:
 
 
 def no_run(path: str) -> tuple:
-    raise AssertionError(f"{path} was not asked for")
+    raise AssertionError(f"{path} was not requested")
 
 
 def evaluator_of(real: Tensor, count: int, **settings: object) -> Generation:

@@ -96,5 +96,5 @@ def test_the_whole_network_gives_the_same_features_in_float16_and_float32():
     with computing_in("fp16"):
         wanted, found = network(seen), Half(network)(seen)
     assert found.shape == (2, 2048) and found.dtype == torch.float32
-    assert (wanted[0] - wanted[1]).abs().max() > 0.01 * wanted.max(), "images can be told apart"
+    assert (wanted[0] - wanted[1]).abs().max() > 0.01 * wanted.max(), "images can be distinguished"
     assert (found - wanted).abs().max() < 2e-3 * wanted.max()

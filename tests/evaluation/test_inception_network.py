@@ -63,7 +63,7 @@ def test_our_network_gives_the_features_of_the_file_in_every_precision(tmp_path,
     ours, file = opened(tmp_path, monkeypatch, device)
     assert isinstance(ours, FoldedInception), folded_next_to(ours, tmp_path, device)
     wanted = file(inception.enlarged(some_images()))
-    assert wanted.shape == (4, 2048) and (wanted[0] - wanted[1]).abs().max() > 0.1, "images can be told apart"
+    assert wanted.shape == (4, 2048) and (wanted[0] - wanted[1]).abs().max() > 0.1, "images can be distinguished"
     on_gpu = {"tf32": 3e-3, "fp16": 2e-3}
     for arithmetic, within in {"fp32": 1e-5, **({"tf32": 1e-5} if device == CPU else on_gpu)}.items():
         features = ours(some_images().to(device), arithmetic).vectors.cpu()

@@ -29,14 +29,14 @@ def test_fewer_replicas_than_devices_use_the_first_threads() -> None:
 
 
 def test_an_error_in_one_replica_is_raised_when_the_others_are_done() -> None:
-    done, go_on = threading.Event(), threading.Event()
+    done, released = threading.Event(), threading.Event()
 
     def fails() -> None:
-        go_on.set()
+        released.set()
         raise ValueError("replica 0")
 
     def works() -> None:
-        assert go_on.wait(30)
+        assert released.wait(30)
         done.set()
 
     with pytest.raises(ValueError, match="replica 0"):

@@ -6,7 +6,7 @@ from paceline.parallel.strategy import strategy_name
 
 
 @pytest.mark.parametrize(
-    ("asked", "accelerator", "found"),
+    ("requested", "accelerator", "found"),
     [
         (("auto", 1), "cpu", ("single", 1)),
         (("auto", 2), "cpu", ("ddp", 2)),
@@ -16,6 +16,6 @@ from paceline.parallel.strategy import strategy_name
     ],
 )
 def test_auto_and_strategies_without_use_on_a_cpu_are_resolved(
-    asked: tuple[str, int], accelerator: str, found: tuple[str, int]
+    requested: tuple[str, int], accelerator: str, found: tuple[str, int]
 ) -> None:
-    assert strategy_name(*asked, accelerator) == found
+    assert strategy_name(*requested, accelerator) == found

@@ -29,7 +29,7 @@ def test_the_stem_depends_on_the_image_size(side_px, stem_px):
     assert build(digits_like(side_px)).classifier.conv1.kernel_size == (stem_px, stem_px)
 
 
-def test_the_loss_smooths_labels_as_asked_and_the_prediction_is_the_same_logits():
+def test_the_loss_smooths_labels_as_configured_and_the_prediction_is_the_same_logits():
     recipe = build(digits_like(), label_smoothing=0.2, norm="none")
     batch = {"image": torch.randn(6, 1, 8, 8), "label": torch.arange(6)}
     logits = recipe.predict(batch)["logits"]

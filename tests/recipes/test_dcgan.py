@@ -106,7 +106,7 @@ def test_augmentation_changes_what_the_discriminator_sees_and_not_what_is_shared
     assert set(changed.draws) - set(plain.draws) == {"view_of_own", "view_of_fake", "view_of_real"}
 
 
-def test_normalisation_and_spectral_norm_are_as_asked():
+def test_normalisation_and_spectral_norm_follow_the_settings():
     assert not any(isinstance(m, nn.BatchNorm2d) for m in build(d_norm="none").discriminator.modules())
     names = build(spectral_norm=True).discriminator.state_dict()
     assert "main.0.parametrizations.weight.original" in names and "main.0.parametrizations.weight.0._u" in names

@@ -76,14 +76,14 @@ def test_the_adversarial_stage_adds_features_and_a_discriminator():
 @pytest.mark.parametrize("term", ["perceptual", "adversarial", "tv", "pixel"])
 def test_a_term_without_weight_is_omitted(term, monkeypatch):
     if term == "perceptual":
-        monkeypatch.setattr(Features, "__call__", lambda *_: pytest.fail("VGG19 was asked for"))
+        monkeypatch.setattr(Features, "__call__", lambda *_: pytest.fail("VGG19 was called"))
     recipe = build(stage="adversarial", **{term: 0.0})
     loss, _ = after(recipe, "generator")
     assert term not in loss.terms and len(loss.terms) == 3
     assert ("discriminator" in recipe.networks) == (term != "adversarial")
 
 
-def test_the_content_is_compared_as_asked():
+def test_the_content_loss_follows_the_settings():
     loss, batch = after(build(content="l1"), "generator")
     made = build(content="l1").predict(batch)["image"]
     assert torch.equal(loss.terms["pixel"], F.l1_loss(made, batch["image"]))

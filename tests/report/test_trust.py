@@ -34,7 +34,7 @@ def cell(
     includes_warmup: bool = False,
     seed: int = 0,
     metric: str = "validation/top1",
-    asked: str = "",
+    requested: str = "",
     gpu: dict[str, float] | None = None,
     hardware: dict[str, str] | None = None,
     **settings: str,
@@ -70,7 +70,7 @@ def cell(
         selection_curve=[],
         protocols={},
     )
-    return Cell(name, "classification", strategy, devices, asked or str(batch), seed, "done", "", run)
+    return Cell(name, "classification", strategy, devices, requested or str(batch), seed, "done", "", run)
 
 
 def made(*cells: Cell, **more: Any) -> tuple[Report, str]:
@@ -104,8 +104,8 @@ def test_settings_between_devices_do_not_separate_a_run_from_its_single_one() ->
 
 
 def test_a_per_device_batch_is_compared_with_that_batch_on_one_device() -> None:
-    cells = [cell(batch=b, speed=s, asked=f"{b}/device") for b, s in ((32, 1000), (64, 1100))]
-    cells += [cell("ddp", 2, b * 2, speed=s, asked=f"{b}/device") for b, s in ((32, 1800), (64, 2090))]
+    cells = [cell(batch=b, speed=s, requested=f"{b}/device") for b, s in ((32, 1000), (64, 1100))]
+    cells += [cell("ddp", 2, b * 2, speed=s, requested=f"{b}/device") for b, s in ((32, 1800), (64, 2090))]
     report, _ = made(*cells)
     found = [group.scaling for group in report.groups.values() if group.strategy == "ddp"]
     assert [(one.kind, one.speedup) for one in found if one] == [("weak", 1.8), ("weak", 1.9)]

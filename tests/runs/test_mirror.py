@@ -51,7 +51,7 @@ def make_run(folder: Path, *moments: int) -> Checkpoints:
         checkpoints.save(Snapshot(images, weights, {}, CheckpointNumbers()))
         checkpoints.prune(2, None)
         (folder / "samples").mkdir(exist_ok=True)
-        (folder / "samples" / f"samples-{images:012}.png").write_bytes(b"picture %d" % images)
+        (folder / "samples" / f"samples-{images:012}.png").write_bytes(b"image %d" % images)
     (folder / "config.toml").write_text("seed = 0\n")
     Status.now("running", 1000).write(folder)
     return checkpoints
@@ -87,14 +87,14 @@ def test_a_credential_that_a_library_printed_is_not_mirrored_with_the_log(tmp_pa
 class Watched:
     """A real destination; `before` is called with each operation's number first."""
 
-    def __init__(self, beneath: Destination, before: Callable[[int], None]) -> None:
-        self.beneath, self.before, self.operations = beneath, before, 0
+    def __init__(self, destination: Destination, before: Callable[[int], None]) -> None:
+        self.destination, self.before, self.operations = destination, before, 0
 
     def __getattr__(self, name: str) -> Any:
         def operation(*arguments: Any) -> Any:
             self.operations += 1
             self.before(self.operations)
-            return getattr(self.beneath, name)(*arguments)
+            return getattr(self.destination, name)(*arguments)
 
         return operation
 
@@ -117,32 +117,32 @@ def test_a_mirrored_run_is_restored_on_an_empty_disk(tmp_path: Path, away: str) 
 
 
 def test_readers_see_whole_snapshots_whichever_operation_fails_or_is_the_last(tmp_path: Path, away: str) -> None:
-    beneath = open_destination(away, "--mirror")
+    destination = open_destination(away, "--mirror")
     make_run(tmp_path / "run", 100)
-    mirror_once(tmp_path / "run", beneath)
+    mirror_once(tmp_path / "run", destination)
     make_run(tmp_path / "run", 200, 300)  # 100 is deleted when these are uploaded
 
     def fail_once(at: int) -> Callable[[int], None]:
         def before(number: int) -> None:
             if number == at:
-                seen.append(assert_whole(beneath, tmp_path / "scratch"))
+                seen.append(assert_whole(destination, tmp_path / "scratch"))
                 raise ConnectionError("the server went away")
 
         return before
 
     saved = tmp_path / "saved"
     shutil.copytree(tmp_path / "run", saved)
-    copy_of(beneath, tmp_path / "start")
-    counting = Watched(beneath, lambda number: None)
+    copy_of(destination, tmp_path / "start")
+    counting = Watched(destination, lambda number: None)
     mirror_once(tmp_path / "run", counting)  # type: ignore[arg-type]
     assert counting.operations > 15
     for at in range(1, counting.operations + 1):
-        put_back(beneath, tmp_path / "start")
+        put_back(destination, tmp_path / "start")
         seen: list[list[int]] = []
-        watched = Watched(beneath, fail_once(at))
+        watched = Watched(destination, fail_once(at))
         assert "is complete" in mirror_once(saved, watched)  # type: ignore[arg-type]
-        assert len(seen) == 1 and seen[0] and assert_whole(beneath, tmp_path / "scratch") == [300, 100], at
-    named = {name for name in beneath.sizes("checkpoints") if "manifest" in name}
+        assert len(seen) == 1 and seen[0] and assert_whole(destination, tmp_path / "scratch") == [300, 100], at
+    named = {name for name in destination.sizes("checkpoints") if "manifest" in name}
     assert named == {f"checkpoints/{images:012d}/manifest.json" for images in (100, 200, 300)}
 
 
@@ -186,12 +186,12 @@ def test_a_manifest_that_names_unexpected_files_is_rejected(name: str) -> None:
 
 
 def test_a_slow_upload_blocks_nothing_and_survives_pruning(tmp_path: Path) -> None:
-    checkpoints, reached, go_on = make_run(tmp_path / "run", 100), threading.Event(), threading.Event()
+    checkpoints, reached, released = make_run(tmp_path / "run", 100), threading.Event(), threading.Event()
 
     def hold(number: int) -> None:
         if number == 4:  # in the middle of the first checkpoint
             reached.set()
-            go_on.wait(60)
+            released.wait(60)
 
     destination = open_destination(f"file://{tmp_path}/away", "--mirror")
     mirror = Mirror(tmp_path / "run", Watched(destination, hold), "away", "one", every=60)  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ def test_a_slow_upload_blocks_nothing_and_survives_pruning(tmp_path: Path) -> No
     mirror.notify()
     assert "the checkpoint at 400 images is missing" in mirror.finish(0.2) and time.monotonic() - began < 30
     assert list_manifests(destination) == []
-    go_on.set()
+    released.set()
     wait_until(lambda: [int(name[7:19]) for name in list_manifests(destination)] == [400, 100])
     assert_whole(destination, tmp_path / "scratch")
 
@@ -261,8 +261,8 @@ def test_a_mirror_failure_is_printed_once_and_recorded_until_it_is_over(
         if broken.is_set():
             raise PermissionError("wrong key, token=abcdef")
 
-    beneath = open_destination(f"file://{tmp_path}/away", "--mirror")
-    mirror = Mirror(tmp_path / "run", Watched(beneath, fail), "away", "one", every=0.01)  # type: ignore[arg-type]
+    destination = open_destination(f"file://{tmp_path}/away", "--mirror")
+    mirror = Mirror(tmp_path / "run", Watched(destination, fail), "away", "one", every=0.01)  # type: ignore[arg-type]
     mirror.check()
     mirror.begin()
     wait_until(lambda: mirror.destination.operations > 3)  # type: ignore[attr-defined]

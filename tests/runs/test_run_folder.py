@@ -18,7 +18,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import read_metrics
 
 
-def test_a_folder_in_use_is_rejected_and_its_run_unharmed(tmp_path: Path, tiny: str) -> None:
+def test_a_folder_in_use_is_rejected_and_its_run_is_not_disturbed(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--set", "pause=0.05")
     first = start_fork(tmp_path, *command, "--out", "run")
     wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), first)
@@ -69,7 +69,7 @@ def test_a_folder_with_other_files_is_rejected_and_left_alone(tmp_path: Path, ti
     assert rejected.wait() == 2 and "--out full: the folder exists and is not a run (it holds diary" in rejected.stderr
     assert [file.name for file in full.iterdir()] == ["diary.txt"]
     (full / "diary.txt").rename(full / ".gitkeep")
-    (full / "launch").mkdir()  # a job file may lie in the folder before the run starts
+    (full / "launch").mkdir()  # a job file may be in the folder before the run starts
     assert run_fork(tmp_path, "train", tiny, "--out", "full").wait() == 0
 
 

@@ -44,4 +44,4 @@ def test_every_host_gets_the_newest_and_the_best_checkpoint_from_whichever_host_
     for folder in folders:
         kept = RunFolder(folder / "run").checkpoints
         assert load(kept.path(16)).images == 16 and kept.all()[-1] == 32
-        assert (folder / "run" / "config.toml").read_text() == "images = 32\n", "how it went is known to all"
+        assert (folder / "run" / "config.toml").read_text() == "images = 32\n", "all ranks know the outcome"

@@ -1,0 +1,166 @@
+"""Shared by the scripts: variants whose blocks of steps are interleaved, the engine's own step, tables and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.commands.configure import configure
+from paceline.runs.display import Display
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricsWriter
+from paceline.runs.provenance import versions_and_hardware
+from paceline.training.build import assemble
+from paceline.training.evaluate import training_evaluator
+from paceline.training.loop import Loop, Outputs
+
+WARMUP_STEPS = 14  # a captured step is captured after 11 eager ones
+MAX_STEPS = 400
+
+
+@dataclass
+class Variant:
+    """One way to do the same work."""
+
+    name: str
+    step: Callable[[], None]
+    before: Callable[[], None] = lambda: None  # sets torch's global flags for this variant
+    after: Callable[[], None] = lambda: None  # releases what it started
+    warmup: int = 3
+    images: int = 0  # per step, where it is not the batch of the workload
+    length: int = 0  # steps per block, where it is not chosen by duration
+    rates: list[float] = field(default_factory=list)
+
+
+def set_torch_defaults() -> None:
+    """Set torch's global flags to their defaults."""
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("highest")
+
+
+def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Variant:
+    """Return the loop of `paceline train`, with data loading and written metrics, without evaluation."""
+    fixed = {"epochs": 100_000, "save_every": "100000 epochs", "sample_every": "100000 epochs", "validation": 0}
+    assignments = [f"{key}={value}" for key, value in (fixed | settings).items()]
+    parts = assemble(configure(recipe, {}, assignments=assignments))
+    parts.recipe.evaluator = ""
+    run = folder / f"run-{name}"
+    writer = MetricsWriter(run, loggers=parts.config.run.loggers)
+    outputs = Outputs(RunFolder(run), writer, Display(parts.total_images, 0, name, enabled=False))
+    loop = Loop(parts, outputs, evaluator=training_evaluator(parts))
+    parts.recipe.train()
+    steps = parts.feed.steps(0, parts.total_images)
+    for note in parts.notes:
+        if note.startswith(("loader", "step", "compile")):
+            print(f"    {name}: {note}")
+
+    def close() -> None:
+        for loader in parts.loaders.values():
+            loader.close()
+
+    def apply() -> None:
+        parts.precision.apply(deterministic=False)
+
+    return Variant(name, lambda: loop.advance(next(steps)), apply, close, WARMUP_STEPS)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def time_block(variant: Variant, num_steps: int, device: torch.device) -> float:
+    """Return the seconds of some steps, until the device is done."""
+    variant.before()
+    synchronize(device)
+    start = perf_counter()
+    for _ in range(num_steps):
+        variant.step()
+    synchronize(device)
+    return perf_counter() - start
+
+
+def measure_interleaved(
+    variants: list[Variant],
+    images_per_step: int,
+    seconds: float,
+    repeats: int,
+    device: torch.device,
+    on_round: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
+) -> list[dict[str, Any]]:
+    """Return a row per variant: the median rate over interleaved blocks, and its speedup over the first variant.
+
+    The speedup is the median ratio of neighbouring blocks, so that it does not depend on a drift of the machine's
+    speed. `on_round` gets the rows after each round.
+    """
+    lengths = []
+    for variant in variants:
+        time_block(variant, variant.warmup, device)
+        lengths.append(variant.length or _steps_per_block(variant, seconds, device))
+    for repeat in range(repeats):
+        order = list(zip(variants, lengths, strict=True))
+        for variant, length in order if repeat % 2 == 0 else reversed(order):
+            variant.rates.append(length * (variant.images or images_per_step) / time_block(variant, length, device))
+        on_round(summarise_rates({variant.name: variant.rates for variant in variants}, lengths))
+    for variant in variants:
+        variant.after()
+    return summarise_rates({variant.name: variant.rates for variant in variants}, lengths)
+
+
+def _steps_per_block(variant: Variant, seconds: float, device: torch.device) -> int:
+    return max(2, min(MAX_STEPS, round(seconds / (time_block(variant, 2, device) / 2))))
+
+
+def summarise_rates(rates: dict[str, list[float]], lengths: list[int]) -> list[dict[str, Any]]:
+    """Return a row per variant; all have the same number of rates."""
+    first = np.array(next(iter(rates.values())))
+    return [
+        {
+            "variant": name,
+            "images_per_second": float(np.median(found)),
+            **spread(found),
+            "steps_per_block": length,
+            "speedup_over_first": [float(ratio) for ratio in np.percentile(np.array(found) / first, [25, 50, 75])],
+        }
+        for (name, found), length in zip(rates.items(), lengths, strict=True)
+    ]
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return the lowest value, the highest and their number."""
+    return {"low": min(values), "high": max(values), "n": len(values)}
+
+
+def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    """Print a table of variants."""
+    print(title)
+    print(f"  {'variant':34} {'images/s':>10}  {'low':>9} – {'high':>9}   n  speedup over the first (quartiles)")
+    for row in rows:
+        low, middle, high = row["speedup_over_first"]
+        spread = f"{row['low']:9,.0f} – {row['high']:9,.0f}"
+        ratio = f"{middle:.2f} ({low:.2f} – {high:.2f})"
+        print(f"  {row['variant']:34} {row['images_per_second']:10,.0f}  {spread} {row['n']:3}  {ratio}", flush=True)
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    """Yield epoch after epoch of a DataLoader, which starts new workers for each, as plain scripts do."""
+    while True:
+        yield from loader
+
+
+def write_results(path: str, options: argparse.Namespace, **content: Any) -> None:
+    """Write the numbers with versions and hardware to a JSON file, unless the path is empty."""
+    if path:
+        chosen = {name: str(value) for name, value in vars(options).items()}
+        results = {"provenance": versions_and_hardware(), "options": chosen, **content}
+        Path(path).write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
