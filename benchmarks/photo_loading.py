@@ -1,6 +1,6 @@
 """How long an epoch of random crops from large photographs takes to load: decoding each time against decoding once.
 
-The pictures are made once and kept in the folder: parts of the photographs inside scikit-image, enlarged, with a
+The pictures are made once and kept in the folder: parts of the embedded photographs, enlarged, with a
 little noise so that their PNG files are as large as a camera's. Then, without a model:
 
 - `decode each time`: torch's DataLoader over Pillow, torchvision's RandomCrop and ToTensor, as a plain script has

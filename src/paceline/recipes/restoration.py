@@ -51,7 +51,7 @@ class Restoration(RestorationRecipe):
         "protocol": "rgb",
     }
     presets = {
-        # A first run on a CPU: removes noise from the photographs in scikit-image.
+        # A first run on a CPU: removes noise from the embedded photographs.
         "quick": {
             "width": 12,
             "depth": 2,

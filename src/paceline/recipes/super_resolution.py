@@ -53,7 +53,7 @@ class SuperResolution(RestorationRecipe):
     must_match_weights = ("scale", "blocks", "num_blocks", "output")
     defaults = {**RestorationRecipe.defaults, "data": "photos", "lr": 1e-4}
     presets = {
-        # A first run on a CPU, with the photographs in scikit-image.
+        # A first run on a CPU, with the embedded photographs.
         "quick": {
             "scale": "2",
             "num_blocks": 3,
