@@ -48,7 +48,8 @@ class Strategy:
     needs_processes: ClassVar[bool] = False  # one process per device
     max_devices: ClassVar[int | None] = None
     complexity: ClassVar[int] = 0  # a report recommends the simplest of equally good strategies
-    package: ClassVar[str] = ""  # required besides torch; the extra has the same name
+    package: ClassVar[str] = ""  # the module that must be installed besides torch
+    extra: ClassVar[str] = ""  # of paceline, which installs that module
     cannot_capture: ClassVar[str] = ""  # why its step cannot be a CUDA graph; empty if it can
     cannot_compile: ClassVar[str] = ""  # why its networks cannot be compiled
     parity_obstacle: ClassVar[str] = ""  # why its weights may differ from those of one device
