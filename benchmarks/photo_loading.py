@@ -1,6 +1,6 @@
 """The time to load an epoch of random crops from large photographs: decoding each time against decoding once.
 
-The images are created once and kept in the folder: parts of scikit-image's photographs, enlarged, with a little noise
+The images are created once and kept in the folder: enlarged parts of the bundled photographs, with a little noise
 so that their PNG files are as large as a camera's. The variants, without a model:
 
 - `decode each time`: torch's DataLoader over Pillow, torchvision's RandomCrop and ToTensor, as in a plain script, with

@@ -33,7 +33,6 @@ _PRELOAD = [  # imported before forking, so that a command starts in a fraction 
     "paceline.evaluation.evaluators.accuracy",
     "paceline.parallel.strategies.ddp",
     "paceline.parallel.strategies.lightning",
-    "sklearn.datasets",
     "torch._inductor",  # optimizers import it
     "torch.utils.tensorboard",
 ]

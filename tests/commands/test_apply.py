@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from photographs import photograph
 from PIL import Image
 from running import run_fork
-from skimage import data
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -28,7 +28,7 @@ from paceline.inference.trained import build
 from paceline.recipes.super_resolution import SuperResolution
 from paceline.runs.weights_file import write_weights
 
-PHOTO = data.astronaut()[100:160, 180:260]  # 60 rows, 80 columns
+PHOTO = photograph("astronaut")[100:160, 180:260]  # 60 rows, 80 columns
 TINY = {
     "super_resolution": ["scale=2", "num_blocks=2", "width=4"],
     "restoration": ["width=4", "depth=2"],

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from photographs import photograph
 from PIL import Image
 from running import start_fork, wait_until
-from skimage import data
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
@@ -19,7 +19,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.inference.trained import build
 from paceline.runs.weights_file import write_weights
 
-PHOTO = data.astronaut()[100:140, 180:230]  # 40 rows, 50 columns
+PHOTO = photograph("astronaut")[100:140, 180:230]  # 40 rows, 50 columns
 TRANSLATING = ["generator=resnet_6", "segmentation_generator=unet_32", "ngf=1", "ndf=1", "d_layers=1"]
 
 

@@ -69,7 +69,7 @@ def test_a_strategy_whose_package_is_missing_cannot_run_here(
     monkeypatch.setenv("COLUMNS", "200")
     assert run(["doctor"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "lightning" in line and "strategy" in line)
-    assert " no " in row and "package no_such_package.inside is not installed" in row
+    assert " no " in row and "package no_such_package.inside is not installed: pip install 'paceline[lightning]'" in row
 
 
 def test_a_strategy_that_needs_gpus_reports_it_where_there_are_none(

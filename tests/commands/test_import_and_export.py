@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from photographs import photograph
 from PIL import Image
-from skimage import data
 from test_apply import write_random_weights
 from torch import Tensor, nn
 
@@ -98,7 +98,7 @@ def test_a_generator_of_another_project_gives_the_same_images(wrapped, capsys):
     with torch.no_grad():
         wanted, made = theirs(images), ours.recipe.image_to_image(images * 2 - 1)["image"]
     assert wanted.std() > 0.01 and (made - wanted).abs().max() < 1e-5
-    Image.fromarray(data.astronaut()[:20, :30]).save("small.png")
+    Image.fromarray(photograph("astronaut")[:20, :30]).save("small.png")
     assert run(["apply", "ours.safetensors", "small.png", "--out", "made", "--accelerator", "cpu"]) == 0
     with Image.open("made/small.png") as made_file:
         assert made_file.size == (120, 80)
@@ -109,7 +109,7 @@ def test_imported_weights_can_start_a_run():
     assert import_file("theirs.pth") == 0
     Path("photos").mkdir()
     for number in range(8):
-        Image.fromarray(data.astronaut()[:40, number : 40 + number]).save(f"photos/{number}.png")
+        Image.fromarray(photograph("astronaut")[:40, number : 40 + number]).save(f"photos/{number}.png")
     words = ["train", "super_resolution", "--data-root", "photos", "--crop", "16", "--images", "2", "--batch-size", "2"]
     words += [
         "--set",

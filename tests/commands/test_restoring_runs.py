@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from photographs import photograph
 from PIL import Image
 from running import Running, run_fork, run_hosts, run_ranks
-from skimage import data
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
@@ -38,7 +38,7 @@ TRAIN += [*sets(*NETWORKS, *CADENCE), "--crop", "16", "--batch-size", "8", "--im
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with some photos, a test set with low-resolution images, and a run of two stages."""
     folder = tmp_path_factory.mktemp("restoring")
-    image = data.astronaut()
+    image = photograph("astronaut")
     for number in range(10):
         height, width = 32 + 2 * number, 56 - 2 * number
         save(folder / "photos" / f"{number}.png", image[20 * number : 20 * number + height, 200 : 200 + width])
@@ -87,7 +87,7 @@ def test_what_a_later_stage_lacks_is_reported_before_the_first_starts(place):
 
 
 def test_a_test_image_that_cannot_be_evaluated_is_reported_before_training(place):
-    save(place / "flat" / "wide.png", data.astronaut()[:14, :60])
+    save(place / "flat" / "wide.png", photograph("astronaut")[:14, :60])
     rejected = run_fork(place, *TRAIN, "--test-root", "flat", "--out", "unjudged")
     assert rejected.wait() == 2 and "wide.png: a side of 14 pixels is too short to compare" in rejected.stderr
     assert not (place / "unjudged").exists()

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from photographs import photograph
 from PIL import Image, ImageSequence
 from running import run_fork
-from skimage import data
 
 from paceline.cli.app import run
 from paceline.images.grids import GAP_PX, captioned, grid, save_animation
@@ -121,7 +121,7 @@ def test_what_cannot_be_shown_is_reported_in_one_line(command, line, capsys):
 def test_an_animation_keeps_rare_colours(tmp_path):
     images = []
     for left in (10, 40, 70):
-        image = data.coffee()[:100, :150].copy()
+        image = photograph("coffee")[:100, :150].copy()
         image[10:13, left : left + 3] = BRIGHT
         images.append(image)
     for suffix, largest in ((".gif", 64), (".webp", 0)):

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from photographs import photograph
 from PIL import Image
 from running import run_fork
-from skimage import data
-from sklearn.datasets import load_digits
 from test_apply import write_random_weights
 
 import paceline
@@ -23,6 +22,7 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.data.embedded import FOLDER
 from paceline.images.grids import grid, to_image
 from paceline.inference.trained import build
 from paceline.runs.weights_file import write_weights
@@ -35,8 +35,9 @@ CLASSES = ("nought", "one", "three", "two")  # as folders are sorted
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier of files in named folders, a generator, and weights for restoration."""
     folder = tmp_path_factory.mktemp("trained")
-    digits = load_digits()
-    for number, (pixels, label) in enumerate(zip(digits.images[:400], digits.target[:400], strict=True)):
+    with np.load(FOLDER / "digits.npz") as digits:
+        images, labels = digits["images"][:400], digits["labels"][:400]
+    for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
         if label < 4:
             name = ("nought", "one", "two", "three")[label]
             place = folder / "digits" / ("test" if number % 3 == 0 else "train") / name
@@ -220,7 +221,7 @@ def test_a_loaded_generator_generates_what_sample_shows():
 
 
 def test_a_loaded_restorer_returns_what_apply_writes(tmp_path):
-    photo = data.astronaut()[100:141, 180:233]
+    photo = photograph("astronaut")[100:141, 180:233]
     for name, one in (("colour", photo), ("grey", photo[..., 0])):
         Image.fromarray(one).save(tmp_path / f"{name}.png")
     words = ["apply", "restorer.safetensors", str(tmp_path), "--accelerator", "cpu", "--out", str(tmp_path / "made")]

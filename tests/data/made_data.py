@@ -35,7 +35,7 @@ def write_packed(root: Path, requested: dict[str, int]) -> None:
 
 
 def write_digits(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They ship inside scikit-learn."""
+    """They ship with Paceline."""
 
 
 def write_npz(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

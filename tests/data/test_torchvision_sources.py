@@ -118,6 +118,13 @@ def test_cifar100_has_its_hundred_fine_classes(make_data) -> None:
     assert source.spec.num_classes == 100 and source.arrays["label"].tolist() == [0, 1, 2, 99]
 
 
+def test_without_scipy_svhn_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Svhn, "package", "no_such_package")
+    with pytest.raises(UserError, match=r"no_such_package is not installed: pip install 'paceline\[svhn\]'"):
+        Svhn("train", RunSettings(data="svhn", data_root=str(tmp_path / "data")))
+    assert not (tmp_path / "data").exists()
+
+
 def test_svhn_labels_the_digit_zero_as_zero(make_data) -> None:
     source = Svhn("test", make_data("svhn"))
     assert source.arrays["label"].tolist() == [2, 3, 4, 5, 6, 7]

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from skimage import data
+from photographs import photograph
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from paceline.config.settings import RunSettings
@@ -17,7 +17,7 @@ from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.restoration import Restoration, _lpips_network
 from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, luma, psnr, ssim, to_levels
 
-IMAGE = torch.from_numpy(data.astronaut()[100:196, 180:300].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+IMAGE = torch.from_numpy(photograph("astronaut")[100:196, 180:300].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
 NOISY = (IMAGE + 0.1 * torch.randn(IMAGE.shape, generator=torch.Generator().manual_seed(0))).clamp(-1, 1)
 
 

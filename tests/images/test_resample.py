@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from photographs import photograph
 from PIL import Image
-from skimage import data
 
 from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 
 NOISE = np.random.default_rng(0).integers(0, 256, (48, 56, 3), dtype=np.uint8)
 IMAGES = {
-    "a photograph": data.astronaut()[:160, 150:302].copy(),
+    "a photograph": photograph("astronaut")[:160, 150:302].copy(),
     "noise": NOISE,
     "hard edges": np.where(NOISE < 128, 0, 255).astype(np.uint8),
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from paceline.config.files import parse_assignments, read_file
 from paceline.config.resolve import Config, Inherited
 from paceline.config.settings import RunSettings
-from paceline.core.errors import UserError, install_extra, unknown
+from paceline.core.errors import UserError, missing, unknown
 from paceline.core.installed import is_installed
 from paceline.core.registry import load_class
 from paceline.core.secrets import reject_credentials
@@ -61,9 +61,9 @@ def checked(config: Config, *, elsewhere: bool = False) -> Config:
     run = config.run
     load_class("source", run.data, Source)
     if run.strategy != "auto":
-        package = load_class("strategy", run.strategy, Strategy).package
-        if not elsewhere and not is_installed(package):
-            raise UserError(f"--strategy {run.strategy}: needs the package {package}: {install_extra(package)}")
+        strategy = load_class("strategy", run.strategy, Strategy)
+        if not elsewhere and not is_installed(strategy.package):
+            raise UserError(f"--strategy {run.strategy}: {missing(strategy.package, strategy.extra)}")
     if run.loader != "auto":
         load_class("loader", run.loader, Loader)
     reject_credentials(config.values())

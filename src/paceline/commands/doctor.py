@@ -22,7 +22,7 @@ from paceline.commands.configure import configure
 from paceline.commands.verify import verify
 from paceline.config.files import parse_assignments
 from paceline.config.resolve import Config
-from paceline.core.errors import UserError, install_extra
+from paceline.core.errors import UserError, missing
 from paceline.core.files import read_json, write_json
 from paceline.core.installed import is_installed
 from paceline.core.registry import load_class, load_classes
@@ -110,7 +110,7 @@ def _findings() -> Iterator[Finding]:
 def _strategy(name: str, gpus: int) -> Finding:
     strategy = load_class("strategy", name, Strategy)
     if not is_installed(strategy.package):
-        return Finding("strategy", name, False, f"package {strategy.package} is not installed")
+        return Finding("strategy", name, False, missing(strategy.package, strategy.extra))
     if strategy.cpu_obstacle and not gpus:
         return Finding("strategy", name, False, strategy.cpu_obstacle)
     if strategy.needs_processes:
@@ -121,7 +121,7 @@ def _strategy(name: str, gpus: int) -> Finding:
 def _loader(name: str) -> Finding:
     loader = load_class("loader", name, Loader)
     if not is_installed(loader.package):
-        return Finding("loader", name, False, _install(loader))
+        return Finding("loader", name, False, missing(loader.package, loader.extra))
     return Finding("loader", name, True, loader.description)
 
 
@@ -191,7 +191,3 @@ def _outcome(graph: ReplayCheck | None) -> str:
     if graph is None:
         return "not tested (needs two GPUs)"
     return f"passed ({graph.result})" if graph.passed else f"FAILED ({graph.result})"
-
-
-def _install(loader: type[Loader]) -> str:
-    return install_extra(loader.extra) if loader.extra else f"package {loader.package} is not installed"

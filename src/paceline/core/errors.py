@@ -26,6 +26,11 @@ def install_extra(name: str) -> str:
     return f"pip install 'paceline[{name}]'"
 
 
+def missing(package: str, extra: str) -> str:
+    """Return that a package is not installed and, where one of our extras has it, the command that installs it."""
+    return f"package {package} is not installed" + (f": {install_extra(extra)}" if extra else "")
+
+
 def unknown(kind: str, name: str, names: Iterable[str], *, meant: str | None = None, listed_by: str = "") -> UserError:
     """Return the error for an unknown name; it suggests `meant` if given, else the closest name.
 

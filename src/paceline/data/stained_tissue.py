@@ -1,15 +1,14 @@
-"""The image of stained tissue that ships inside scikit-image, its separated stains and a mask: no download."""
+"""An embedded image of stained tissue, its separated stains and a mask: no download."""
 
 from __future__ import annotations
 
-from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-SMOOTHING_PX = 3.0
+from paceline.data.embedded import FOLDER
 
 
 class StainedTissue(NamedTuple):
@@ -23,21 +22,9 @@ class StainedTissue(NamedTuple):
 
 def stained_tissue() -> StainedTissue:
     """Return the image, and the stains and mask computed from it."""
-    from skimage.color import hed2rgb, rgb2hed  # takes a moment to import
-    from skimage.filters import gaussian, threshold_otsu
+    return StainedTissue(*map(_read, ("ihc.webp", "ihc_hematoxylin.webp", "ihc_dab.webp", "ihc_mask.png")))
 
-    with files("skimage").joinpath("data/ihc.png").open("rb") as file, Image.open(file) as opened:
-        image = np.array(opened.convert("RGB"))
-    stains: NDArray[Any] = rgb2hed(image)  # Ruifrok and Johnston 2001
 
-    def alone(stain: int) -> NDArray[np.uint8]:
-        kept = np.zeros_like(stains)
-        kept[..., stain] = stains[..., stain]
-        colours: NDArray[Any] = np.round(hed2rgb(kept) * 255)
-        return colours.astype(np.uint8)
-
-    absorbed = -np.log10((image + 1.0) / 256).sum(axis=-1)
-    density: NDArray[Any] = gaussian(absorbed, SMOOTHING_PX)  # type: ignore[no-untyped-call, unused-ignore]
-    threshold: float = threshold_otsu(density)  # type: ignore[no-untyped-call, unused-ignore]
-    mask = np.where(density > threshold, 255, 0).astype(np.uint8)
-    return StainedTissue(image, alone(0), alone(2), np.repeat(mask[..., np.newaxis], 3, axis=-1))
+def _read(name: str) -> NDArray[np.uint8]:
+    with Image.open(FOLDER / name) as image:
+        return np.array(image.convert("RGB"))

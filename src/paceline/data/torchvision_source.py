@@ -14,7 +14,8 @@ import numpy as np
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, missing
+from paceline.core.installed import is_installed
 from paceline.core.lock import Lock
 from paceline.data.source import ArraySource
 from paceline.images.decode import arrange_images, check_image_settings
@@ -31,9 +32,13 @@ class TorchvisionSource(ArraySource):
     channels_first: ClassVar[bool] = False  # whether images are [n, c, h, w]
     class_names: ClassVar[tuple[str, ...]] = ()  # replaces torchvision's names if they are missing or unsuitable
     flip_allowed: ClassVar[bool] = True
+    package: ClassVar[str] = ""  # the module that reads its files, besides torchvision
+    extra: ClassVar[str] = ""  # of paceline, which installs that module
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         check_image_settings(settings)
+        if not is_installed(self.package):  # torchvision would download all files before it fails
+            raise UserError(f"--data {settings.data}: {missing(self.package, self.extra)}")
         found = self._open(split, Path(settings.data_root).expanduser())
         images = np.asarray(found.data)
         if images.ndim == 3:

@@ -79,7 +79,9 @@ class Strategy:
     complexity: ClassVar[int] = 0
     """A report recommends the simplest of equally good strategies: the lowest number."""
     package: ClassVar[str] = ""
-    """The package that it needs besides torch; the extra has the same name."""
+    """The module that must be installed in addition to torch."""
+    extra: ClassVar[str] = ""
+    """The extra of Paceline that installs this module."""
     cannot_capture: ClassVar[str] = ""
     """Why its step cannot be a CUDA graph; empty if it can."""
     cannot_compile: ClassVar[str] = ""

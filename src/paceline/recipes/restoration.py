@@ -53,7 +53,7 @@ class Restoration(RestorationRecipe):
         "protocol": "rgb",
     }
     presets = {
-        # For a first run on a CPU: removes noise from the photographs bundled with scikit-image.
+        # For a first run on a CPU: removes noise from the bundled photographs.
         "quick": {
             "width": 12,
             "depth": 2,

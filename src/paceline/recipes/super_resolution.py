@@ -54,7 +54,7 @@ class SuperResolution(RestorationRecipe):
     must_match_weights = ("scale", "blocks", "num_blocks", "output")
     defaults = {**RestorationRecipe.defaults, "data": "photos", "lr": 1e-4}
     presets = {
-        # For a first run on a CPU, with the photographs bundled with scikit-image.
+        # For a first run on a CPU, with the bundled photographs.
         "quick": {
             "scale": "2",
             "num_blocks": 3,

@@ -3,7 +3,7 @@
 Each file is a row of equally wide panels, as in pix2pix and DeepLIIF (`root/train/*.png`, `root/test/*.png`). If
 there are two panels, they can be in separate files (`root/trainA/NAME`, `root/trainB/NAME`, and `testA`, `testB`). For
 rows without split folders, a fixed fifth is held out for testing, unless `test_root` is set. List `panels` from
-left to right: image is the input, - leaves a panel out. Without a folder: tiles of scikit-image's image of stained
+left to right: image is the input, - leaves a panel out. Without a folder: tiles of an embedded image of stained
 tissue, with its separated stains and a mask.
 """
 
@@ -46,7 +46,7 @@ class Panels(ImageFiles):
             self.tiles = _tiles(split, settings)
             self.spec = self.tiles.spec
             if split == "train":
-                self.notes = ("no --data-root: tiles of the stained tissue that scikit-image holds",)
+                self.notes = ("no --data-root: tiles of the stained tissue that ships with Paceline",)
             return
         base, samples, problems, self.in_rows = _find(split, settings)
         self.names = parse_panels(settings.panels) or _default_names(samples, self.in_rows)

@@ -1,4 +1,4 @@
-"""Photographs of any sizes in a folder; without `--data-root`, those that ship inside scikit-image.
+"""Photographs of any sizes in a folder; without `--data-root`, those that ship with Paceline.
 
 `root/train` and `root/test`, or DIV2K's folders, are used as they are. Of other folders a fixed fifth is kept for
 testing, unless `test_root` names a folder for that. Files of lower resolution come from `low_root`.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 from paceline.config.settings import RunSettings
 from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
+from paceline.data.embedded import FOLDER
 from paceline.data.file_lists import first_few, images_under
 from paceline.data.fixed_split import fixed_split
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
@@ -26,10 +26,11 @@ SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is 0001 in 
 SEEN_FOR_SCALE = 20  # number of images used to find the ratio of high to low resolution
 EMBEDDED = {  # two views of one motorcycle are in one split
     "train": (
-        *("astronaut.png", "brick.png", "camera.png", "clock_motion.png", "coins.png", "grass.png", "gravel.png"),
-        *("hubble_deep_field.jpg", "ihc.png", "moon.png", "motorcycle_left.png", "motorcycle_right.png", "retina.jpg"),
+        *("astronaut.webp", "brick.png", "camera.png", "clock_motion.png", "coins.png", "grass.png", "gravel.png"),
+        *("hubble_deep_field.jpg", "ihc.webp", "moon.png", "motorcycle_left.webp", "motorcycle_right.webp"),
+        "retina.jpg",
     ),
-    "test": ("chelsea.png", "coffee.png", "rocket.jpg"),
+    "test": ("chelsea.webp", "coffee.webp", "rocket.jpg"),
 }
 
 
@@ -58,7 +59,7 @@ class Photos(ImageFiles):
         super().__init__(root, samples, split, settings, problems)
         self.spec = dataclasses.replace(self.spec, scale=self.scale)
         if _is_embedded(settings) and not (settings.test_root and split == "test"):
-            self.notes += (f"{split}: {len(self)} photographs from scikit-image; --data-root names your own",)
+            self.notes += (f"{split}: {len(self)} photographs that ship with Paceline; --data-root names your own",)
 
     def read(self, index: int) -> Sample:
         sample = super().read(index)
@@ -90,7 +91,7 @@ def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
     if settings.test_low_root and not settings.test_root:
         raise UserError("--test-low-root: needs --test-root; use --low-root for the images in --data-root")
     if _is_embedded(settings) and not (settings.test_root and split == "test"):
-        return *_embedded(split), ""
+        return FOLDER, [FOLDER / name for name in EMBEDDED[split]], ""
     separate = separate_folder(split, settings, SPLIT_NAMES)
     if separate is not None:
         return separate, images_under(separate), settings.test_low_root if split == "test" else settings.low_root
@@ -107,14 +108,6 @@ def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
 def _is_embedded(settings: RunSettings) -> bool:
     """Return whether no folder was given and the default folder has no images."""
     return settings.data_root == RunSettings.data_root and not images_under(Path(settings.data_root))
-
-
-def _embedded(split: str) -> tuple[Path, list[Path]]:
-    spec = find_spec("skimage")
-    if spec is None or spec.origin is None:
-        raise UserError("photos without --data-root come from scikit-image: pip install scikit-image")
-    root = Path(spec.origin).parent / "data"
-    return root, [root / name for name in EMBEDDED[split] if (root / name).is_file()]
 
 
 def _low_files(roots: str) -> list[tuple[Path, Path]]:

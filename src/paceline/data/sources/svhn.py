@@ -12,3 +12,5 @@ class Svhn(TorchvisionSource):
     channels_first = True
     class_names = tuple("0123456789")
     flip_allowed = False
+    package = "scipy"
+    extra = "svhn"

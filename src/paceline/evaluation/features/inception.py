@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.checksums import checksum_of_file
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, missing
 from paceline.evaluation.features.inception_network import inception_network
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, computing_in, hash_of
 
@@ -69,7 +69,7 @@ class FoldedInception(FeatureNetwork):
     def _in_fp16(self, device: torch.device) -> Callable[[Tensor], Tensor]:
         """Return the network in float16; raise UserError if its kernels fail or its features differ from float32."""
         if find_spec("triton") is None:
-            raise UserError("feature_precision=fp16 needs the package triton; install it or use feature_precision=tf32")
+            raise UserError("feature_precision=fp16: package triton is not installed: pip install triton, or use tf32")
         from paceline.evaluation.features.inception_half import Half
 
         trial = enlarged(make_test_image(device))
@@ -96,7 +96,7 @@ class PackagedInception(FeatureNetwork):
 
     def __init__(self, device: torch.device) -> None:
         if find_spec("torch_fidelity") is None:
-            raise UserError(f"--inception {PACKAGE}: the package is not installed; install it or pass a file")
+            raise UserError(f"--inception {PACKAGE}: {missing(PACKAGE, 'fid')}, or pass a file")
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
         try:

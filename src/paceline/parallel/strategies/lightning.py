@@ -31,6 +31,7 @@ class Lightning(Strategy):
     needs_processes = True
     complexity = 2
     package = "lightning"
+    extra = "lightning"
     ladder_obstacle = "its Trainer drives the steps; ddp has similar step times"
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
