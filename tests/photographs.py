@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.embedded import FOLDER
+from paceline.data.bundled import FOLDER
 from paceline.images.decode import decode
 
 
 def photograph(name: str) -> NDArray[np.uint8]:
-    """Return an embedded photograph by the name of its file without the suffix."""
+    """Return a bundled photograph by the name of its file without the suffix."""
     (file,) = FOLDER.glob(f"{name}.*")
     return np.array(decode(file))

@@ -22,7 +22,7 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.data.embedded import FOLDER
+from paceline.data.bundled import FOLDER
 from paceline.images.grids import grid, to_image
 from paceline.inference.trained import build
 from paceline.runs.weights_file import write_weights

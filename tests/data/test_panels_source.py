@@ -1,4 +1,4 @@
-"""Rows of panels, pairs of folders, and the embedded tissue."""
+"""Rows of panels, pairs of folders, and the bundled tissue."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def names(source: Photos | Pairs) -> list[str]:
     return [source.name_of(index) for index in range(len(source))]
 
 
-def test_without_a_root_the_embedded_photos_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_root_the_bundled_photos_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     training, testing = (Photos(split, Photos.Settings(crop=96)) for split in ("train", "test"))
     assert len(training) > len(testing) > 0 and not set(names(training)) & set(names(testing))
@@ -78,8 +78,8 @@ def test_other_images_can_be_tested_on(tmp_path: Path) -> None:
     save(tmp_path / "DIV2K" / "DIV2K_train_HR" / "0001.png", 9, 9)
     save(tmp_path / "DIV2K" / "DIV2K_train_LR_bicubic" / "X4" / "0001x4.png", 9, 9)
     assert names(Photos("train", settings(tmp_path / "DIV2K", **roots))) == ["0001.png"]
-    embedded = Photos("test", Photos.Settings(crop=8, test_root=str(tmp_path / "own")))
-    assert names(embedded) == ["0.png", "1.png", "2.png"] and not embedded.notes
+    bundled = Photos("test", Photos.Settings(crop=8, test_root=str(tmp_path / "own")))
+    assert names(bundled) == ["0.png", "1.png", "2.png"] and not bundled.notes
     with pytest.raises(UserError, match="--test-low-root: needs --test-root"):
         Photos("train", settings(tmp_path / "own", test_low_root=str(tmp_path)))
     with pytest.raises(UserError, match=r"--test-root .*nowhere: no such folder"):

@@ -1,4 +1,4 @@
-"""An embedded image of stained tissue, its separated stains and a mask: no download."""
+"""A bundled image of stained tissue, its separated stains and a mask: no download."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.data.embedded import FOLDER
+from paceline.data.bundled import FOLDER
 
 
 class StainedTissue(NamedTuple):

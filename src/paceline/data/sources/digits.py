@@ -7,7 +7,7 @@ from PIL import Image
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
-from paceline.data.embedded import FOLDER
+from paceline.data.bundled import FOLDER
 from paceline.data.fixed_split import fixed_split
 from paceline.data.source import ArraySource
 from paceline.images.decode import arrange_images

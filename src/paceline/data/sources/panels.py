@@ -3,7 +3,7 @@
 Each file is a row of equally wide panels, as in pix2pix and DeepLIIF (`root/train/*.png`, `root/test/*.png`). If
 there are two panels, they can be in separate files (`root/trainA/NAME`, `root/trainB/NAME`, and `testA`, `testB`). For
 rows without split folders, a fixed fifth is held out for testing, unless `test_root` is set. List `panels` from
-left to right: image is the input, - leaves a panel out. Without a folder: tiles of an embedded image of stained
+left to right: image is the input, - leaves a panel out. Without a folder: tiles of a bundled image of stained
 tissue, with its separated stains and a mask.
 """
 
@@ -42,7 +42,7 @@ class Panels(ImageFiles):
 
     def __init__(self, split: str, settings: PanelSettings) -> None:
         self.tiles: ArraySource | None = None  # used instead of files if no folder is given
-        if _is_embedded(settings) and not (settings.test_root and split == "test"):
+        if _is_bundled(settings) and not (settings.test_root and split == "test"):
             self.tiles = _tiles(split, settings)
             self.spec = self.tiles.spec
             if split == "train":
@@ -100,7 +100,7 @@ class Panels(ImageFiles):
         return f"{names[INPUT]}: {width}×{height} pixels is not a row of {count} equal panels, as set by panels=…{hint}"
 
 
-def _is_embedded(settings: RunSettings) -> bool:
+def _is_bundled(settings: RunSettings) -> bool:
     """Return whether no folder was given and the default folder has no panels."""
     root = Path(settings.data_root)
     return settings.data_root == RunSettings.data_root and not (

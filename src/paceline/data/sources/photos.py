@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.config.settings import RunSettings
 from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
-from paceline.data.embedded import FOLDER
+from paceline.data.bundled import FOLDER
 from paceline.data.file_lists import first_few, images_under
 from paceline.data.fixed_split import fixed_split
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
@@ -58,7 +58,7 @@ class Photos(ImageFiles):
             self.scale = _find_scale(samples)
         super().__init__(root, samples, split, settings, problems)
         self.spec = dataclasses.replace(self.spec, scale=self.scale)
-        if _is_embedded(settings) and not (settings.test_root and split == "test"):
+        if _is_bundled(settings) and not (settings.test_root and split == "test"):
             self.notes += (f"{split}: {len(self)} photographs that ship with Paceline; --data-root names your own",)
 
     def read(self, index: int) -> Sample:
@@ -90,7 +90,7 @@ def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
     """Return the split's root, its files, and the folders with low-resolution files."""
     if settings.test_low_root and not settings.test_root:
         raise UserError("--test-low-root: needs --test-root; use --low-root for the images in --data-root")
-    if _is_embedded(settings) and not (settings.test_root and split == "test"):
+    if _is_bundled(settings) and not (settings.test_root and split == "test"):
         return FOLDER, [FOLDER / name for name in EMBEDDED[split]], ""
     separate = separate_folder(split, settings, SPLIT_NAMES)
     if separate is not None:
@@ -105,7 +105,7 @@ def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
     return root, [paths[index] for index in fixed_split(len(paths), split)] if paths else [], settings.low_root
 
 
-def _is_embedded(settings: RunSettings) -> bool:
+def _is_bundled(settings: RunSettings) -> bool:
     """Return whether no folder was given and the default folder has no images."""
     return settings.data_root == RunSettings.data_root and not images_under(Path(settings.data_root))
 

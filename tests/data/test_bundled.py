@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from skimage.color import hed2rgb, rgb2hed
 from skimage.filters import gaussian, threshold_otsu
 
-from paceline.data.embedded import FOLDER
+from paceline.data.bundled import FOLDER
 from paceline.data.sources.photos import EMBEDDED
 from paceline.data.stained_tissue import stained_tissue
 from paceline.images.decode import decode
