@@ -1,4 +1,4 @@
-"""Part of the self-test: check that captured and eager steps on several processes give the same weights."""
+"""Part of the self-test: check that captured and eager steps produce the same weights across several processes."""
 
 from __future__ import annotations
 

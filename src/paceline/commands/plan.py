@@ -147,7 +147,7 @@ def _print_measurement(console: Console, measured: Measurement, processes: int, 
             f"  one of several devices ({together}), without communication: {_by_batch(measured.step_seconds)}"
         )
     grads = ", ".join(f"{phase} {size / 1e6:.2f} MB" for phase, size in measured.gradient_bytes.items())
-    console.print(f"gradients per step: {grads}; other exchanges per step: {measured.exchanges} (BatchNorm, signals)")
+    console.print(f"gradients per step: {grads}; other collectives per step: {measured.exchanges} (BatchNorm, signals)")
 
 
 def _by_batch(seconds: Mapping[int, float]) -> str:

@@ -99,6 +99,6 @@ def _mutable_on_resume(config: Config) -> set[str]:
 
 
 def _portable(values: dict[str, SettingValue]) -> dict[str, SettingValue]:
-    """Make `init_from` relative to `out`, so that moving both folders or respelling a path is not a change."""
+    """Make `init_from` relative to `out`, so that moving both folders does not count as a change."""
     start, out = str(values.get("init_from", "")), str(values.get("out", ""))
     return values | {"init_from": os.path.relpath(start, out)} if start and out else values

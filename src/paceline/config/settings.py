@@ -240,7 +240,7 @@ class LearnerSettings:
     decay_norms: bool = setting(True, "apply weight decay to biases and normalization layers too")
     schedule: Literal["constant", "step", "cosine", "linear"] = setting("constant", "learning rate schedule")
     warmup: str = setting("0 images", "span over which the learning rate rises linearly from zero")
-    hold: str = setting("0%", "linear: span at the peak rate; after it, the rate falls linearly to zero")
+    hold: str = setting("0%", "linear: how long to hold the peak rate before it decays linearly to zero")
     milestones: str = setting("50%", "step: comma-separated points at which the rate is multiplied by gamma")
     gamma: float = setting(0.1, "step: factor applied to the learning rate at each milestone", above=0)
     clip: float = setting(0.0, "clip gradients to this norm; 0 disables clipping", at_least=0)

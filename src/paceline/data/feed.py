@@ -82,7 +82,7 @@ class TrainingFeed:
 
 
 def evaluation_batches(pipeline: BatchPipeline, rank: int, size: int, drawer: Drawer | None = None) -> Iterator[Batch]:
-    """Yield this rank's contiguous part of a source, each sample once, with draws that depend on its position.
+    """Yield batches of this rank's shard of a source, each sample once; its draws depend on its position only.
 
     The last batch may be smaller. If image sizes differ, each batch contains one image.
     """

@@ -15,7 +15,7 @@ from paceline.images.decode import BITS_PER_SAMPLE, ORIENTATION, WHITE
 
 SAMPLES_PER_PIXEL, COLOURS = 277, 3  # TIFF tag, and the number of colour channels
 PREMULTIPLIED, STRAIGHT = 1, 2  # kinds of alpha channel: whether the colours have been multiplied by it
-ROWS_AT_ONCE = 64  # alpha rows that are upscaled at a time while writing
+ROWS_AT_ONCE = 64  # number of alpha rows upscaled at once while writing
 REACH_PX = 4  # neighbouring rows that bicubic upscaling needs
 
 

@@ -191,7 +191,9 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         for number, axis in enumerate(axes):
             before, after = args[0].shape[-2:][number], args[1][number]
             if after % before:
-                self._obstruct(f"the network resizes {before} to {after} pixels, which is not an integer factor")
+                self._obstruct(
+                    f"the network resizes {before} to {after} pixels, but only integer factors are supported"
+                )
             found.append(_spread(axis, Fraction(after, before), reach))
         return found[0], found[1]
 

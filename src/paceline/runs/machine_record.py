@@ -30,7 +30,7 @@ def read_cached(name: str) -> Mapping[str, Any]:
 
 
 def identity() -> dict[str, str]:
-    """Return what a result is valid for: the host, its GPUs and driver, and the torch build, which includes NCCL."""
+    """Return the environment that a result is valid for; the torch build includes NCCL."""
     gpus = describe_gpus()
     return {
         "host": platform.node(),

@@ -15,7 +15,7 @@ from paceline.contracts.recipe import Loss
 from paceline.core.errors import UserError
 from paceline.parallel.world import World
 
-CAPACITY = 1024  # rows per page; a full page is folded into its sums on the device
+CAPACITY = 1024  # rows per page; when a page is full, its rows are added to running sums on the device
 
 
 class NotFinite(NamedTuple):

@@ -72,7 +72,7 @@ class Session:
         return not any(self.parts.world.gather_strings("unfinished" if unfinished else ""))
 
     def train(self, snapshot: Snapshot | None, stop: StopRequest) -> tuple[Loop, MetricsWriter | None]:
-        """Train to the end, or until a stop is requested. A settled run is not trained."""
+        """Train to the end, or until a stop is requested; do nothing if the run has nothing left to train."""
         parts, folder, images = self.parts, self.folder, snapshot.images if snapshot else 0
         settled = self.is_settled(snapshot)
         record = Record(self, snapshot)

@@ -52,7 +52,7 @@ class Step:
         return tuple(phase for phase in self.recipe.phases if number % phase.every == 0)
 
     def set_rates(self, images: int) -> None:
-        """Set the learning rates, given the images seen before this step."""
+        """Set the learning rates, given the number of images seen before this step."""
         for learner in self.learners.values():
             learner.set_rate(images)
 

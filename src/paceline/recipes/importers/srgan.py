@@ -95,7 +95,7 @@ def _check_counts(
 
 
 def _by_kind(state: Mapping[str, Tensor], path: Path) -> dict[str, dict[str, Layer]]:
-    """Return the layers by kind, then by name, in the order of the file."""
+    """Return the layers as a nested dict, kind → name → layer, in file order."""
     layers: dict[str, Layer] = {}
     for key, tensor in state.items():
         owner, _, part = key.rpartition(".")

@@ -36,8 +36,8 @@ def check_generator(setting_name: str, kind: str, spec: DataSpec) -> None:
     multiple = multiple_px(kind)
     if spec.height % multiple or spec.width % multiple:
         raise UserError(
-            f"{setting_name}={kind}: needs sides that are multiples of {multiple}, but the training images have "
-            f"{spec.width}×{spec.height} pixels: change --crop, or choose a different generator"
+            f"{setting_name}={kind}: needs sides that are multiples of {multiple}, but the training images are "
+            f"{spec.width}×{spec.height}; change --crop, or choose a different generator"
         )
 
 

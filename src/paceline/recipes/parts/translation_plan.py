@@ -56,7 +56,9 @@ def plan_deepliif(spec: DataSpec, modalities: int, fusion: str, generators: str,
             f"({', '.join(names) or 'none'}); list its panels with --set panels=…"
         )
     if not names:
-        raise UserError("model=deepliif needs a modality in addition to the segmentation: use --set model=pix2pix")
+        raise UserError(
+            "model=deepliif needs at least one modality besides the segmentation; add one, or use --set model=pix2pix"
+        )
     segmented = SEGMENTATION in spec.panels
     weights: tuple[float, ...] = ()
     if segmented:

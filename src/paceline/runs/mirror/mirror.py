@@ -42,7 +42,7 @@ MAX_TIME_SHARE = 0.2  # maximum fraction of time spent on updates
 
 
 class Mirror:
-    """The mirror of one run, in the process that writes its folder."""
+    """Mirrors one run folder, from the process that writes it."""
 
     def __init__(self, folder: Path, destination: Destination, url: str, run: str, every: float) -> None:
         """Start the thread; `run` identifies the run, `every` is the number of seconds between updates."""
@@ -153,7 +153,7 @@ class Mirror:
             print(f"mirror: {self.url} failed ({error}){again}", flush=True)
             self._silent_until, self._reminder = now + self._reminder, 2 * self._reminder
         elif not error and self._state.error:
-            print(f"mirror: {self.url} works again", flush=True)
+            print(f"mirror: {self.url} is reachable again", flush=True)
         self._set_state(replace(self._state, error=error))
 
     def _set_state(self, state: MirrorState) -> None:
