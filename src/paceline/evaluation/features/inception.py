@@ -124,7 +124,7 @@ def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetw
         raise UserError(f"--inception {path}: its SHA-256 is {digest}, but --inception-sha256 is {allowed}")
     if not allowed and digest not in KNOWN:
         raise UserError(
-            f"--inception {path}: not a known Inception file (SHA-256 {digest}); loading it can execute arbitrary code; "
+            f"--inception {path}: not a known Inception file (SHA-256 {digest}); loading it can execute code; "
             f"if you trust it, add --inception-sha256 {digest}"
         )
     return _open_file(str(file), digest, device)
