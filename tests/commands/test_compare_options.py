@@ -214,7 +214,7 @@ def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
     (place / "classification").mkdir()
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 0
     assert run(["compare", "./classification"]) == 2
-    assert "./classification: not a run folder" in capsys.readouterr().err
+    assert "./classification: not a run" in capsys.readouterr().err
     shutil.copytree(place / "table" / CELL, place / "classification", dirs_exist_ok=True)
     assert run(["compare", "classification", "--out", "one"]) == 0
     assert report(place / "one")["counts"]["requested"] == 1

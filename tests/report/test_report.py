@@ -153,7 +153,7 @@ def test_other_data_another_recipe_or_no_run_is_rejected_by_name(
     for words, message in {
         ("single-2", "other-data"): "single-2 and other-data used different data",
         ("single-2", "other-recipe"): "single-2 and other-recipe are of different recipes (classification, dcgan)",
-        ("single-2", "empty"): "empty: not a run folder",
+        ("single-2", "empty"): "empty: not a run",
         ("single-2", "nowhere"): "nowhere: not a run",
     }.items():
         assert run(["compare", *words, "--out", "rejected"]) == 2
