@@ -185,9 +185,7 @@ def main() -> None:
     turns = repeats | {first: max(1, repeats[first])}
     seconds: dict[str, list[float]] = {name: [] for name in variants if turns[name]}
     distances: dict[str, float] = {}
-    print(
-        f"FID of {options.images:,} generated and as many real images, {SIDE_PX} px, {network.label or 'Inception'}, {device}"
-    )
+    print(f"FID, {options.images:,} images each, {SIDE_PX} px, {network.label or 'Inception'}, {device}")
     for turn in range(max(turns.values())):
         names = [name for name in seconds if turn < turns[name]]
         for name in names if turn % 2 == 0 else reversed(names):
