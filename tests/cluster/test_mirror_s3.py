@@ -85,7 +85,7 @@ def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path
 
 
 def mirrored(run: Path) -> int:
-    """Return what a run reports as mirrored."""
+    """Return the image count of the last snapshot that a run reports as mirrored."""
     try:
         state = MirrorState.parse((run / "mirror.json").read_bytes())
     except FileNotFoundError:

@@ -230,7 +230,7 @@ def test_the_protocol_is_saved_with_the_metrics():
         (["--set", "stage=adversarial", "--set", "vgg_layer=conv9"], "unknown layer of VGG19 'conv9'"),
     ],
 )
-def test_a_user_error_is_one_line(words, line, capsys, tmp_path):
+def test_a_user_error_prints_one_line(words, line, capsys, tmp_path):
     assert run([*TRAIN, *words, "--out", str(tmp_path / "run")]) == 2
     printed = capsys.readouterr().err
     assert line in printed and len(printed.splitlines()) == 1

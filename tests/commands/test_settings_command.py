@@ -70,7 +70,7 @@ def test_without_a_recipe_all_recipes_and_sources_are_listed(capsys: pytest.Capt
     assert all(listed.values()), "something has no description"
 
 
-def test_a_user_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
         (["restoratoin"], "unknown recipe 'restoratoin'; did you mean 'restoration'?"),
         (["restoration", "--data", "pair"], "unknown source 'pair'; did you mean 'pairs'?"),

@@ -71,7 +71,7 @@ def test_the_same_command_resumes_and_another_value_is_rejected(place: Path) -> 
     assert evaluated.wait() == 0 and "test of ./shapes.py" in evaluated.stdout, evaluated.stderr
 
 
-def test_a_wrong_value_of_a_source_setting_ends_in_one_line(place: Path) -> None:
+def test_a_wrong_value_of_a_source_setting_prints_one_line(place: Path) -> None:
     for assignment, line in (
         ("noise=-1", "noise=-1: must be at least 0"),
         ("noise=much", "--set noise: 'much' is not a num"),

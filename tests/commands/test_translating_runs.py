@@ -73,7 +73,7 @@ def test_a_given_folder_of_rows_is_evaluated_as_a_whole(capsys):
     assert count == "5"
 
 
-def test_a_row_that_does_not_fit_ends_in_one_line(capsys):
+def test_a_row_that_does_not_fit_prints_one_line(capsys):
     Image.new("RGB", (3 * SIDE + 2, SIDE)).save("rows/train/odd.png")
     try:
         command = ["train", "translation", "--accelerator", "cpu", "--data-root", "rows", "--out", "other"]

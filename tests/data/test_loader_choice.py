@@ -167,7 +167,7 @@ def test_auto_tries_loaders_in_their_declared_order(monkeypatch: pytest.MonkeyPa
     assert choose_loader(RunSettings(), samples(2), CPU) == ("workers", "automatic", None)
 
 
-def test_a_source_that_no_loader_fits_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_no_loader_fits_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for loader in (Resident, Workers):
         monkeypatch.setattr(loader, "fits", classmethod(lambda cls, *_: Fit(False, f"not by {cls.__name__}")))
     with pytest.raises(UserError, match=r"--loader auto: no loader .*: not by Resident; not by Workers"):
