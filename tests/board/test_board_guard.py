@@ -174,7 +174,7 @@ def test_a_public_address_prints_a_warning_and_accepts_addresses_but_no_unknown_
         ([".", "--port", "ninety"], "'--port'"),
     ],
 )
-def test_user_errors_are_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_user_errors_print_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "board", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and message in done.stderr

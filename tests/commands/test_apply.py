@@ -214,9 +214,7 @@ def test_a_network_for_grey_images_processes_each_colour_channel(tmp_path):
     Image.fromarray(PHOTO[..., 2]).save(tmp_path / "blue.png")
     assert apply(tmp_path / "grey.safetensors", "photos/one.png", tmp_path / "blue.png", "--out", tmp_path / "out") == 0
     colours, blue = pixels(tmp_path / "out/one.png"), pixels(tmp_path / "out/blue.png")
-    assert (
-        np.abs(colours[..., 2].astype(int) - blue).max() <= 1
-    )  # processing three channels at once may round differently
+    assert np.abs(colours[..., 2].astype(int) - blue).max() <= 1  # three channels may round differently
     assert np.abs(colours[..., 0].astype(int) - blue).max() > 20
 
 

@@ -211,7 +211,7 @@ def test_prefetched_batches_are_consumed_before_timing_starts() -> None:
         (["--loaders", "--data", "folder", "--data-root", "none"], "--data-root none: no such folder"),
     ],
 )
-def test_user_errors_are_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors_print_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", *words]) == 2
     assert line in capsys.readouterr().err
 

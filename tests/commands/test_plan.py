@@ -79,7 +79,7 @@ def test_a_measurement_round_trips_through_its_json_file(tmp_path: Path) -> None
         assert Measurement.from_json(read_json(tmp_path / "measured.json")) == one
 
 
-def test_a_single_device_is_measured_with_the_machine_to_itself() -> None:
+def test_the_prediction_for_one_device_uses_the_step_time_measured_alone() -> None:
     crowded = replace(SEEN, alone_seconds={64: 0.025})
     assert predict(crowded, PERFECT, 1, 64).images_per_second == pytest.approx(64 / 0.025)
     assert predict(crowded, PERFECT, 2, 64).images_per_second == pytest.approx(64 / 0.020)
@@ -122,7 +122,7 @@ def test_a_bandwidth_that_is_not_positive_and_finite_is_rejected(text: str) -> N
         parse_bandwidth(text)
 
 
-def test_latency_needs_a_unit() -> None:
+def test_latency_is_parsed_with_its_unit() -> None:
     assert parse_seconds("20us") == pytest.approx(2e-5) and parse_seconds("0.1 ms") == pytest.approx(1e-4)
     for text in ("soon", "1e999"):
         with pytest.raises(UserError, match=f"--latency {text}: expected something like 20us"):
