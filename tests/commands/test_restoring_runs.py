@@ -137,9 +137,7 @@ def test_a_replaced_host_resumes_the_stage_that_the_other_had_started(replaced, 
     assert "resuming from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
     first, second = (weights(str(folder / "both/adversarial")) for folder in folders)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not any(
-        (folder / "both/pretrain").exists() for folder in folders
-    )  # not needed once the second stage has started
+    assert not any((folder / "both/pretrain").exists() for folder in folders)  # no longer needed
 
 
 def test_a_stage_without_a_checkpoint_starts_from_the_host_with_the_most_progress(tmp_path):
@@ -225,7 +223,7 @@ def test_the_protocol_is_saved_with_the_metrics():
         (["--init-from", "both/pretrain", "--set", "width=3"], "trained with width=2 (not 3): use --set width=2"),
         (
             ["--init-from", "both/pretrain", *sets("blocks=shared", "num_blocks=2", "width=3", "tv=1")],
-            "use --set blocks=separate --set num_blocks=1 --set width=2",  # all mismatched settings at once, without those that match
+            "use --set blocks=separate --set num_blocks=1 --set width=2",  # lists mismatches only
         ),
         (["--set", "stage=adversarial", "--vgg", "none.pth"], "--vgg none.pth: no such file"),
         (["--set", "scale=3"], "unknown value '3'"),
@@ -334,6 +332,4 @@ def test_two_processes_train_the_same_weights_as_one_even_with_a_frozen_network(
     words += ["--data-root", "photos", "--crop", "16", "--set", "width=2", "--set", "d_width=2", "--accelerator", "cpu"]
     verified = run_fork(place, "verify", "super_resolution", "--strategies", "single,ddp", "--steps", "3", *words)
     assert verified.wait() == 0, verified.stdout + verified.stderr
-    assert (
-        verified.stdout.count("generator") == verified.stdout.count("discriminator") == 2
-    )  # once for gradients and once for weights
+    assert verified.stdout.count("generator") == verified.stdout.count("discriminator") == 2  # gradients, weights

@@ -82,6 +82,6 @@ def test_integers_keep_every_digit(text: Any, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["3.5", "many", "", "inf", "nan", 2.5, None])
-def test_numbers_that_are_not_integers_are_rejected_as_integers(text: Any) -> None:
+def test_values_that_are_not_integers_are_rejected(text: Any) -> None:
     with pytest.raises(UserError, match="is not a whole number"):
         resolved(plain=text)

@@ -133,7 +133,7 @@ def mnist_files() -> dict[str, bytes]:
 
 
 def zip_files(folder: Path, files: dict[str, bytes]) -> list[tuple[str, str]]:
-    """Write each file gzip-compressed and return the checksums by name."""
+    """Write each file gzip-compressed and return the file names with their checksums."""
     resources = []
     for name, content in files.items():
         file = folder / f"{name}.gz"

@@ -30,6 +30,6 @@ def test_draws_of_all_ranks_form_the_rows_of_one_tensor():
         assert torch.equal(torch.cat([batch["index"] for batch in batches]), torch.arange(1234))
 
 
-def test_draws_in_other_precisions_are_the_same_numbers_rounded():
+def test_draws_are_the_same_numbers_in_every_precision():
     wide = drawer(dtype=torch.float64).rows("evaluation", 0, 5)["noise"]
     assert torch.equal(wide, drawer().rows("evaluation", 0, 5)["noise"].double())
