@@ -1,4 +1,4 @@
-"""Shared by the scripts: variants whose blocks of steps are interleaved, the engine's own step, tables and JSON."""
+"""Helpers for the scripts: interleaved measurement of variants, the engine's training step, tables and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.training.build import assemble
 from paceline.training.evaluate import training_evaluator
 from paceline.training.loop import Loop, Outputs
 
-WARMUP_STEPS = 14  # a captured step is captured after 11 eager ones
+WARMUP_STEPS = 14  # the engine captures its CUDA graph after 11 eager steps
 MAX_STEPS = 400
 
 
@@ -33,10 +33,10 @@ class Variant:
     name: str
     step: Callable[[], None]
     before: Callable[[], None] = lambda: None  # sets torch's global flags for this variant
-    after: Callable[[], None] = lambda: None  # releases what it started
+    after: Callable[[], None] = lambda: None  # releases the resources of the variant
     warmup: int = 3
-    images: int = 0  # per step, where it is not the batch of the workload
-    length: int = 0  # steps per block, where it is not chosen by duration
+    images: int = 0  # images per step, if different from the workload's batch size
+    length: int = 0  # steps per block; 0: chosen by duration
     rates: list[float] = field(default_factory=list)
 
 
@@ -48,7 +48,7 @@ def set_torch_defaults() -> None:
 
 
 def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Variant:
-    """Return the loop of `paceline train`, with data loading and written metrics, without evaluation."""
+    """Return the training loop of `paceline train`: it loads data and writes metrics, but does not evaluate."""
     fixed = {"epochs": 100_000, "save_every": "100000 epochs", "sample_every": "100000 epochs", "validation": 0}
     assignments = [f"{key}={value}" for key, value in (fixed | settings).items()]
     parts = assemble(configure(recipe, {}, assignments=assignments))
@@ -74,13 +74,13 @@ def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Var
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device is done."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def time_block(variant: Variant, num_steps: int, device: torch.device) -> float:
-    """Return the seconds of some steps, until the device is done."""
+    """Return how many seconds a block of steps takes, including work queued on the device."""
     variant.before()
     synchronize(device)
     start = perf_counter()
@@ -98,10 +98,10 @@ def measure_interleaved(
     device: torch.device,
     on_round: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
 ) -> list[dict[str, Any]]:
-    """Return a row per variant: the median rate over interleaved blocks, and its speedup over the first variant.
+    """Return one row per variant: the median rate over interleaved blocks, and the speedup over the first variant.
 
-    The speedup is the median ratio of neighbouring blocks, so that it does not depend on a drift of the machine's
-    speed. `on_round` gets the rows after each round.
+    The speedup is the median ratio of neighbouring blocks, so that gradual changes in the machine's speed cancel
+    out. `on_round` is called with the rows after each round.
     """
     lengths = []
     for variant in variants:
@@ -122,7 +122,7 @@ def _steps_per_block(variant: Variant, seconds: float, device: torch.device) -> 
 
 
 def summarise_rates(rates: dict[str, list[float]], lengths: list[int]) -> list[dict[str, Any]]:
-    """Return a row per variant; all have the same number of rates."""
+    """Return one row per variant; all variants must have the same number of rates."""
     first = np.array(next(iter(rates.values())))
     return [
         {
@@ -137,7 +137,7 @@ def summarise_rates(rates: dict[str, list[float]], lengths: list[int]) -> list[d
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Return the lowest value, the highest and their number."""
+    """Return the lowest value, the highest value and the number of values."""
     return {"low": min(values), "high": max(values), "n": len(values)}
 
 
@@ -153,13 +153,13 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def endless(loader: Any) -> Iterator[Any]:
-    """Yield epoch after epoch of a DataLoader, which starts new workers for each, as plain scripts do."""
+    """Iterate over a DataLoader endlessly; as in plain scripts, each epoch starts new workers."""
     while True:
         yield from loader
 
 
 def write_results(path: str, options: argparse.Namespace, **content: Any) -> None:
-    """Write the numbers with versions and hardware to a JSON file, unless the path is empty."""
+    """Write the results, versions and hardware to a JSON file, unless the path is empty."""
     if path:
         chosen = {name: str(value) for name, value in vars(options).items()}
         results = {"provenance": versions_and_hardware(), "options": chosen, **content}

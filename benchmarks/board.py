@@ -1,10 +1,10 @@
-"""The time until the board shows its curves, over many long runs, in a headless Chromium.
+"""Measure how long the board takes to show the curves of many long runs, in headless Chromium.
 
     python benchmarks/board.py --runs 50 --points 100000
 
 Writes the runs (about 290 bytes per line) into a temporary folder, starts `paceline board`, and opens the page in
 Chromium. Prints the time from opening the page until every run has a curve on the first chart (with a new server, and
-with one that has read everything), the time until all lines are read, and the time between frames while scrolling.
+with one that has already read everything), the time until all lines are read, and the frame time while scrolling.
 It needs Chromium.
 """
 
@@ -61,18 +61,20 @@ def write_runs(root: Path, num_runs: int, num_points: int) -> None:
 
 
 def wait_for_curves(browser: Browser, num_runs: int) -> float:
-    """Return the seconds from the start of the navigation until a chart shows every run."""
+    """Return the seconds from the start of the navigation until one chart shows a curve for every run."""
     while not browser.evaluate(DRAWN % num_runs):
         time.sleep(0.01)
     return float(browser.evaluate("performance.now()")) / 1000
 
 
 def main() -> None:
-    """Measure, and print each number when it is known."""
+    """Run the measurements and print each result as soon as it is available."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--runs", type=int, default=50, help="number of runs")
     arguments.add_argument("--points", type=int, default=100_000, help="lines per run")
-    arguments.add_argument("--folder", help="folder of the runs, kept afterwards; they are written if it is empty")
+    arguments.add_argument(
+        "--folder", help="folder for the runs, kept afterwards; the runs are written only if it is empty"
+    )
     options = arguments.parse_args()
     if not find_chromium():
         sys.exit("benchmarks/board.py needs Chromium")
@@ -104,7 +106,7 @@ def main() -> None:
 
 
 def scroll(browser: Browser) -> str:
-    """Scroll up and down; return the time between frames as text."""
+    """Scroll up and down and return a description of the frame times."""
     gaps = np.array(browser.evaluate(SCROLL))
     median, most = np.percentile(gaps, [50, 99])
     return f"frames {median:.1f} ms apart, 99 % below {most:.1f} ms, worst {gaps.max():.1f} ms, n {len(gaps)}"

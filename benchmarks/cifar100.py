@@ -1,4 +1,4 @@
-"""Accuracy and time of the classification presets on CIFAR-100, over several seeds.
+"""Measure accuracy and training time of the classification presets on CIFAR-100 over several seeds.
 
 Each run is `paceline train classification` in its own process. The checkpoint that is best on the validation split is
 evaluated once on the test split. Run the same command again to resume after an interruption. The JSON file is written
@@ -26,7 +26,7 @@ METRICS = ("test/top1", "test/top5", "test/loss", "seconds")
 
 
 def train(preset: str, seed: int, data_root: Path, folder: Path, extra: list[str]) -> dict[str, Any]:
-    """Train one run; return its test metrics, the seconds of training, and those of this process."""
+    """Train one run; return its test metrics, its training time and the elapsed time of the process."""
     command = [sys.executable, "-m", "paceline", "train", "classification", "--data", "npz"]
     command += ["--data-root", str(data_root), "--preset", preset, "--seed", str(seed), "--out", str(folder), *extra]
     print("$", " ".join(command), flush=True)
@@ -60,16 +60,16 @@ def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def with_spread(figure: dict[str, float | None], digits: int) -> str:
-    """Return a mean with its standard deviation as text; a single value has none."""
+    """Format a mean with its standard deviation, if there is more than one value."""
     spread = "" if figure["std"] is None else f" ± {figure['std']:.{digits}f}"
     return f"{figure['mean']:.{digits}f}{spread}"
 
 
 def main() -> None:
-    """Train every preset with every seed, print a table and write it as JSON."""
+    """Train every preset with every seed, print a table and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="reference,accurate", help="presets of the recipe, separated by commas")
-    parser.add_argument("--seeds", default="2,4,42", help="separated by commas")
+    parser.add_argument("--preset", default="reference,accurate", help="comma-separated presets of the recipe")
+    parser.add_argument("--seeds", default="2,4,42", help="comma-separated seeds")
     parser.add_argument(
         "--data-root", type=Path, required=True, help=".npz file with x_train, y_train, x_test and y_test"
     )

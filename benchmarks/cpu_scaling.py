@@ -1,8 +1,8 @@
-"""The scaling efficiency of two processes on a CPU, and the time that recipes wait for data in memory.
+"""Measure the scaling efficiency of two processes on a CPU, and how long recipes wait for data held in memory.
 
 `scaling`: ResNet-18 under ddp in two processes (gloo) with one thread each, against one process with one thread.
 Both are measured in the same two processes, interleaved; while one process works alone, the other waits.
-`waiting`: every recipe for some steps with `--loader resident`; the share of the time that it waits for data.
+`waiting`: trains every recipe for some steps with `--loader resident`; the fraction of time spent waiting for data.
 
     PYTHONPATH=src python benchmarks/cpu_scaling.py --json cpu_scaling.json
     PYTHONPATH=src python benchmarks/cpu_scaling.py --width 8 --batch 32 --steps 20
@@ -19,7 +19,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that are started
+os.environ["OMP_NUM_THREADS"] = "1"  # set before torch is imported, here and in child processes
 
 import numpy as np
 from _variants import write_results
@@ -36,7 +36,7 @@ from paceline.runs.metrics import read_metrics
 
 
 def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Return the rates of one process and of two, each with its share of 2 × the one."""
+    """Return the throughput of one and of two processes, each as a fraction of 2 × one process."""
     settings = {"strategy": "ddp", "devices": 2, "accelerator": "cpu", "batch_size": str(options.batch)}
     assignments = [f"width={options.width}", "validation=0", "size=32", "channels=3"]
     config = configure("classification", settings, assignments=assignments)
@@ -47,14 +47,14 @@ def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     rungs = StepLadder.from_json(read_json(result)).rungs
     one = next(rung for rung in rungs if rung.name == "one")
     print(f"ResNet-18 of width {options.width}, batch {options.batch}, one thread per process")
-    print(f"  {'what':40} {'images/s':>9}  {'low':>8} – {'high':>8}   n  share of 2 × one process")
+    print(f"  {'measurement':40} {'images/s':>9}  {'low':>8} – {'high':>8}   n  fraction of 2 × one process")
     descriptions = {
         "one": "one process",
-        "part": "one process with half of the batch, × 2",
+        "part": "one process with half the batch, × 2",
         "together": "two processes without communication",
         "gradients": "two, gradients averaged",
         "batchnorm": "two, and BatchNorm synchronised",
-        "loading": "two as in training, with data loading",
+        "loading": "two processes as in training, with data loading",
     }
     rows = []
     for rung in rungs:
@@ -67,7 +67,7 @@ def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 
 def waiting(recipe: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return the share of each log interval that the loop waits for data; the first interval is left out."""
+    """Return the fraction of each log interval spent waiting for data, without the first interval."""
     small = load_class("recipe", recipe, Recipe).small
     batch = int(small.get("batch_size", options.batch))
     settings = {
@@ -93,13 +93,13 @@ def waiting(recipe: str, options: argparse.Namespace, folder: Path) -> dict[str,
 
 
 def main() -> None:
-    """Measure both, print tables and write JSON."""
+    """Run both measurements, print tables and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=64, help="channels of ResNet-18's first stage")
     parser.add_argument("--batch", type=int, default=64, help="images per step over both processes")
     parser.add_argument("--steps", type=int, default=40, help="steps of each recipe")
-    parser.add_argument("--recipes", default=",".join(names("recipe")), help="separated by commas; - for none")
-    parser.add_argument("--no-scaling", action="store_true", help="measure only the waiting")
+    parser.add_argument("--recipes", default=",".join(names("recipe")), help="comma-separated recipes; - for none")
+    parser.add_argument("--no-scaling", action="store_true", help="measure only the time spent waiting for data")
     parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()
     rungs: list[dict[str, Any]] = []
@@ -110,7 +110,7 @@ def main() -> None:
         for recipe in filter(None, options.recipes.strip("-").split(",")):
             rows.append(waiting(recipe, options, Path(folder)))
     if rows:
-        print(f"waiting for data, loader resident, {options.steps} steps of each recipe in its small form")
+        print(f"time spent waiting for data (loader resident, {options.steps} steps of each recipe at its small size)")
         print(f"  {'recipe':20} {'median':>8} {'highest':>8}   n")
     for row in rows:
         print(f"  {row['recipe']:20} {row['data_wait']:8.2%} {row['high']:8.2%} {row['n']:3}")

@@ -1,8 +1,8 @@
-"""DeepLIIF at full size: the cost of a step, and the results of a few minutes of training on a few rows.
+"""Measure DeepLIIF at full size: the cost of a step, and the results of training on a few rows for some minutes.
 
 `step` times one step of the whole model (512 pixels, batch 1, 4 modalities: 9 generators, 9 discriminators) on random
-rows, in each variant of precision, CUDA graph and compilation. `train` trains on a folder of rows for a number of
-minutes and writes strips of its predictions for the training and test rows.
+rows, with several combinations of precision, CUDA graph and compilation. `train` trains on a folder of rows for a
+number of minutes and writes strips of its predictions for the training and test rows.
 
     PYTHONPATH=src python benchmarks/deepliif.py step --json step.json
     PYTHONPATH=src python benchmarks/deepliif.py train --data-root ROWS --minutes 8 --out strips
@@ -55,7 +55,7 @@ REPORT_SECONDS = 30
 
 
 def make_parts(data_root: Path, small: bool, assignments: list[str], **settings: Any) -> Parts:
-    """Return the engine's parts of a run of DeepLIIF."""
+    """Assemble the engine for a DeepLIIF run."""
     given = {"preset": "deepliif", "data_root": str(data_root), "validation": 0, "loader": "resident"}
     return assemble(configure("translation", given | (SMALL if small else {}) | settings, assignments=assignments))
 
@@ -104,7 +104,7 @@ def time_step(name: str, folder: Path, small: bool, assignments: list[str], repe
 
 
 def run_step_benchmark(arguments: argparse.Namespace) -> None:
-    """Time the variants one after the other, print a table and write it as JSON."""
+    """Time the variants in turn, print a table and write the results as JSON."""
     on_gpu = torch.cuda.is_available()
     requested = arguments.variants.split(",") if arguments.variants else list(VARIANTS)
     names = [name for name in requested if on_gpu or VARIANTS[name]["graph"] == "off"]
@@ -152,7 +152,7 @@ def run_training(arguments: argparse.Namespace) -> None:
         loss_log.add(data.images, parts.run_step(data))
         number += 1
         if perf_counter() - reported > REPORT_SECONDS or perf_counter() - start > seconds:
-            values = loss_log.read().values  # waits for the device, so that the time is exact
+            values = loss_log.read().values  # waits for the device, so that the time is accurate
             reported = perf_counter()
             history.append({"step": number, "seconds": reported - start, **values})
             shown = {name: f"{value:.3g}" for name, value in values.items() if name.endswith("distance")}
@@ -195,7 +195,7 @@ def write_strips(parts: Parts, split: str, file: Path, panel_px: int) -> None:
 
 
 def to_panel(image: torch.Tensor, caption: str, panel_px: int) -> Image.Image:
-    """Return an image with values in [-1, 1] as a panel with its caption."""
+    """Convert an image with values in [-1, 1] to a captioned panel."""
     panel = to_image(to_eight_bits(image).permute(1, 2, 0).cpu().numpy())
     return captioned(panel.resize((panel_px, panel_px), Image.Resampling.BOX), caption)
 
@@ -205,18 +205,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command")
     step = commands.add_parser("step", help="time one step")
-    step.add_argument("--variants", default="", help=f"separated by commas, of: {', '.join(VARIANTS)}; default: all")
+    step.add_argument(
+        "--variants", default="", help=f"comma-separated variants out of {', '.join(VARIANTS)} (default: all)"
+    )
     step.add_argument("--repeats", type=int, default=30, help="number of timed steps")
     step.add_argument("--json", type=Path, help="JSON file for the results")
     train = commands.add_parser("train", help="train on a folder of rows")
     train.add_argument("--data-root", type=Path, required=True, help="folder with train/ and test/")
-    train.add_argument("--minutes", type=float, default=8.0, help="length of training")
+    train.add_argument("--minutes", type=float, default=8.0, help="training time in minutes")
     train.add_argument("--out", type=Path, required=True, help="folder for train.png, test.png and training.json")
-    train.add_argument("--precision", default="auto", help="precision of training")
-    train.add_argument("--panel-px", type=int, default=256, help="side of a panel in the strips")
+    train.add_argument("--precision", default="auto", help="training precision")
+    train.add_argument("--panel-px", type=int, default=256, help="side length of a panel in the strips, in pixels")
     train.add_argument("--compile", action="store_true", help="compile the networks")
     for command in (step, train):
-        command.add_argument("--small", action="store_true", help="tiny networks at 32 pixels, to try it on a CPU")
+        command.add_argument(
+            "--small", action="store_true", help="use tiny networks at 32 pixels, to try the script on a CPU"
+        )
         command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the run")
     arguments = parser.parse_args()
     (run_step_benchmark if arguments.command == "step" else run_training)(arguments)

@@ -1,10 +1,10 @@
-"""The time of FID for images on the device, compared with torchmetrics' class and the same feature network.
+"""Measure how long FID takes for images on the device, against torchmetrics with the same feature network.
 
-Each variant gets the real and the generated images, as uint8, in batches of the same size, and computes the distance.
-torchmetrics' FrechetInceptionDistance runs the TorchScript file as it is; its images are resized by our function, since
-it has none that fits the file. Both run in fp32 and, on a GPU, in tf32. Ours also runs in fp16, and with cached
-statistics of the real images, as in a run. Repeated measurements are interleaved. What happens only the first time
-(loading kernels, profiling the script) happens before the measurement.
+Each variant receives the real and the generated uint8 images in batches of the same size and computes the distance.
+torchmetrics' FrechetInceptionDistance runs the TorchScript file unchanged. Our function resizes its images, since
+torchmetrics has no resizing that matches the file. Both run in fp32 and, on a GPU, in tf32. Ours also runs in fp16, and
+with cached statistics of the real images, as in a run. Repeated measurements are interleaved. One-time work (loading
+kernels, profiling the script) is done before the measurement.
 
     PYTHONPATH=src python benchmarks/fid_speed.py --inception default_1.pt --json fid_speed.json
     PYTHONPATH=src python benchmarks/fid_speed.py --images 300 --repeats 2      # an untrained small network, on a CPU
@@ -60,7 +60,7 @@ class UntrainedModule(nn.Module):
 
 
 class ScriptModule(nn.Module):
-    """The TorchScript file, after the resizing of images."""
+    """Resizes images and passes them to the TorchScript file."""
 
     num_features = NUM_FEATURES
 
@@ -73,7 +73,7 @@ class ScriptModule(nn.Module):
 
 
 def statistics(network: FeatureNetwork, images: Tensor, arithmetic: Arithmetic) -> Statistics:
-    """Return mean and covariance of the features, computed as in an evaluation."""
+    """Return the mean and covariance of the features, computed as in an evaluation."""
     layout = Layout(len(images), network.num_features, network.num_classes, min(10_000, len(images)))
     sums, position = FeatureSums(layout, images.device), 0
     for part in images.split(BATCH):
@@ -84,7 +84,7 @@ def statistics(network: FeatureNetwork, images: Tensor, arithmetic: Arithmetic) 
 
 @torch.no_grad()
 def ours(network: FeatureNetwork, real: Statistics | Tensor, made: Tensor, arithmetic: Arithmetic) -> float:
-    """Return our distance; `real` are images or their statistics."""
+    """Return our distance; `real` holds images or their statistics."""
     known = real if isinstance(real, Statistics) else statistics(network, real, arithmetic)
     other = statistics(network, made, arithmetic)
     return frechet_distance(known.mean, known.covariance, other.mean, other.covariance)
@@ -102,7 +102,7 @@ def theirs(network: nn.Module, real: Tensor, made: Tensor, arithmetic: Arithmeti
 
 
 def random_images(count: int, seed: int, device: torch.device, *, blur: float = 0.0) -> Tensor:
-    """Return random images of squares; blur gives them a distance like that of a trained GAN's images."""
+    """Return images of random squares; blurring them yields an FID similar to that of a trained GAN."""
     generator = torch.Generator().manual_seed(seed)
     small = torch.rand(count, 3, SIDE_PX // 4, SIDE_PX // 4, generator=generator)
     images = 255 * small.repeat_interleave(4, 2).repeat_interleave(4, 3)
@@ -112,7 +112,7 @@ def random_images(count: int, seed: int, device: torch.device, *, blur: float = 
 
 @torch.no_grad()
 def warm_up(network: FeatureNetwork, scripted: nn.Module, images: Tensor, arithmetics: list[Arithmetic]) -> None:
-    """Run what happens only once: loading and choosing kernels, profiling the script, starting the solvers."""
+    """Do one-time work: load and select kernels, profile the script, initialize the solvers."""
     small = torch.eye(16, dtype=torch.float64, device=images.device)
     for arithmetic in arithmetics:
         for part in images.split(BATCH)[:3]:
@@ -125,14 +125,14 @@ def warm_up(network: FeatureNetwork, scripted: nn.Module, images: Tensor, arithm
 
 
 def parse_repeats(text: str) -> dict[str, int]:
-    """Return the number of measurements by a part of the variant's name; `1,fp16=3` is 1, and 3 in fp16."""
+    """Parse the number of measurements per variant; `1,fp16=3` means 3 for variants with fp16 in their name, else 1."""
     first, *others = text.split(",")
     special = {part: int(count) for part, _, count in (other.partition("=") for other in others)}
     return special | {"": int(first)}
 
 
 def summarise(seconds: dict[str, list[float]], distances: dict[str, float]) -> list[dict[str, Any]]:
-    """Return a row for each measured variant, compared with the first."""
+    """Return one row per measured variant, compared with the first."""
     first = next(iter(seconds))
     return [
         {
@@ -149,16 +149,16 @@ def summarise(seconds: dict[str, list[float]], distances: dict[str, float]) -> l
 
 
 def main() -> None:
-    """Measure all variants, interleaved, print a table and write it as JSON."""
+    """Measure all variants interleaved, print a table and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inception", default="", help="the TorchScript file (default: a small untrained network)")
-    parser.add_argument("--inception-sha256", default="", help="SHA-256 of a file that is not a known one")
-    parser.add_argument("--images", type=int, default=50_000, help="number of real and of generated images")
+    parser.add_argument("--inception-sha256", default="", help="SHA-256 of the file, if it is not a known one")
+    parser.add_argument("--images", type=int, default=50_000, help="number of real images and of generated images")
     parser.add_argument(
         "--repeats",
         type=parse_repeats,
         default="1,fp16=3",
-        help="measurements of each variant, then exceptions by a word in the variant's name; 0 leaves a variant out, "
+        help="measurements per variant, then exceptions by a word in the variant's name; 0 skips a variant, "
         "except the first (default: %(default)s)",
     )
     parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
@@ -185,7 +185,7 @@ def main() -> None:
     turns = repeats | {first: max(1, repeats[first])}
     seconds: dict[str, list[float]] = {name: [] for name in variants if turns[name]}
     distances: dict[str, float] = {}
-    print(f"FID of {options.images:,} images against as many, {SIDE_PX} px, {network.label or 'Inception'}, {device}")
+    print(f"FID, {options.images:,} images each, {SIDE_PX} px, {network.label or 'Inception'}, {device}")
     for turn in range(max(turns.values())):
         names = [name for name in seconds if turn < turns[name]]
         for name in names if turn % 2 == 0 else reversed(names):

@@ -1,11 +1,12 @@
-"""The speed of a DCGAN under Lightning's own Trainer, compared with the engine; both as documented.
+"""Compare the training speed of a DCGAN under Lightning's Trainer and under the engine, each used as documented.
 
 The Trainer runs a LightningModule with manual optimization (a GAN has two optimizers), with its own precision
-(`bf16-mixed` on a GPU), loop and `self.log`, on torch's DataLoader; then on a batch that is already on the device, and
-compiled. The engine is what `paceline train dcgan` runs. Networks, batch and images are the same.
+(`bf16-mixed` on a GPU), loop and `self.log`. It reads from torch's DataLoader, then from a batch that is already on
+the device, and is also measured compiled. The engine runs as in `paceline train dcgan`. Networks, batch and images are
+the same.
 
 The Trainer cannot be paused between steps, so a block is a whole `fit`, timed from the end of its first steps to the
-end of its last. The engine's blocks are interleaved with the fits.
+end of its last one. The engine's blocks are interleaved with the fits.
 
     PYTHONPATH=src python benchmarks/lightning_trainer.py --json lightning_trainer.json
     PYTHONPATH=src python benchmarks/lightning_trainer.py --samples 512 --batch 8 --width 4 --seconds 0.3 --repeats 3
@@ -43,12 +44,12 @@ from torch.utils.data import DataLoader, Dataset
 from paceline.models.dcgan import Discriminator, Generator
 
 SIDE_PX, NOISE = 32, 100
-WARMUP_BATCHES = 20  # of each fit
-Fit = Callable[[int], float]  # from a number of steps to their seconds
+WARMUP_BATCHES = 20  # per fit
+Fit = Callable[[int], float]  # takes a number of steps, returns the elapsed seconds
 
 
 class Images(Dataset):
-    """Small images as a tensor, scaled when read."""
+    """Small images held in a tensor, scaled when read."""
 
     def __init__(self, images: np.ndarray) -> None:
         self.images = torch.from_numpy(images).permute(0, 3, 1, 2)
@@ -61,7 +62,7 @@ class Images(Dataset):
 
 
 class Repeated:
-    """A loader without cost: one batch, repeated."""
+    """A loader without overhead: it repeats one batch."""
 
     def __init__(self, batch: Tensor) -> None:
         self.batch = batch
@@ -112,7 +113,7 @@ class Gan(lightning.LightningModule):
 
 
 class Clock(lightning.Callback):
-    """Measures the seconds from the end of the warm-up to the end of the last step."""
+    """Measures the time from the end of the warm-up to the end of the last step."""
 
     def __init__(self, device: torch.device, last: int) -> None:
         self.device, self.last, self.seconds = device, last, 0.0
@@ -125,7 +126,7 @@ class Clock(lightning.Callback):
 
 
 def make_fit(data: Iterable[Any], width: int, device: torch.device, folder: Path, compiled: bool = False) -> Fit:
-    """Return a function that fits for a number of steps and returns their seconds."""
+    """Return a function that fits for a number of steps and returns the elapsed seconds."""
 
     def fit(steps: int) -> float:
         set_torch_defaults()
@@ -134,7 +135,7 @@ def make_fit(data: Iterable[Any], width: int, device: torch.device, folder: Path
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=1,
             precision="bf16-mixed" if device.type == "cuda" else "32-true",
-            max_steps=2 * clock.last,  # it counts the steps of both optimizers
+            max_steps=2 * clock.last,  # Lightning counts the steps of both optimizers
             callbacks=[clock],
             logger=lightning.pytorch.loggers.CSVLogger(str(folder)),
             enable_checkpointing=False,
@@ -150,7 +151,7 @@ def make_fit(data: Iterable[Any], width: int, device: torch.device, folder: Path
 def make_variants(
     options: argparse.Namespace, folder: Path, device: torch.device, images: np.ndarray
 ) -> dict[str, Fit]:
-    """Return every way to train, by name."""
+    """Return all variants."""
     np.savez(
         folder / "random.npz",
         x_train=images,
@@ -184,16 +185,16 @@ def make_variants(
 
 
 def main() -> None:
-    """Measure all variants, interleaved, print a table and write it as JSON."""
+    """Measure all variants interleaved, print a table and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=128, help="images per step")
     parser.add_argument("--width", type=int, default=64, help="channels of the networks")
     parser.add_argument("--samples", type=int, default=50_000, help="number of images")
     parser.add_argument(
-        "--workers", default=f"2,{os.cpu_count()}", help="of the Trainer's DataLoader, separated by commas"
+        "--workers", default=f"2,{os.cpu_count()}", help="comma-separated worker counts of the Trainer's DataLoader"
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="approximate length of a block")
-    parser.add_argument("--repeats", type=int, default=5, help="blocks of each variant")
+    parser.add_argument("--repeats", type=int, default=5, help="number of blocks per variant")
     parser.add_argument("--compile", action="store_true", help="also measure the Trainer with compiled networks")
     parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()

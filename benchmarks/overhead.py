@@ -1,8 +1,8 @@
-"""The engine's overhead: images per second of its training step against a hand-written eager loop.
+"""Measure the engine's overhead: throughput of its training step against a hand-written eager loop.
 
-Both variants train the same ResNet on the same random images, which are on the device as uint8, with pad-crop, flip,
-bf16 autocast, channels_last and fused SGD. Blocks of steps are interleaved, so that a machine that slows down slows
-both; a block ends when the device is done.
+Both variants train the same ResNet on the same random images, held on the device as uint8, with pad-crop, flip,
+bf16 autocast, channels_last and fused SGD. Blocks of steps are interleaved, so that a slowdown of the machine affects
+both. A block ends when the device has finished its work.
 
     PYTHONPATH=src python benchmarks/overhead.py --json overhead.json
     PYTHONPATH=src python benchmarks/overhead.py --samples 512 --width 4 --batches 8 --steps 2 --repeats 2   # on a CPU
@@ -35,8 +35,8 @@ from paceline.training.evaluate import training_evaluator
 from paceline.training.loop import Loop, Outputs
 
 SIDE_PX, PADDING_PX, NUM_CLASSES = 32, 4, 100
-LOG_EVERY_STEPS = 50  # both variants read their losses back, as training does
-EPOCHS = 1000  # more than any measurement takes
+LOG_EVERY_STEPS = 50  # both variants read their losses back at this interval, as training does
+EPOCHS = 1000  # more than any measurement needs
 LEARNER = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 
 Step = Callable[[], None]
@@ -56,9 +56,9 @@ def random_data(num_samples: int) -> dict[str, np.ndarray]:
 def hand_written_step_factory(
     data: dict[str, np.ndarray], batch_size: int, width: int, device: torch.device, graph: bool = False
 ) -> Step:
-    """Return one step of an optimised loop for this one network, written by hand.
+    """Return the training step of an optimised loop written by hand for this network.
 
-    With `graph`, the whole step is captured once and replayed: the upper limit for the engine's own captured step.
+    With `graph`, the whole step is captured once and replayed: an upper bound for the engine's captured step.
     """
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
@@ -128,14 +128,14 @@ def capture(learn: Step, device: torch.device) -> Step:
     with torch.cuda.graph(graph):
         learn()
 
-    def replay(keep_alive: Step = learn) -> None:  # the graph does not hold references to its tensors
+    def replay(keep_alive: Step = learn) -> None:  # the graph itself holds no references to its tensors
         graph.replay()
 
     return replay
 
 
 def engine_step_factory(data_file: Path, batch_size: int, width: int, device: torch.device, graph: str = "off") -> Step:
-    """Return one step of the loop of `paceline train`, with written metrics."""
+    """Return the training step of `paceline train`, which also writes metrics."""
     settings = {
         "data": "npz",
         "data_root": str(data_file),
@@ -169,7 +169,7 @@ def engine_step_factory(data_file: Path, batch_size: int, width: int, device: to
 
 
 def images_per_second(step: Step, num_steps: int, batch_size: int, device: torch.device) -> float:
-    """Return the rate of one block of steps."""
+    """Return the throughput of one block of steps."""
     synchronize(device)
     start = perf_counter()
     for _ in range(num_steps):
@@ -181,9 +181,9 @@ def images_per_second(step: Step, num_steps: int, batch_size: int, device: torch
 def measure(
     variants: dict[str, Step], batch_size: int, num_steps: int, repeats: int, device: torch.device
 ) -> list[dict]:
-    """Return a row per variant: the median rate over interleaved blocks, and the time per step over the first's.
+    """Return one row per variant: the median rate over interleaved blocks, and the step time relative to the first.
 
-    The ratio is the median ratio of neighbouring blocks, so that it does not depend on a drift of the machine's speed.
+    The ratio is the median over neighbouring blocks, so that gradual changes in the machine's speed cancel out.
     """
     rates: dict[str, list[float]] = {name: [] for name in variants}
     for step in variants.values():
@@ -209,20 +209,20 @@ def measure(
 
 
 def main() -> None:
-    """Measure each batch size, print a table and write it as JSON."""
+    """Measure each batch size, print a table and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", default="128,512", help="batch sizes, separated by commas")
+    parser.add_argument("--batches", default="128,512", help="comma-separated batch sizes")
     parser.add_argument("--width", type=int, default=64, help="channels of the network's first stage")
     parser.add_argument("--samples", type=int, default=50_000, help="number of images")
     parser.add_argument("--steps", type=int, default=50, help="steps per block")
-    parser.add_argument("--repeats", type=int, default=31, help="blocks of each variant")
+    parser.add_argument("--repeats", type=int, default=31, help="number of blocks per variant")
     parser.add_argument("--graph", action="store_true", help="also measure both with the step in a CUDA graph")
     parser.add_argument("--json", type=Path, help="JSON file for the results")
     arguments = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, rows = random_data(arguments.samples), []
-    headings = f"{'images/s':>9}  {'low':>9} – {'high':>9}   n  time per step ÷ hand-written loop's (quartiles)"
+    headings = f"{'images/s':>9}  {'low':>9} – {'high':>9}   n  step time ÷ that of the hand-written loop (quartiles)"
     print(f"{'batch':>5}  {'variant':20} {headings}")
     with tempfile.TemporaryDirectory() as folder:
         data_file = Path(folder) / "random.npz"

@@ -1,16 +1,16 @@
-"""The time to load an epoch of random crops from large photographs: decoding each time against decoding once.
+"""Measure how long an epoch of random crops from large photographs takes to load: decoding each time or once.
 
-The images are created once and kept in the folder: enlarged parts of the bundled photographs, with a little noise
+The images are created once and kept in the folder: enlarged crops of scikit-image's photographs, with a little noise
 so that their PNG files are as large as a camera's. The variants, without a model:
 
 - `decode each time`: torch's DataLoader over Pillow, torchvision's RandomCrop and ToTensor, as in a plain script, with
-  each of the given numbers of workers, which are started for each epoch;
-- `resident`: all pixels in memory, crops are cut there: on the device where they fit, else on the host, as in a run
-  (where they fit nowhere, the row is of `workers`, which decodes each time too);
-- `packed`: crops read from a memory map by worker processes.
+  each of the given worker counts; the workers are restarted for each epoch;
+- `resident`: all pixels are held in memory: on the device if they fit, else on the host, as in a run
+  (if they fit on neither, the row shows `workers`, which also decodes each time);
+- `packed`: worker processes read crops from a memory map.
 
-In every variant an epoch ends with its batches as floats on the device. The first epoch is left out of the median; the
-time to read or pack everything once is printed with it.
+In every variant, an epoch ends with its batches as floats on the device. The median excludes the first epoch; the
+time to read or pack everything once is printed next to it.
 
     PYTHONPATH=src python benchmarks/photo_loading.py --folder photos-2k --json photo_loading.json
     PYTHONPATH=src python benchmarks/photo_loading.py --folder photos-2k --images 40 --batch-size 8 --workers 0,2
@@ -48,18 +48,18 @@ from paceline.data.transforms import Augment
 from paceline.runs.provenance import versions_and_hardware
 
 NOISE_LEVELS = 2.0
-SMALLEST_PX = 400  # of the photographs that are enlarged
+SMALLEST_PX = 400  # shortest side of the photographs to enlarge
 Epoch = Callable[[int], None]
 
 
 @lru_cache(maxsize=1)
 def photographs() -> Photos:
-    """Return the photographs that the images are made from."""
+    """Return the photographs from which the images are created."""
     return Photos("train", Photos.Settings(crop=SMALLEST_PX, bad_images="skip"))
 
 
 def make_image(number: int, folder: Path, width: int, height: int) -> None:
-    """Write one image, unless it exists; its content depends only on its number."""
+    """Write one image unless it exists; its content depends only on its number."""
     file = folder / f"{number:04}.png"
     if file.is_file():
         return
@@ -113,7 +113,7 @@ def plain_epoch(files: list[Path], crop: int, batch_size: int, workers: int, dev
 
 
 def our_epoch(loader: Loader, batch_size: int) -> Epoch:
-    """Return an epoch of one of our loaders, with flips, scaled to floats; the stream continues over epochs."""
+    """Return an epoch of one of our loaders, flipped and scaled to floats; the stream continues across epochs."""
     stream, steps = Stream(0, len(loader.source)), len(loader.source) // batch_size
     starts = itertools.count(0, batch_size)
     pipeline = BatchPipeline(loader, Augment(flip=True), torch.float32)
@@ -127,7 +127,7 @@ def our_epoch(loader: Loader, batch_size: int) -> Epoch:
 
 
 def timed(epoch: Epoch, number: int, device: torch.device) -> float:
-    """Return the seconds of one epoch, until the device is done."""
+    """Return the elapsed seconds of one epoch, including work queued on the device."""
     start = perf_counter()
     epoch(number)
     if device.type == "cuda":
@@ -136,7 +136,7 @@ def timed(epoch: Epoch, number: int, device: torch.device) -> float:
 
 
 def variants(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[str, Epoch, float, str]]:
-    """Yield each way of loading: its name, an epoch, and the seconds and the name of its preparation."""
+    """Yield each variant: its name, a function that loads an epoch, and the seconds and name of its preparation."""
     folder = Path(options.folder)
     files = sorted((folder / "train").glob("*.png"))[: options.images]
     for workers in (int(word) for word in options.workers.split(",")):
@@ -170,7 +170,7 @@ def variants(options: argparse.Namespace, device: torch.device) -> Iterator[tupl
 
 
 def measure(options: argparse.Namespace, device: torch.device) -> list[dict[str, object]]:
-    """Print a row for each variant; return the rows."""
+    """Print and return one row per variant."""
     rows: list[dict[str, object]] = []
     print(f"{'loading':<28} {'median s/epoch':>14} {'lowest':>8} {'highest':>8} {'n':>3} {'images/s':>11}")
     for name, epoch, preparation_seconds, preparation in variants(options, device):
@@ -193,15 +193,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", required=True, help="folder in which the images are created and kept")
     parser.add_argument("--images", type=int, default=800, help="number of images")
-    parser.add_argument("--width", type=int, default=2040, help="of the images, in pixels")
-    parser.add_argument("--height", type=int, default=1356, help="of the images, in pixels")
-    parser.add_argument("--crop", type=int, default=128, help="side of the crops, in pixels")
+    parser.add_argument("--width", type=int, default=2040, help="width of the images, in pixels")
+    parser.add_argument("--height", type=int, default=1356, help="height of the images, in pixels")
+    parser.add_argument("--crop", type=int, default=128, help="side length of the crops, in pixels")
     parser.add_argument("--batch-size", type=int, default=128, help="crops per batch")
-    parser.add_argument("--workers", default=f"2,{os.cpu_count()}", help="of the plain loader, separated by commas")
     parser.add_argument(
-        "--our-workers", type=int, default=2, help="processes that decode and pack, and that read the pack"
+        "--workers", default=f"2,{os.cpu_count()}", help="comma-separated worker counts of the plain loader"
     )
-    parser.add_argument("--epochs", type=int, default=4, help="number of epochs; the first is left out of the median")
+    parser.add_argument(
+        "--our-workers", type=int, default=2, help="worker processes for decoding, packing and reading the pack"
+    )
+    parser.add_argument("--epochs", type=int, default=4, help="number of epochs; the median excludes the first")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()

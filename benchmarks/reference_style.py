@@ -1,12 +1,12 @@
-"""The engine's speedup over plain scripts of the kind that it replaces, with data loading.
+"""Measure the engine's speedup, including data loading, over the kind of plain script that it replaces.
 
 The plain loops are written in the style of the projects whose scripts Paceline replaces: fp32 (ResNet-18: fp16 with a
-scaler), a sigmoid with BCELoss, `.item()` of every loss in every step, and torch's DataLoader over Pillow with a few
+scaler), a sigmoid with BCELoss, `.item()` on every loss in every step, and torch's DataLoader over Pillow with a few
 workers that are started for each epoch. The engine trains the same networks on the same images with its defaults: data
-resident on the device, on a GPU bf16 and the whole step as a CUDA graph; with `--compile` also compiled. Blocks of
-steps are interleaved; a block ends when the device is done. Batches that a plain loader has prefetched when its block
-starts count in its favour. With photographs these would be most of a block, so a plain loop's block is a whole epoch,
-including the start of its workers.
+resident on the device and, on a GPU, bf16 and the whole step as a CUDA graph; with `--compile` also compiled. Blocks
+of steps are interleaved. A block ends when the device has finished its work. Batches that a plain loader has
+prefetched when its block starts count in its favour. With photographs they would make up most of a block, so a plain
+loop's block is a whole epoch, including the time to start its workers.
 
     PYTHONPATH=src python benchmarks/reference_style.py --compile --json reference_style.json
     PYTHONPATH=src python benchmarks/reference_style.py --tiny --seconds 0.2 --repeats 3   # on a CPU
@@ -70,7 +70,7 @@ class Images(Dataset):
 
 
 class Photographs(Dataset):
-    """Crops of photographs, decoded each time, with the low-resolution image made by Pillow."""
+    """Crops of photographs, decoded each time and downscaled by Pillow to low-resolution images."""
 
     def __init__(self, files: list[Path], crop: int, length: int) -> None:
         self.files, self.length = files, length
@@ -87,7 +87,7 @@ class Photographs(Dataset):
 
 
 def gan_networks(options: argparse.Namespace, device: torch.device, count: int) -> tuple[nn.Module, ...]:
-    """Return a generator and some discriminators that end in a sigmoid."""
+    """Return a generator, and discriminators that end in a sigmoid."""
     width = 4 if options.tiny else 64
     discriminators = [nn.Sequential(Discriminator(SIDE_PX, 3, width, 2), nn.Sigmoid()) for _ in range(count)]
     return Generator(SIDE_PX, 3, NOISE, width, 2).to(device), *(network.to(device) for network in discriminators)
@@ -96,7 +96,7 @@ def gan_networks(options: argparse.Namespace, device: torch.device, count: int) 
 def gan_step(
     batches: Batches, device: torch.device, options: argparse.Namespace, num_discriminators: int = 1
 ) -> Callable[[], None]:
-    """Return the step of DCGAN, or of the dual GAN, in which the losses choose the generator's discriminator."""
+    """Return the step of DCGAN, or of the dual GAN, whose losses determine which discriminator trains the generator."""
     generator, *discriminators = gan_networks(options, device, num_discriminators)
     bce = nn.BCELoss()
     rate = {"lr": 2e-4, "betas": (0.5, 0.999)}
@@ -155,7 +155,7 @@ def classification_step(batches: Batches, device: torch.device, options: argpars
 
 
 def photo_step(batches: Batches, device: torch.device, options: argparse.Namespace) -> Callable[[], None]:
-    """Return the step of SRGAN ×4 with VGG19's features; its blocks share the weights of one."""
+    """Return the step of SRGAN ×4 with VGG19 features; its residual blocks share weights."""
     width, blocks = (4, 1) if options.tiny else (64, 16)
     generator = SRResNet(scale=SCALE, width=width, num_blocks=blocks, shared=True, output="tanh").to(device)
     discriminator = nn.Sequential(PhotoDiscriminator(3, width), nn.Sigmoid()).to(device)
@@ -190,7 +190,7 @@ def reference_variants(
     options: argparse.Namespace,
     epochs: bool = False,
 ) -> list[Variant]:
-    """Return the plain loop with each number of workers, in steps or whole epochs, and with one batch on the device."""
+    """Return the plain loop with each worker count, timed in steps or epochs, and with one batch on the device."""
     variants = []
     for workers in map(int, options.workers.split(",")):
         loader = DataLoader(data, batch_size, shuffle=True, num_workers=workers, drop_last=True)
@@ -203,7 +203,7 @@ def reference_variants(
 
 
 def in_epochs(variant: Variant, num_steps: int, batch_size: int) -> Variant:
-    """Return the variant with an epoch as its step and its block, so that nothing is prefetched between blocks."""
+    """Return the variant with one epoch per step and per block, so that nothing is prefetched between blocks."""
 
     def epoch() -> None:
         for _ in range(num_steps):
@@ -222,7 +222,7 @@ def engine_variants(recipe: str, folder: Path, options: argparse.Namespace, **se
 
 
 def write_small_images(folder: Path, samples: int) -> dict[str, np.ndarray]:
-    """Write random images and labels to random.npz; return its arrays."""
+    """Write random images and labels to random.npz and return the arrays."""
     rng = np.random.default_rng(0)
     data: dict[str, np.ndarray] = {}
     for split, length in (("train", samples), ("test", 1)):
@@ -234,7 +234,7 @@ def write_small_images(folder: Path, samples: int) -> dict[str, np.ndarray]:
 
 
 def write_photos(folder: Path, options: argparse.Namespace) -> list[Path]:
-    """Write photographs as PNG files, unless they exist; return those of the training split."""
+    """Write photographs as PNG files unless they exist; return those of the training split."""
     width, height = (int(word) for word in options.photo_size.split("x"))
     for split, count in (("train", options.photos), ("test", 1)):
         (folder / split).mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ def write_photos(folder: Path, options: argparse.Namespace) -> list[Path]:
 def make_variants(
     workload: str, folder: Path, device: torch.device, options: argparse.Namespace
 ) -> tuple[list[Variant], int]:
-    """Return the variants of a workload, and its batch."""
+    """Return the variants of a workload and its batch size."""
     batch = options.batch or (512 if workload == "resnet512" else 128)
     narrow = options.tiny
     if workload == "srgan":
@@ -279,28 +279,28 @@ WORKLOADS = ("dual-gan", "dcgan", "resnet", "resnet512", "srgan")
 
 
 def main() -> None:
-    """Measure each workload, print its table and write all as JSON."""
+    """Measure each workload, print its table and write all results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="separated by commas")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated workloads")
     parser.add_argument(
         "--seconds", type=float, default=1.5, help="approximate length of a block of at least two steps"
     )
-    parser.add_argument("--repeats", type=int, default=5, help="blocks of each variant")
+    parser.add_argument("--repeats", type=int, default=5, help="number of blocks per variant")
     parser.add_argument(
-        "--workers", default=f"2,{os.cpu_count()}", help="of the plain loops' loaders, separated by commas"
+        "--workers", default=f"2,{os.cpu_count()}", help="comma-separated worker counts of the plain loaders"
     )
     parser.add_argument("--compile", action="store_true", help="also measure the engine with compiled networks")
     parser.add_argument("--samples", type=int, default=50_000, help="number of small images")
     parser.add_argument("--batch", type=int, default=0, help="images per step (default: 128, and 512 for resnet512)")
-    parser.add_argument("--crop", type=int, default=128, help="side of the crops of photographs, in pixels")
+    parser.add_argument("--crop", type=int, default=128, help="side length of the photograph crops, in pixels")
     parser.add_argument("--photos", type=int, default=800, help="number of photographs")
-    parser.add_argument("--photo-epoch", type=int, default=800, help="crops in an epoch of photographs")
-    parser.add_argument("--photo-repeats", type=int, default=3, help="blocks of each variant with photographs")
-    parser.add_argument("--photo-size", default="2040x1356", help="of the photographs, in pixels")
+    parser.add_argument("--photo-epoch", type=int, default=800, help="number of crops in an epoch of photographs")
+    parser.add_argument("--photo-repeats", type=int, default=3, help="number of blocks per variant with photographs")
+    parser.add_argument("--photo-size", default="2040x1356", help="size of the photographs, in pixels")
     parser.add_argument(
         "--photo-folder", default="", help="folder in which photographs are created and kept (default: a temporary one)"
     )
-    parser.add_argument("--tiny", action="store_true", help="narrow networks, to test the script without a GPU")
+    parser.add_argument("--tiny", action="store_true", help="use narrow networks, to test the script without a GPU")
     parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -2,10 +2,10 @@
 
     python benchmarks/super_resolution.py --data-root train291 --tests Set5 Set14 --vgg vgg.pth --minutes 15 --out out
 
-A test set is a folder with HR and LRx4 (the low-resolution images are read from files). SRResNet trains for --images,
-or for as many images as fit into --minutes at the speed of a short trial; SRGAN then trains for --gan-images. Both
-runs, strips of each test set and results.json are written to --out. PSNR and SSIM follow protocol y: 8 bits, MATLAB's
-luma, a border of 4 pixels left out.
+A test set is a folder with HR and LRx4: the low-resolution images are read from files. SRResNet trains for --images,
+or for as many images as fit into --minutes at the speed of a short trial. SRGAN then trains for --gan-images. Both
+runs, strips of each test set and results.json are written to --out. PSNR and SSIM follow protocol y: 8-bit, MATLAB's
+luma, without a border of 4 pixels.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 from paceline.runs.metrics import read_metrics
 from paceline.runs.provenance import versions_and_hardware
 
-LARGEST_CROP = 128  # of the preset
+LARGEST_CROP = 128  # crop size of the preset
 TRIAL_IMAGES = 20_000
-SHARE_FOR_TRAINING = 0.9  # of the minutes; the rest is for the start, evaluation and saving
+SHARE_FOR_TRAINING = 0.9  # fraction of --minutes; the rest is for startup, evaluation and saving
 CADENCE = [f"{name}=5%" for name in ("evaluate_every", "sample_every", "save_every")]
-# The features of the rescaled VGG19 are about 1 after their activation. Pixels have a small weight, so that texture may
-# differ from the original's; the learning rate is low, since the network is already trained.
+# The activations of the rescaled VGG19 are about 1. The pixel loss has a small weight, so that texture may
+# differ from the original. The learning rate is low because the network is already trained.
 GAN = [
     "stage=adversarial",
     "vgg_layer=relu5_4",
@@ -39,7 +39,7 @@ GAN = [
 
 
 def paceline(*words: str) -> tuple[str, float]:
-    """Run a command; return its output and its seconds. Exit if it fails."""
+    """Run a command and return its output and elapsed seconds; exit if it fails."""
     print("$ paceline", *words, flush=True)
     start = perf_counter()
     command = [sys.executable, "-m", "paceline", *words]
@@ -55,15 +55,15 @@ def paceline(*words: str) -> tuple[str, float]:
 
 
 def sets(assignments: list[str]) -> list[str]:
-    """Return settings as arguments of a command."""
+    """Return settings as command-line arguments."""
     return [word for assignment in assignments for word in ("--set", assignment)]
 
 
 def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) -> dict[str, Any]:
-    """Train a run; return its images, seconds and speed."""
+    """Train a run; return its number of images, elapsed seconds and throughput."""
     words = ["train", "super_resolution", "--preset", "train291", "--data", "photos"]
     words += ["--data-root", str(arguments.out / "photos"), "--images", str(images), "--out", str(folder)]
-    test = arguments.tests[0]  # given, so that no part of the photographs is held out for testing
+    test = arguments.tests[0]  # a test set is given, so that no photographs are held out for testing
     test_data = [f"test_root={test / 'HR'}", f"test_low_root={test / 'LRx4'}"]
     _, seconds = paceline(*words, *sets(CADENCE + test_data), *more, *arguments.extra)
     rows = read_metrics(folder)
@@ -80,7 +80,7 @@ def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) 
 
 
 def link_photographs(root: Path, folder: Path, crop: int) -> dict[str, int]:
-    """Link the photographs that are at least as large as the crop; return the numbers of used and of too small ones."""
+    """Link the photographs that are at least as large as the crop; count those and the ones that are too small."""
     from PIL import Image
 
     folder.mkdir(exist_ok=True)
@@ -103,7 +103,7 @@ def evaluate(folder: Path, test: Path, precision: str) -> dict[str, float]:
 
 
 def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
-    """Write the first images of each test set side by side: low, bicubic, each run's, the original."""
+    """Write strips of each test set's first images: low resolution, bicubic, each run's result, the original."""
     import numpy as np
     import torch
     from PIL import Image
@@ -137,27 +137,27 @@ def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
 
 
 def centre(size: tuple[int, int], side: int) -> tuple[int, int, int, int]:
-    """Return the box in the middle of an image."""
+    """Return the box of a center crop."""
     left, top = (max(0, (length - side) // 2) for length in size)
     return left, top, left + min(side, size[0]), top + min(side, size[1])
 
 
 def main() -> None:
-    """Train and evaluate; the results are written after each step, so that a time limit loses only the rest."""
+    """Train and evaluate; results are written after each stage, so that a time limit loses only the remaining ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, required=True, help="folder of photographs to train on")
     parser.add_argument("--tests", type=Path, nargs="+", required=True, help="folders with HR and LRx4")
     parser.add_argument(
-        "--minutes", type=float, default=15, help="length of SRResNet's training, unless --images is given"
+        "--minutes", type=float, default=15, help="training time of SRResNet in minutes, unless --images is given"
     )
-    parser.add_argument("--images", type=int, default=0, help="length of SRResNet's training in images")
+    parser.add_argument("--images", type=int, default=0, help="number of images to train SRResNet on")
     parser.add_argument(
-        "--gan-images", type=int, default=400_000, help="length of SRGAN's training in images; 0 leaves it out"
+        "--gan-images", type=int, default=400_000, help="number of images to train SRGAN on; 0 skips it"
     )
     parser.add_argument("--vgg", type=Path, help="file with VGG19's weights; without it SRGAN has no perceptual loss")
-    parser.add_argument("--eval-precision", default="fp32", help="precision of the evaluations")
+    parser.add_argument("--eval-precision", default="fp32", help="evaluation precision")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs, the strips and results.json")
-    parser.add_argument("extra", nargs="*", help="after --: additional flags for every training")
+    parser.add_argument("extra", nargs="*", help="after --: additional flags for every training run")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"provenance": versions_and_hardware(), "extra": arguments.extra}

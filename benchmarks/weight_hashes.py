@@ -1,12 +1,12 @@
-"""Hashes of the final weights of every recipe under several strategies, to compare two versions of the code.
+"""Print hashes of every recipe's final weights under several strategies, to compare two versions of the code.
 
 Each row trains a few steps through the command line (CPU, fp32, deterministic) and prints a hash of the weights and
-of their EMA. A refactoring must leave every hash as it was:
+of their EMA. A refactoring must leave every hash unchanged:
 
     python benchmarks/weight_hashes.py --out before.json          # in the old checkout
     python benchmarks/weight_hashes.py --compare before.json      # in the new one
 
-Hashes depend on the processor and on the version of torch, so both must run on one machine.
+Hashes depend on the processor and on the version of torch, so run both on the same machine.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ RUNS = {
     "restoration": "restoration --preset quick --batch-size 8 --images 80",
     "translation": "translation --preset quick --batch-size 4 --images 24",
 }
-STRATEGIES = {"single": "1", "ddp": "2", "lightning": "2"}  # and their processes
+STRATEGIES = {"single": "1", "ddp": "2", "lightning": "2"}  # strategy: number of processes
 EMA_PREFIX = "ema/"
 
 
 def main() -> int:
-    """Train every row and print its hash; return 1 if one differs from the file to compare with."""
+    """Train every row and print its hash; return 1 if a hash differs from the one in the comparison file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", default=",".join(RUNS), help="rows, separated by commas")
-    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="strategies, separated by commas")
+    parser.add_argument("--runs", default=",".join(RUNS), help="comma-separated rows")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="comma-separated strategies")
     parser.add_argument("--out", type=Path, help="write the hashes to this JSON file")
     parser.add_argument("--compare", type=Path, help="exit with 1 unless every hash equals the one in this file")
     options = parser.parse_args()
@@ -51,13 +51,13 @@ def main() -> int:
             hashes[row] = train(RUNS[name].split(), strategy)
             verdict = ("  equal" if before.get(row) == hashes[row] else "  DIFFERS") if before else ""
             print(f"{row:<32} {hashes[row]}{verdict}", flush=True)
-            if options.out:  # after every row, so that nothing is lost
+            if options.out:  # written after every row, so that an interruption loses nothing
                 options.out.write_text(json.dumps(hashes, indent=1))
     return int(bool(before) and any(before.get(row) != found for row, found in hashes.items()))
 
 
 def train(words: list[str], strategy: str) -> str:
-    """Train one run in a temporary folder and return the hash of its last checkpoint's weights."""
+    """Train one run in a temporary folder and return the hash of its final weights."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "paceline", "train", *words, "--out", f"{folder}/run", "--seed", "1"]
         command += ["--strategy", strategy, "--devices", STRATEGIES[strategy], "--accelerator", "cpu"]
@@ -71,7 +71,7 @@ def train(words: list[str], strategy: str) -> str:
 
 
 def hash_weights(file: Path) -> str:
-    """Return short hashes of the networks' tensors and, after a slash, of their EMA, in the order of their names."""
+    """Return short hashes of the networks' tensors and, after a slash, of their EMA; tensors are sorted by name."""
     tensors = safetensors.torch.load_file(file)
     plain, ema = sha256(), sha256()
     for name in sorted(tensors):

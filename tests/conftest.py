@@ -1,6 +1,6 @@
-"""Shared by all tests: one thread per process, which is faster for small networks, and a separate cache.
+"""Configuration of all tests: one thread per process, which is faster for small networks, and a separate cache.
 
-Where there is no GPU, Triton's kernels run in its interpreter.
+Without a GPU, Triton kernels run in Triton's interpreter.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 _cache = tempfile.TemporaryDirectory(prefix="paceline-cache-")
-os.environ["XDG_CACHE_HOME"] = _cache.name  # the user's runs never see what tests cache
+os.environ["XDG_CACHE_HOME"] = _cache.name  # keeps the tests out of the user's cache
 
 import pytest  # noqa: E402
 import torch  # noqa: E402 - reads the number of threads

@@ -28,13 +28,13 @@ def docstring(name: str) -> str:
     value: Any = paceline
     for part in name.split("."):
         value = getattr(value, part)
-    if isinstance(value, GenericAlias):  # its own docstring is that of dict
+    if isinstance(value, GenericAlias):  # a generic alias inherits the docstring of dict
         return _docstring_below(name)
     return inspect.cleandoc(value.__doc__ or "")
 
 
 def _docstring_below(name: str) -> str:
-    """Return the text below the assignment of a name, which editors and the reference show."""
+    """Return the docstring below an assignment, which editors and the API reference show."""
     source = importlib.import_module(paceline._MODULES[name]).__file__
     body = ast.parse(Path(source).read_text(encoding="utf-8")).body
     for statement, below in pairwise(body):
@@ -45,7 +45,7 @@ def _docstring_below(name: str) -> str:
 
 
 class CallsMayPrint(doctest.OutputChecker):
-    """Accepts any output of an example that shows none: training prints its progress."""
+    """Accepts any output if the example shows none, since training prints its progress."""
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
         return not want or super().check_output(want, got, optionflags)
@@ -69,12 +69,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         photos = "docs/examples/photos"
         paceline.train("restoration", data="degraded", data_root=photos, images=2, batch_size=2, loggers="", **small)
         yield folder
-    sys.modules.pop("my_recipe", None)  # imported by another example
+    sys.modules.pop("my_recipe", None)  # another example may have imported it
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_an_example(name: str) -> None:
-    assert doctest.DocTestParser().get_examples(docstring(name)), f"paceline.{name} needs a section 'Examples:'"
+    assert doctest.DocTestParser().get_examples(docstring(name)), f"paceline.{name} needs an 'Examples:' section"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""The public API: what `paceline` exports, without importing torch, and that public names suffice for plugins."""
+"""The public API: `paceline` exports it without importing torch, and it suffices for writing plugins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_only_the_public_names_are_visible_and_each_can_be_imported() -> None:
         paceline.trian  # noqa: B018
 
 
-def test_a_star_import_gives_the_public_names() -> None:
+def test_a_star_import_imports_exactly_the_public_names() -> None:
     names: dict[str, object] = {}
     exec("from paceline import *", names)
     assert names.keys() - {"__builtins__"} == set(paceline.__all__)
@@ -36,7 +36,7 @@ def test_a_star_import_gives_the_public_names() -> None:
 
 
 def public_methods() -> Iterator[tuple[str, str]]:
-    """Yield the docstring of every public name, and of what its class and our own base classes define."""
+    """Yield the docstring of every public name and of the members defined by its class and our base classes."""
     for name in paceline.__all__:
         value = getattr(paceline, name)
         if isinstance(value, GenericAlias):
@@ -50,7 +50,7 @@ def public_methods() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "docstring"), [pytest.param(*one, id=one[0]) for one in public_methods()])
-def test_a_docstring_begins_with_one_short_sentence(name: str, docstring: str) -> None:
+def test_a_docstring_starts_with_one_short_sentence(name: str, docstring: str) -> None:
     first, _, rest = docstring.partition("\n")
     assert first.endswith(".") and len(first) < 80 and not rest.split("\n")[0].strip(), docstring
 

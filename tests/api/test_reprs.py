@@ -1,4 +1,4 @@
-"""What the public classes show in a notebook or a debugger: one short line."""
+"""In a notebook or debugger, public classes are shown as one short line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAME = paceline.Difference("ddp", "weights", "generator", 2.2e-16, 1e-9, "")
 OTHER = paceline.Difference("fsdp", "gradients of penalty", "discriminator", 0.25, 1e-12, "main.0.weight")
 
 
-def test_a_result_of_training_shows_the_metrics_of_the_last_evaluation() -> None:
+def test_a_training_result_shows_the_metrics_of_the_last_evaluation() -> None:
     metrics = {"classifier/cross_entropy": 0.1, "validation/top1": 97.2, "test/top1": 98.3333, "test/count": 359.0}
     assert repr(paceline.TrainResult(Path("runs/first"), 14_370, 0, metrics)) == (
         "TrainResult(folder='runs/first', images=14370, test/top1=98.33)"
@@ -44,14 +44,14 @@ def test_a_difference_shows_whether_it_is_within_the_tolerance() -> None:
     )
 
 
-def test_a_result_of_verify_is_true_if_every_difference_is_within_its_tolerance() -> None:
+def test_a_verify_result_is_true_if_every_difference_is_within_its_tolerance() -> None:
     good, bad = paceline.VerifyResult((SAME, SAME)), paceline.VerifyResult((SAME, OTHER))
     assert good and good.ok and not bad and not bad.ok
     assert repr(good) == "VerifyResult(ok, 2 differences, largest 2.2e-16)"
     assert repr(bad) == f"VerifyResult(1 of 2 differences above tolerance, first {OTHER})"
 
 
-def test_a_data_spec_shows_what_differs_from_the_defaults() -> None:
+def test_a_data_spec_shows_only_values_that_differ_from_the_defaults() -> None:
     names = tuple(f"class {number}" for number in range(1000))
     spec = paceline.DataSpec(3, 224, 224, num_classes=1000, class_names=names)
     assert repr(spec) == (
@@ -60,7 +60,7 @@ def test_a_data_spec_shows_what_differs_from_the_defaults() -> None:
     )
 
 
-def test_settings_show_what_differs_from_the_defaults() -> None:
+def test_settings_show_only_values_that_differ_from_the_defaults() -> None:
     assert repr(paceline.RunSettings()) == "RunSettings()"
     folder = "/data/" + "deep/" * 12
     assert repr(paceline.RunSettings(data_root=folder, seed=1)) == f"RunSettings(data_root={folder!r}, seed=1)"
@@ -75,7 +75,7 @@ def test_a_loss_shows_values_and_shapes_without_the_graph() -> None:
     )
 
 
-def test_a_source_shows_its_samples() -> None:
+def test_a_source_shows_its_number_of_samples() -> None:
     arrays = {"image": np.zeros((1200, 8, 9, 3), np.uint8)}
     source = paceline.ArraySource(arrays, paceline.DataSpec(3, 8, 9, num_classes=10))
     assert repr(source) == "ArraySource(1,200 samples, 3×8×9, 10 classes)"

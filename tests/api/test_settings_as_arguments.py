@@ -1,4 +1,4 @@
-"""The settings that `train` and `verify` have as parameters are those of a run, by name, type and effect."""
+"""The keyword parameters of `train` and `verify` match run settings in name, type and effect."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from paceline.config.settings import SETTINGS_NOT_IN_VERIFY, LearnerSettings, Ru
 from paceline.core import types
 
 SETTINGS = get_type_hints(RunSettings) | get_type_hints(LearnerSettings)
-# Settings that are text may also be given as what the text stands for.
+# Some string settings also accept the type that the string represents.
 WIDER = {"batch_size": int | str} | dict.fromkeys(("data", "data_root", "out", "init_from", "strategy"), types.StrPath)
-# A value of each type that is no default; of settings that are text, those that are checked.
+# A non-default value for each type, and valid values for string settings that are validated.
 OTHER = {bool: True, int: 2, float: 0.5, str: "other"}
 OTHER_TEXT = {"preset": "quick", "batch_size": "16", "data": "mnist", "strategy": "single"}
 
 
 def keywords(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the type of each parameter that is a setting."""
+    """Return the type of each keyword-only parameter."""
     names = {name: getattr(paceline, name) for name in paceline.__all__} | vars(types) | {"Literal": Literal}
     hints = get_type_hints(function, localns=names | vars(collections.abc))
     parameters = inspect.signature(function).parameters.values()
@@ -37,7 +37,7 @@ def keywords(function: Callable[..., Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("function", [paceline.train, paceline.verify])
 def test_parameters_have_the_names_and_types_of_settings(function: Callable[..., Any]) -> None:
     for name, hint in keywords(function).items():
-        assert name in SETTINGS, f"{name} is no setting"
+        assert name in SETTINGS, f"{name} is not a setting"
         assert name not in WIDER or SETTINGS[name] is str
         default = inspect.signature(function).parameters[name].default
         expected = WIDER.get(name, SETTINGS[name])
@@ -57,7 +57,7 @@ def test_a_docstring_describes_every_parameter_in_order(function: Callable[..., 
 
 
 def other_value(name: str) -> Any:
-    """Return a value of a setting that is not its default."""
+    """Return a value for a setting that differs from its default."""
     hint = SETTINGS[name]
     return get_args(hint)[1] if get_origin(hint) is Literal else OTHER_TEXT.get(name) or OTHER[hint]
 
@@ -80,7 +80,7 @@ def test_a_parameter_of_verify_sets_its_setting(name: str, monkeypatch: pytest.M
     assert getattr(seen[0].run, name) == value
 
 
-def test_none_is_the_default_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_means_the_default_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_command, "train_and_report", lambda config: config)
     nothing: dict[str, Any] = dict.fromkeys(keywords(paceline.train)) | {"accelerator": "cpu"}
     assert paceline.train("dcgan", **nothing) == paceline.train("dcgan", accelerator="cpu")

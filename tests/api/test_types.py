@@ -1,4 +1,4 @@
-"""The types that a user's editor and type checker see."""
+"""The types that editors and type checkers see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import paceline
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_package_declares_that_it_has_types() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     assert (Path(paceline.__file__).parent / "py.typed").is_file()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     assert "py.typed" in project["setuptools"]["package-data"]["paceline"]
@@ -24,7 +24,7 @@ def test_the_package_declares_that_it_has_types() -> None:
 
 @pytest.mark.slow
 def test_a_users_program_passes_mypy_in_strict_mode(tmp_path: Path) -> None:
-    """Without the project's settings: with those, `make lint` checks the same file in two seconds."""
+    """Run mypy without the project's configuration; `make lint` checks the same file with it."""
     program = tmp_path / "program.py"
     program.write_text(Path(__file__).with_name("typed_use.py").read_text())
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", program.name]

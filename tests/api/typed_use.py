@@ -1,6 +1,6 @@
-"""A user's program: mypy checks that the public API has types, and that they are those that a user expects.
+"""A user's program, with which mypy checks that the public API has the types that a user expects.
 
-`make lint` runs mypy over this file, with the project's settings; test_types.py with a user's. Nothing is executed.
+`make lint` runs mypy on this file with the project's configuration, test_types.py without it. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def use() -> None:
 
 
 def misuse() -> None:
-    """mypy reports a comment that ignores no error, so each of these lines must be an error."""
+    """Misuse the API; mypy reports unused `type: ignore` comments, so each of these lines must be an error."""
     paceline.train("dcgan", devices="two")  # type: ignore[arg-type]
     paceline.train("dcgan", precision="fp8")  # type: ignore[arg-type]
     paceline.train("dcgan", "digits")  # type: ignore[call-arg]
@@ -69,7 +69,7 @@ class ClassifierSettings:
 
 
 class Classifier(Recipe):
-    """A recipe with types."""
+    """A typed recipe."""
 
     Settings = ClassifierSettings
     defaults = {"data": "digits", "batch_size": 64, "classifier": {"lr": 1e-3}}

@@ -1,4 +1,4 @@
-"""Measurements of worker processes reach the command through a JSON file with fixed keys."""
+"""Worker processes pass their measurements to the command in a JSON file with fixed keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 RUNG = {"name": "one", "images_per_second": 100.0, "low": 90.0, "high": 110.0, "n": 7}
 
 
-def test_a_ladder_has_the_keys_that_reports_read(tmp_path: Path) -> None:
+def test_a_step_ladder_has_the_keys_that_reports_read(tmp_path: Path) -> None:
     ladder = StepLadder(
         devices=2, batch=64, rungs=(MeasuredRung("one", 100.0, 90.0, 110.0, 7),), gradient_bytes={"g": 8}
     )

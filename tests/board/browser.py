@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through its DevTools protocol over a pipe: no port, no driver, no package."""
+"""Headless Chromium, controlled over a pipe with the DevTools protocol: needs no port, driver or package."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TIMEOUT_SECONDS = 60.0
 
 
 def find_chromium() -> str | None:
-    """Return the path of a Chromium on this machine, or None."""
+    """Return the path of Chromium, or None if it is not installed."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Browser:
-    """One page."""
+    """A headless Chromium with one page."""
 
     def __enter__(self) -> Browser:
         path = find_chromium()
@@ -33,7 +33,7 @@ class Browser:
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
 
-        def wire() -> None:  # Chromium reads commands from descriptor 3 and answers on 4
+        def wire() -> None:  # Chromium reads commands from file descriptor 3 and writes responses to 4
             die_with_parent()
             reading, writing = (fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (to_browser, from_browser))
             os.dup2(reading, 3)
@@ -73,13 +73,13 @@ class Browser:
         self._call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression on the page; promises are awaited."""
+        """Evaluate a JavaScript expression on the page and return its value; promises are awaited."""
         answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def wait_for(self, expression: str) -> Any:
-        """Return the first truthy value of a JavaScript expression."""
+        """Evaluate a JavaScript expression until it is truthy and return its value."""
         until = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < until:
             value = self.evaluate(expression)
@@ -111,7 +111,7 @@ class Browser:
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._unread:
             part = os.read(self._in, 2**20)
-            assert part, "Chromium ended"
+            assert part, "Chromium exited"
             self._unread += part
         message, _, self._unread = self._unread.partition(b"\0")
         return json.loads(message)

@@ -1,4 +1,4 @@
-"""One folder of runs and one board over it, shared by all tests here."""
+"""A folder of runs and a board that serves it, shared by all tests in this folder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from serving import Served, serve
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of every kind."""
+    """A folder with runs in every state."""
     return make_folder(tmp_path_factory.mktemp("board"))
 
 
 @pytest.fixture(scope="session")
 def board(root: Path) -> Iterator[Served]:
-    """A board over these runs."""
+    """A board that serves these runs."""
     with serve(root) as served:
         yield served

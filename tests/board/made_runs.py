@@ -1,4 +1,4 @@
-"""Runs as training leaves them, unusual ones, and files outside that must not be read."""
+"""Regular and unusual run folders, and files outside them that the board must not read."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ OUTSIDE = "content outside of the folder"
 
 
 def line(images: int, **values: float) -> str:
-    """Return a line of metrics; two underscores stand for a slash."""
+    """Return a metrics line; two underscores in a name become a slash."""
     named = {name.replace("__", "/"): value for name, value in values.items()}
     return json.dumps({"images": images, "seconds": images / 10, "time": time.time(), **named}) + "\n"
 
 
 def make_run(folder: Path, lines: int = 5, **status: object) -> Path:
-    """Write a run with a falling loss; `status` is the content of its status file."""
+    """Write a run with a decreasing loss; `status` is the content of its status file."""
     folder.mkdir(parents=True)
     rows = [line(10 * i, net__loss=1 / i, spread__net__loss=0.1, time__step_seconds=2.0) for i in range(1, lines + 1)]
     (folder / "metrics.jsonl").write_text("".join(rows))
@@ -39,7 +39,7 @@ def make_run(folder: Path, lines: int = 5, **status: object) -> Path:
 
 
 def make_folder(base: Path) -> Path:
-    """Create the folder `runs` with runs of every kind."""
+    """Create the folder `runs` with runs in every state."""
     root = base / "runs"
     host = os.uname().nodename
     make_run(root / "finished", state="finished", host=host)

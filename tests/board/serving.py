@@ -1,4 +1,4 @@
-"""A board in its own process, queried over real HTTP."""
+"""A board in a separate process, queried over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 60.0
 
 @dataclass
 class Answer:
-    """A server's response."""
+    """An HTTP response."""
 
     status: int
     headers: dict[str, str]
@@ -48,7 +48,7 @@ class Served:
     def ask(
         self, path: str, *, token: bool = True, method: str = "GET", headers: dict[str, str] | None = None
     ) -> Answer:
-        """Send one request as a script would; the path is sent unchanged."""
+        """Send one request without normalizing the path."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
         sent = ({"Authorization": f"Bearer {self.token}"} if token else {}) | (headers or {})
         try:
@@ -72,14 +72,14 @@ class Served:
         return {run["name"]: run for run in self.json("/api/runs")["runs"]}
 
     def wait_for(self, name: str, condition: Any) -> dict[str, Any]:
-        """Return a run as soon as it meets a condition."""
+        """Wait until a run meets a condition and return it."""
         until = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < until:
             run = self.runs().get(name)
             if run and condition(run):
                 return run
             time.sleep(0.1)
-        raise AssertionError(f"not so within {TIMEOUT_SECONDS:g} s: {self.runs().get(name)}")
+        raise AssertionError(f"condition not met within {TIMEOUT_SECONDS:g} s: {self.runs().get(name)}")
 
     def memory_mib(self) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -88,7 +88,7 @@ class Served:
 
 @contextmanager
 def serve(root: str | Path, *arguments: str) -> Iterator[Served]:
-    """Run `paceline board ROOT` on a free port until the block ends; it must exit cleanly."""
+    """Run `paceline board ROOT` on a free port inside the `with` block; it must exit cleanly."""
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "board", str(root), "--port", "0", *arguments],
         stdout=subprocess.PIPE,

@@ -50,12 +50,12 @@ def test_the_token_in_the_url_becomes_an_http_only_cookie(board: Served) -> None
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"]
 )
-def test_a_host_header_of_another_machine_is_rejected(board: Served, host: str) -> None:
+def test_a_foreign_host_header_is_rejected(board: Served, host: str) -> None:
     assert board.ask("/api/runs", headers={"Host": host.format(port=board.port)}).status == 403
 
 
 @pytest.mark.parametrize("host", ["localhost:{port}", "127.0.0.1:9999", "[::1]:{port}"])
-def test_loopback_host_names_are_served_also_through_a_tunnel(board: Served, host: str) -> None:
+def test_loopback_host_names_are_accepted_even_through_a_tunnel(board: Served, host: str) -> None:
     assert board.ask("/api/runs", headers={"Host": host.format(port=board.port)}).status == 200
 
 
@@ -67,7 +67,7 @@ def test_cross_site_requests_are_rejected(board: Served) -> None:
     assert board.ask("/api/runs", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}).status == 403
 
 
-def test_responses_forbid_foreign_code_and_caching(board: Served) -> None:
+def test_responses_forbid_third_party_code_and_caching(board: Served) -> None:
     headers = board.ask("/").headers
     assert "script-src 'self'" in headers["content-security-policy"]
     assert "unsafe" not in headers["content-security-policy"]
@@ -107,7 +107,7 @@ def test_image_names_that_escape_the_folder_are_not_found(board: Served) -> None
         assert answer.status in (400, 404), images
 
 
-def test_links_to_outside_and_pipes_are_ignored(board: Served) -> None:
+def test_symlinks_that_leave_the_folder_and_pipes_are_ignored(board: Served) -> None:
     runs = board.runs()
     assert "a link to outside" not in runs
     run = runs["leads out"]
@@ -115,7 +115,7 @@ def test_links_to_outside_and_pipes_are_ignored(board: Served) -> None:
     assert board.json(f"/api/runs/{run['id']}/samples")["samples"] == {}
     log = board.json(f"/api/runs/{run['id']}/log?rank=0")
     assert log == {"ranks": [], "rank": 0, "text": ""}
-    assert run["last_values"]["net/loss"] == pytest.approx(0.2)  # links within the folder are followed
+    assert run["last_values"]["net/loss"] == pytest.approx(0.2)  # symlinks within the folder are followed
 
 
 def test_credentials_are_hidden(board: Served) -> None:
@@ -141,7 +141,7 @@ def test_the_board_listens_on_loopback_only(board: Served) -> None:
 
 
 def listeners(pid: int) -> set[tuple[str, int]]:
-    """Return where a process listens, from the kernel's tables."""
+    """Return the addresses on which a process listens, read from /proc."""
     sockets = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
     found = set()
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
@@ -174,7 +174,7 @@ def test_a_public_address_prints_a_warning_and_accepts_addresses_but_no_unknown_
         ([".", "--port", "ninety"], "'--port'"),
     ],
 )
-def test_user_errors_end_in_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_user_errors_print_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "board", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and message in done.stderr

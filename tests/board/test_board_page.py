@@ -1,4 +1,4 @@
-"""The page in a headless Chromium over a run that is training; skipped where there is no Chromium."""
+"""The page in headless Chromium while a run is training; skipped if Chromium is not installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serving import Served, serve
 
 pytestmark = [
     pytest.mark.extras,
-    pytest.mark.skipif(not find_chromium(), reason="no Chromium here (Debian: chromium)"),
+    pytest.mark.skipif(not find_chromium(), reason="Chromium is not installed (Debian: chromium)"),
 ]
 RECIPE = Path(__file__).parents[1] / "tiny_gan.py"
 VALUES = "Number(document.querySelector('[data-name=\"generator/adversarial\"]')?.dataset.values ?? 0)"
@@ -80,7 +80,7 @@ def test_a_curve_grows_without_a_reload_and_the_slider_shows_the_right_image(
     assert not browser.errors
 
 
-def test_run_names_never_become_markup(board: Served, browser: Browser) -> None:
+def test_run_names_are_never_interpreted_as_html(board: Served, browser: Browser) -> None:
     browser.open(board.url)
     browser.wait_for("document.querySelectorAll('#list .run').length > 5")
     names = browser.evaluate("[...document.querySelectorAll('#list .name')].map((name) => name.textContent)")
@@ -120,7 +120,9 @@ def test_running_runs_come_first_then_the_most_recently_changed(tmp_path: Path, 
     assert counts == [0, "1\xa0running · 1\xa0failed · 1\xa0stopped · 1\xa0finished"]  # no text is truncated
 
 
-def test_log_scale_seconds_and_smoothing_redraw_and_are_remembered(board: Served, browser: Browser) -> None:
+def test_log_scale_seconds_axis_and_smoothing_redraw_the_charts_and_are_remembered(
+    board: Served, browser: Browser
+) -> None:
     browser.open(board.url)
     browser.wait_for("document.querySelectorAll('.card').length > 0")
     for choice in ("input[value=log]", "input[value=seconds]"):

@@ -1,4 +1,4 @@
-"""The board shows what the files contain: states, curves, settings, samples, also of runs that change."""
+"""The board shows the contents of run files: states, curves, settings and samples, also while runs change."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_run_states_are_read_from_files_alone(board: Served) -> None:
     assert states["stopped"] == "stopped"
     assert states["failed"] == "failed" and runs["failed"]["reason"] == "ValueError: too many pigeons"
     assert states["killed"] == "failed" and "without reporting why" in runs["killed"]["reason"]
-    assert states["elsewhere"] == "running"  # its lock may be on another machine, and its files are recent
+    assert states["elsewhere"] == "running"  # another machine may hold its lock, and its files are recent
     assert states["silent"] == "silent"
     assert states["private"] == "unknown"  # it has no status, and nothing holds its lock
 
 
-def test_the_log_tail_is_that_of_the_rank_that_failed(board: Served) -> None:
+def test_the_log_tail_is_from_the_rank_that_failed(board: Served) -> None:
     assert board.runs()["failed"]["log_tail"][-1] == "ValueError: too many pigeons"
     assert board.json(f"/api/runs/{board.runs()['failed']['id']}/log?rank=1")["ranks"] == [0, 1]
 
@@ -50,9 +50,9 @@ def test_a_locked_run_is_running_and_the_board_never_blocks_a_run_from_starting(
         board.wait_for("one", lambda one: one["state"] == "failed")
         with (folder / ".lock").open() as reader:
             fcntl.flock(reader, fcntl.LOCK_SH)
-            with pytest.raises(UserError, match="in use"):  # a lock that stays belongs to another run
+            with pytest.raises(UserError, match="in use"):  # a lock that is not released belongs to another run
                 RunFolder(folder).claim()
-        for _ in range(200):  # the board polls all the time
+        for _ in range(200):  # the board keeps polling meanwhile
             run.claim()
             run.release()
 
@@ -74,7 +74,7 @@ def test_a_run_records_how_it_ends(tmp_path: Path) -> None:
     folder.release()
 
 
-def test_curves_come_with_the_spread_over_ranks_and_the_time_split(board: Served) -> None:
+def test_curves_include_the_spread_over_ranks_and_the_time_breakdown(board: Served) -> None:
     run = board.runs()["finished"]
     assert run["images"] == 50 and run["total_images"] == 100 and run["time_split"] == {"step": 10.0}
     answer = board.json(f"/api/series?run={run['id']}&name=net/loss&name=spread/net/loss&name=no/such")
@@ -84,7 +84,7 @@ def test_curves_come_with_the_spread_over_ranks_and_the_time_split(board: Served
     assert spread["mean"] == pytest.approx([0.1] * 5)
 
 
-def test_an_evaluation_is_counted_once_in_the_time_split(tmp_path: Path) -> None:
+def test_an_evaluation_is_counted_once_in_the_time_breakdown(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", lines=1)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(line(10, validation__top1=50.0, time__evaluation_seconds=3.0))
@@ -94,7 +94,7 @@ def test_an_evaluation_is_counted_once_in_the_time_split(tmp_path: Path) -> None
     assert run["time_split"] == {"step": 4.0, "evaluation": 3.0}
 
 
-def test_the_binary_response_holds_the_same_numbers(board: Served) -> None:
+def test_the_binary_response_contains_the_same_numbers(board: Served) -> None:
     run = board.runs()["finished"]
     body = board.ask(f"/api/series?run={run['id']}&name=net/loss&format=binary").body
     (length,) = struct.unpack("<I", body[:4])
@@ -126,7 +126,7 @@ def test_settings_and_samples_are_served(board: Served) -> None:
     assert answer.headers["content-type"] == "image/png" and answer.body.startswith(b"\x89PNG")
 
 
-def test_malformed_requests_get_a_response_and_no_server_error(board: Served) -> None:
+def test_malformed_requests_cause_no_server_error(board: Served) -> None:
     run = board.runs()["finished"]["id"]
     assert board.ask("/api/series?run=nobody").status == 404
     assert board.ask("/api/series?points=many").status == 400
@@ -149,7 +149,7 @@ def test_a_run_is_followed_as_it_grows_is_truncated_and_disappears(tmp_path: Pat
         shorter = "".join((folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:2])
         (folder / "new").write_text(
             shorter + line(25, net__loss=9.0) * 20
-        )  # truncated as by a resume, then longer than before
+        )  # truncated as on resume, then longer than before
         (folder / "new").replace(folder / "metrics.jsonl")
         assert board.wait_for("run", lambda run: run["lines"] == 22)["last_values"]["net/loss"] == 9.0
         make_run(tmp_path / "another")
@@ -159,7 +159,7 @@ def test_a_run_is_followed_as_it_grows_is_truncated_and_disappears(tmp_path: Pat
             pass
 
 
-def test_a_root_may_be_a_run_itself_or_empty(tmp_path: Path) -> None:
+def test_the_root_may_be_a_single_run_or_empty(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     make_run(tmp_path / "run")
     with serve(tmp_path / "run") as board:

@@ -1,4 +1,4 @@
-"""A real SLURM cluster of two nodes, and two hosts in network namespaces, on one machine; both need root."""
+"""A real SLURM cluster with two nodes, and two hosts in network namespaces, on one machine; both need root."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests here, so that they run only on request."""
+    """Mark all tests in this folder, so that they run only on request."""
     for item in items:
         if "cluster" in Path(item.fspath).parent.name:
             item.add_marker(pytest.mark.cluster)
@@ -57,12 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[None]:
-    """SLURM's own daemons, for as long as the tests run."""
+    """SLURM's daemons, running for the duration of the tests."""
     need_root()
     missing = [name for name in DAEMONS if not shutil.which(name)]
     if missing:
-        pytest.skip(f"SLURM is not here: {', '.join(missing)} (Debian: slurmctld slurmd slurm-client munge)")
-    folder = Path("/tmp") / f"paceline-slurm-{os.getpid()}"  # short: a socket's path has at most 107 characters
+        pytest.skip(f"SLURM is missing: {', '.join(missing)} (Debian: slurmctld slurmd slurm-client munge)")
+    folder = Path("/tmp") / f"paceline-slurm-{os.getpid()}"  # short: socket paths are limited to 107 characters
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir(parents=True)
     ports = free_ports(9)
@@ -95,7 +95,7 @@ def slurm() -> Iterator[None]:
     finally:
         subprocess.run(["scancel", "-u", "root"], capture_output=True, timeout=30)
         until = time.monotonic() + 20
-        while ask("squeue", "-h") and time.monotonic() < until:  # end jobs that a failed test left before their daemons
+        while ask("squeue", "-h") and time.monotonic() < until:  # wait for jobs of a failed test
             time.sleep(0.2)
         for daemon in reversed(daemons):
             daemon.terminate()
@@ -121,7 +121,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
             try:
                 ip("netns", "add", host.name)
             except subprocess.CalledProcessError as error:
-                pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+                pytest.skip(f"cannot create network namespaces: {error.stderr.strip()}")
         ip("link", "add", pair[0].interface, "type", "veth", "peer", "name", pair[1].interface)
         for host in pair:
             ip("link", "set", host.interface, "netns", host.name)

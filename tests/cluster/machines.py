@@ -1,4 +1,4 @@
-"""Shared by the tests of this folder: hosts as network namespaces, and wrappers of system commands."""
+"""Helpers for the tests in this folder: hosts as network namespaces, and wrappers for system commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def need_root() -> None:
 
 
 def ask(*words: str) -> str:
-    """Return the output of a command, empty if it fails."""
+    """Return the output of a command, or an empty string if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     return done.stdout if done.returncode == 0 else ""
 
@@ -41,11 +41,11 @@ class Host:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """Return the prefix of a command that runs on this host."""
+        """Return the command prefix that runs a command on this host."""
         return ("ip", "netns", "exec", self.name)
 
     def cut(self) -> None:
-        """Take its link down."""
+        """Take the host's network link down."""
         ip("-n", self.name, "link", "set", self.interface, "down")
 
 

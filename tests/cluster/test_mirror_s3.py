@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 def whole_snapshots(destination: Destination, scratch: Path) -> list[int]:
-    """Return the images of each published snapshot; every file of each must be present, bit for bit."""
+    """Return the image count of each published snapshot; check that all its files are present and bit-identical."""
     found = []
     for name in list_manifests(destination):
         manifest = read_manifest(destination, name)
@@ -66,7 +66,7 @@ def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path
         time.sleep(0.1 * chance.random())
         server.kill()
         tally["in an upload"] += is_uploading(run)
-        running.kill(signal.SIGSTOP)  # so that the check sees what the kill left
+        running.kill(signal.SIGSTOP)  # paused, so that the check sees the state after the kill
         server.start()
         left = whole_snapshots(destination, tmp_path / "scratch")
         assert left and max(left) >= at
@@ -85,7 +85,7 @@ def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path
 
 
 def mirrored(run: Path) -> int:
-    """Return what a run reports as published."""
+    """Return the image count of the last snapshot that a run reports as mirrored."""
     try:
         state = MirrorState.parse((run / "mirror.json").read_bytes())
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def test_a_run_resumes_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, se
 
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
-def test_with_a_wrong_key_training_continues_and_log_and_folder_report_it(
+def test_with_a_wrong_key_training_continues_and_the_log_and_run_folder_report_it(
     tmp_path: Path, server: S3Server, name: str
 ) -> None:
     wrong = server.environment | {name: "wrong"}

@@ -1,4 +1,4 @@
-"""Jobs on a real SLURM cluster: the same bits as on one machine, preempted or not, with any run name."""
+"""Jobs on a real SLURM cluster: bit-identical to one machine, preempted or not, with any run name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return tensors(folder / "run")
 
 
-def test_two_nodes_end_with_the_bits_of_two_processes(slurm: None, whole: dict[str, bytes], tmp_path: Path) -> None:
+def test_two_nodes_end_with_the_same_bits_as_two_local_processes(
+    slurm: None, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     name = 'runs/it\'s 100% "mine" $(touch pwned)'
     running = launch(tmp_path, name, "--wait")
     assert running.wait(300) == 0, running.stdout + running.stderr

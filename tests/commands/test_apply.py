@@ -1,4 +1,4 @@
-"""`apply` as a user runs it: images of all formats and sizes, tiles, several devices, unusable files."""
+"""`apply` as a user runs it: all image formats and sizes, tiles, several devices, unusable files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RECIPES = {"residual": "restoration", "instance": "translation"}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights of every kind, and a folder of photographs."""
+    """A folder with weights files for several networks and some photographs."""
     folder = tmp_path_factory.mktemp("applying")
     for name, settings in TINY.items():
         write_random_weights(folder / f"{name}.safetensors", RECIPES.get(name, name), settings)
@@ -64,7 +64,7 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_random_weights(path: Path, recipe: str, settings: list[str], channels: int = 3) -> None:
-    """Return weights that all affect the output, so that a wrong tile is visible."""
+    """Write random weights that all affect the output, so that a wrong tile is detected."""
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
     panels = ("stain", "segmentation") if recipe == "translation" else ()
     spec = DataSpec(channels, 32, 32, panels=panels)
@@ -88,7 +88,7 @@ def pixels(path: Path | str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "instance"])
-def test_tiles_give_the_same_result_as_the_whole_image(name):
+def test_tiled_results_equal_those_of_the_whole_image(name):
     image_model = open_image_model(f"{name}.safetensors")
     field, scale = image_model.receptive_field, image_model.output_scale
     assert not field.obstacles
@@ -120,7 +120,7 @@ def test_a_folder_keeps_its_structure_and_a_second_run_gives_the_same_result(cap
     assert apply("super_resolution.safetensors", "photos", "--out", "photos/made", "--tile", 16, "--overwrite") == 0
     printed = capsys.readouterr().out
     assert "2 images on cpu" in printed and "20 tiles of 16 pixels" in printed
-    assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # one rounding step of 255
+    assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # at most one grey level of rounding
     assert sorted(path.name for path in Path("photos/made").rglob("*.*")) == ["one.png", "two.png"]
     shutil.rmtree("photos/made")
 
@@ -136,7 +136,7 @@ def test_translation_writes_an_image_for_every_panel(tmp_path):
     assert pixels(tmp_path / "one-stain.png").shape == PHOTO.shape
 
 
-def test_grey_stays_grey_in_8_and_16_bits(tmp_path):
+def test_grey_images_stay_grey_in_8_and_16_bit(tmp_path):
     grey = PHOTO[..., 1]
     Image.fromarray(grey).save(tmp_path / "grey.png")
     Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
@@ -145,11 +145,11 @@ def test_grey_stays_grey_in_8_and_16_bits(tmp_path):
     eight, deep = pixels(tmp_path / "out/grey.png"), pixels(tmp_path / "out/deep.png")
     assert eight.shape == deep.shape == (120, 160) and eight.dtype == np.uint8 and deep.dtype == np.uint16
     assert np.abs(deep / 257 - eight).max() <= 0.51
-    assert len(np.unique(deep)) > 256  # more than 8 bits can hold
+    assert len(np.unique(deep)) > 256  # more levels than 8 bits can represent
     assert np.array_equal(deep, pixels(tmp_path / "out/deep.tif"))
 
 
-def test_colour_keeps_16_bits_in_tiff_and_prints_a_note_for_png(tmp_path, capsys):
+def test_16_bit_colour_is_kept_in_tiff_and_noted_for_png(tmp_path, capsys):
     deep = PHOTO.astype(np.uint16) * 257
     tifffile.imwrite(tmp_path / "deep.tif", deep, photometric="rgb")
     assert (
@@ -165,7 +165,7 @@ def test_colour_keeps_16_bits_in_tiff_and_prints_a_note_for_png(tmp_path, capsys
 
 
 def deep_png(image: np.ndarray) -> bytes:
-    """Return a PNG of 16-bit colour, which Pillow cannot write."""
+    """Return a 16-bit colour PNG, which Pillow cannot write."""
     import struct
     import zlib
 
@@ -187,7 +187,7 @@ def test_transparency_is_kept_and_upscaled(tmp_path):
     made = pixels(tmp_path / "out/clear.png")
     assert made.shape == (120, 160, 4)
     assert (made[:, :72, 3] == 0).all() and (made[:, 88:, 3] == 255).all()
-    assert np.array_equal(made[..., :3], pixels(tmp_path / "out/one.png"))  # the colours are those of the opaque image
+    assert np.array_equal(made[..., :3], pixels(tmp_path / "out/one.png"))  # same colours as for the opaque image
     assert pixels(tmp_path / "out/clear-grey.png").shape == (120, 160, 2)
 
 
@@ -214,7 +214,7 @@ def test_a_network_for_grey_images_processes_each_colour_channel(tmp_path):
     Image.fromarray(PHOTO[..., 2]).save(tmp_path / "blue.png")
     assert apply(tmp_path / "grey.safetensors", "photos/one.png", tmp_path / "blue.png", "--out", tmp_path / "out") == 0
     colours, blue = pixels(tmp_path / "out/one.png"), pixels(tmp_path / "out/blue.png")
-    assert np.abs(colours[..., 2].astype(int) - blue).max() <= 1  # three channels at once may round differently
+    assert np.abs(colours[..., 2].astype(int) - blue).max() <= 1  # three channels may round differently
     assert np.abs(colours[..., 0].astype(int) - blue).max() > 20
 
 
@@ -258,7 +258,7 @@ def test_unusable_files_are_listed_and_the_others_processed(tmp_path, capsys):
         (["super_resolution.safetensors", "photos"], "Missing option '--out'"),
     ],
 )
-def test_a_user_error_is_one_line(words, line, capsys):
+def test_a_user_error_prints_one_line(words, line, capsys):
     from safetensors.torch import save_file
 
     Path("empty").mkdir(exist_ok=True)
@@ -275,7 +275,7 @@ def test_a_user_error_is_one_line(words, line, capsys):
     assert not Path("o").exists()
 
 
-def test_networks_that_cannot_be_tiled_take_whole_images_or_report_it(capsys, tmp_path):
+def test_networks_that_cannot_be_tiled_use_whole_images_or_report_why_not(capsys, tmp_path):
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path) == 0
     assert "tiles" not in capsys.readouterr().out
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path / "tiled", "--tile", 32) == 0
@@ -344,7 +344,7 @@ def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
     assert pixels(tmp_path / "inner/two-sr.png").shape == (40, 32, 3)  # cropped to an even size
 
 
-def test_metrics_from_a_few_rows_at_a_time_equal_scikit_image(monkeypatch):
+def test_metrics_computed_in_strips_of_rows_equal_scikit_image(monkeypatch):
     monkeypatch.setattr("paceline.inference.downsampled.ROWS_AT_ONCE", 7)
     noisy = np.clip(PHOTO.astype(int) + np.random.default_rng(0).integers(-9, 10, PHOTO.shape), 0, 255).astype(np.uint8)
     psnr, ssim = measure(Image.fromarray(noisy), Image.fromarray(PHOTO), 2, "rgb")

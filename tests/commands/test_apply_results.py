@@ -1,4 +1,4 @@
-"""Where `apply` writes its results: names, existing files, and what it prints."""
+"""Where `apply` writes its results: file names, existing files and printed messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRANSLATING = ["generator=resnet_6", "segmentation_generator=unet_32", "ngf=1", 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files with the weights of small networks."""
+    """Weights files of small networks."""
     folder = tmp_path_factory.mktemp("weights")
     write_tiny_weights(folder / "twice.safetensors", "super_resolution", ["scale=2", "num_blocks=1", "width=2"])
     write_tiny_weights(folder / "broken.safetensors", "restoration", ["width=2", "depth=1"], float("nan"))
@@ -64,7 +64,7 @@ def names_in(folder: str) -> list[str]:
 
 def test_an_existing_file_is_replaced_only_with_overwrite(weights, capsys):
     save("vacation/1.jpg", "vacation/2.jpg")
-    Image.new("RGB", (7, 7)).save("vacation/1.png")  # another image, which is no result
+    Image.new("RGB", (7, 7)).save("vacation/1.png")  # an unrelated image, not a result
     own = Path("vacation/1.png").read_bytes()
     words = [weights / "twice.safetensors", "vacation/1.jpg", "vacation/2.jpg", "--out", "vacation"]
     assert apply(*words) == 2
@@ -101,7 +101,7 @@ def test_an_image_with_some_results_present_is_reported_and_the_others_are_proce
     assert names_in("out") == ["a-segmentation.png", "b-segmentation.png", "b-stain.png"]
 
 
-def test_names_are_made_longer_only_where_results_would_collide(weights, capsys):
+def test_longer_names_are_used_only_if_results_would_collide(weights, capsys):
     save("in/a.jpg", "in/a.png", "in/b.png", "in/b.tif", "p/x.png", "q/x.png", "q/inner/y.png")
     assert apply(weights / "twice.safetensors", "in", "p/x.png", "q", "--out", "out") == 0
     lone = ["a.jpg.png", "a.png.png", "b.png", "b.tif", "inner/y.png"]
@@ -121,7 +121,7 @@ def test_an_image_given_twice_is_processed_once(weights, capsys):
     assert names_in("out") == ["inner/a.png"] and "; 1 image on cpu" in capsys.readouterr().out
 
 
-def test_a_folder_yields_every_image_format_and_other_files_are_ignored(weights, capsys):
+def test_every_image_format_in_a_folder_is_used_and_other_files_are_ignored(weights, capsys):
     save("in/a.avif", "in/b.jp2", "in/c.tga", "in/d.qoi", "in/e.jfif")
     Path("in/notes.txt").touch()
     Path("in/.hidden").touch()
@@ -134,10 +134,10 @@ def test_a_folder_yields_every_image_format_and_other_files_are_ignored(weights,
     assert "\n5 other files ignored: 0.heic, 1.heic, 2.heic and 2 more\n" in capsys.readouterr().out
 
 
-def test_results_among_the_input_images_print_a_warning(weights, capsys):
+def test_writing_results_among_the_input_images_prints_a_warning(weights, capsys):
     save("in/a.jpg", "album/a.jpg")
     assert apply(weights / "twice.safetensors", "in", "--out", "in/made") == 0
-    assert "the next call" not in capsys.readouterr().out  # a folder of results holds no input images
+    assert "the next call" not in capsys.readouterr().out  # a folder of results contains no input images
     assert apply(weights / "twice.safetensors", "album", "--out", "album") == 0
     assert "--out album: is also an input folder, so the next call would read these results" in capsys.readouterr().out
 
@@ -160,7 +160,7 @@ def test_a_folder_that_cannot_be_created_is_reported_before_work_starts(weights,
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_a_result_that_is_not_finite_is_not_written(weights, capsys):
+def test_a_non_finite_result_is_not_written(weights, capsys):
     save("good.png")
     assert apply(weights / "broken.safetensors", "good.png", "--out", "out") == 1
     assert "not used: good.png: the networks' output is not finite" in capsys.readouterr().err
@@ -188,7 +188,7 @@ def test_float_images_are_distinguished_from_other_unsupported_files(weights, ca
     assert "text.tif: not an image in a supported format" in text
 
 
-def test_progress_of_few_images_counts_pixels_and_ends_at_the_total(weights, capsys, monkeypatch):
+def test_progress_for_few_images_counts_pixels_and_ends_at_the_total(weights, capsys, monkeypatch):
     save("good.png")
     Path("cut.png").write_bytes(Path("good.png").read_bytes()[:-500])
     monkeypatch.setattr("paceline.inference.apply_progress.SECONDS_BETWEEN_LINES", -1.0)
@@ -199,7 +199,7 @@ def test_progress_of_few_images_counts_pixels_and_ends_at_the_total(weights, cap
     assert "100%" in capsys.readouterr().out
 
 
-def test_an_interrupt_prints_how_many_are_done_and_the_command_can_resume(weights, tmp_path):
+def test_an_interrupt_prints_how_many_images_are_done_and_the_command_can_resume(weights, tmp_path):
     save(*(f"in/{number:03}.png" for number in range(200)))
     words = ["apply", str(weights / "twice.safetensors"), "in", "--out", "out", "--accelerator", "cpu"]
     running = start_fork(tmp_path, *words)
@@ -209,6 +209,6 @@ def test_an_interrupt_prints_how_many_are_done_and_the_command_can_resume(weight
     done = len(names_in("out"))
     printed = running.stderr.splitlines()[0]
     assert printed.endswith(" of 200 images were processed; use --skip-existing to process the rest")
-    assert 2 <= done < 200 and done - 1 <= int(printed.split()[0]) <= done  # one may be written and not counted yet
+    assert 2 <= done < 200 and done - 1 <= int(printed.split()[0]) <= done  # one may not be counted yet
     assert run([*words, "--skip-existing"]) == 0
     assert len(names_in("out")) == 200

@@ -1,4 +1,4 @@
-"""A grid of runs: finished runs are not repeated, failures are shown, and a stop loses nothing."""
+"""A grid of runs: finished runs are not repeated, failures are shown, and interrupting loses nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quality(folder: Path) -> dict[str, Any]:
 
 
 def has_begun(folder: Path, seed: int) -> bool:
-    """Return whether a run has logged, and so handles signals."""
+    """Return whether a run has logged metrics, which means that it handles signals."""
     metrics = seen(folder, seed) / "metrics.jsonl"
     return metrics.is_file() and metrics.stat().st_size > 0
 
@@ -43,7 +43,7 @@ def test_a_killed_comparison_repeats_no_finished_run_and_ends_with_the_same_tabl
     wait_until(lambda: has_begun(killed, 1), running)
     running.kill()
     assert running.wait() == -signal.SIGKILL
-    wait_until(lambda: not processes_naming(f"{killed}/"), seconds=TIMEOUT_SECONDS)  # the cell dies with it
+    wait_until(lambda: not processes_naming(f"{killed}/"), seconds=TIMEOUT_SECONDS)  # the run dies with its parent
     assert not (killed / "table/report.json").exists()
     before = (seen(killed, 0) / "metrics.jsonl").stat().st_mtime_ns, (seen(killed, 0) / "metrics.jsonl").read_bytes()
     again = run_fork(killed, *LONG)
@@ -113,7 +113,7 @@ def test_a_failing_cell_is_shown_with_its_reason_and_the_others_run(tmp_path: Pa
         (["--preset", "quik"], "did you mean 'quick'?"),
     ],
 )
-def test_a_user_error_ends_in_one_line_before_anything_runs(
+def test_a_user_error_prints_one_line_before_anything_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -150,7 +150,7 @@ def test_single_uses_one_device_and_weak_scaling_a_batch_per_device(config: Conf
     assert len({cell.name for cell in cells}) == 3
 
 
-def test_an_unavailable_device_count_is_a_reason_and_not_an_error(
+def test_an_unavailable_device_count_is_shown_as_a_reason_and_not_an_error(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

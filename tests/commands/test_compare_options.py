@@ -1,4 +1,4 @@
-"""A comparison reports only the requested runs: none that differs, is unfinished or counts twice."""
+"""A comparison reports only requested runs: none that differ or are unfinished, and none twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CELL = "cells/classification-single-1-batch64-seed0"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a comparison of one run, whose learning rate is in a file, and one of a user recipe."""
+    """A folder with two comparisons of one run each: a learning rate from a config file, and a user recipe."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "rate.toml").write_text("lr = 0.1\n")
     assert run_fork(folder, *TINY, "--config", "rate.toml", "--out", "table").wait() == 0
@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it to change, as the current folder."""
+    """A modifiable copy of the comparisons, as the working directory."""
     shutil.copytree(made, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -50,7 +50,7 @@ def report(folder: Path) -> dict[str, Any]:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Return all files but the lock, which records its last holder."""
+    """Return the contents of all files except the lock file, which records its last holder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
@@ -62,7 +62,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
         ("0.2", [], "lr: 0.1 → 0.2"),
     ],
 )
-def test_runs_made_with_other_settings_are_rejected_before_anything_is_changed(
+def test_runs_with_different_settings_are_rejected_before_anything_changes(
     place: Path, capsys: pytest.CaptureFixture[str], rate: str, words: list[str], message: str
 ) -> None:
     (place / "rate.toml").write_text(f"lr = {rate}\n")
@@ -73,7 +73,7 @@ def test_runs_made_with_other_settings_are_rejected_before_anything_is_changed(
     assert contents(place / "table") == before
 
 
-def test_a_changed_user_recipe_is_another_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_user_recipe_counts_as_a_different_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "./mine.py", *SHORT[2:], "--strategies", "single", "--out", "own"]
     assert run(words) == 0
     assert "(already finished)" in capsys.readouterr().out
@@ -108,11 +108,13 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
     assert printed.endswith("; use the same data to resume, or choose a different --out\n") and printed.count("\n") == 1
     assert contents(tmp_path / "table") == before
     shutil.rmtree("images")
-    assert run([*words, "--seeds", "0,1"]) == 0  # finished runs no longer need their data
+    assert run([*words, "--seeds", "0,1"]) == 0  # finished runs do not need their data
     assert capsys.readouterr().out.count("(already finished)") == 2
 
 
-def test_a_run_without_its_record_is_used_as_it_is_or_rejected(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_its_record_is_used_unchanged_or_rejected(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = (place / "table/report.json").read_bytes()
     record = place / "table" / CELL / "cell.json"
     record.unlink()
@@ -171,7 +173,7 @@ def test_the_last_stage_of_a_recipe_is_the_run_of_its_cell(
     assert group["runs"] == [f"{cell}/adversarial" for cell in cells]
     assert run(["compare", "super_resolution", *words, "--seeds", "0,1"]) == 0
     assert capsys.readouterr().out.count("(already finished)") == 2
-    assert run(["compare", *cells]) == 0  # by the folder of both stages
+    assert run(["compare", *cells]) == 0  # given as the folder that contains both stages
     (group,) = report(tmp_path / "runs/compare-finished-super_resolution-photos")["groups"].values()
     assert group["seeds"] == [0, 1]
 
@@ -242,7 +244,7 @@ def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
         (["classification", "--out", "mine.py"], "--out mine.py: File exists"),
     ],
 )
-def test_an_argument_that_would_be_ignored_ends_in_one_line(
+def test_an_argument_that_would_be_ignored_prints_one_line(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     for folder in ("a", "b"):

@@ -1,4 +1,4 @@
-"""The commands of `make demo` work, and each writes its own report."""
+"""The commands of `make demo` work, and each writes a report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHORT = ("--images", "64", "--strategies", "single", "--seeds", "0", "--no-verif
 
 
 @pytest.mark.parametrize(("folder", "words"), list(zip(COMPARISONS, commands(), strict=True)), ids=list(COMPARISONS))
-def test_each_comparison_of_the_demo_writes_its_report(tmp_path: Path, folder: str, words: list[str]) -> None:
+def test_each_comparison_in_the_demo_writes_a_report(tmp_path: Path, folder: str, words: list[str]) -> None:
     compared = run_fork(tmp_path, *words, *SHORT)
     assert compared.wait() == 0, compared.stdout + compared.stderr
     assert compared.stdout.rstrip().endswith(f"report: {folder}/report.html")

@@ -1,4 +1,4 @@
-"""`paceline doctor`: what it records about this machine, and what depends on it."""
+"""`paceline doctor`: what it records about this machine, and how runs use it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def save_self_test(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Save the result of a self-test, and pretend that this machine has two GPUs."""
+    """Save a self-test result and simulate a machine with two GPUs."""
     monkeypatch.setattr(machine_record, "identity", lambda: TWO_GPUS)
 
     def save(result: Any) -> None:
@@ -54,7 +54,7 @@ def save_self_test(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     return save
 
 
-def test_a_missing_package_is_listed_with_how_to_install_it(
+def test_a_missing_package_is_listed_with_its_install_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(load_class("loader", "dali", Loader), "package", "a_package_that_is_not_there")
@@ -72,7 +72,7 @@ def test_a_strategy_whose_package_is_missing_cannot_run_here(
     assert " no " in row and "package no_such_package.inside is not installed: pip install 'paceline[lightning]'" in row
 
 
-def test_a_strategy_that_needs_gpus_reports_it_where_there_are_none(
+def test_a_strategy_that_needs_gpus_reports_if_there_are_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -84,7 +84,7 @@ def test_a_strategy_that_needs_gpus_reports_it_where_there_are_none(
         assert strategy.cpu_obstacle in row and (" no " if strategy.cpu_obstacle else " yes ") in row
 
 
-def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(save_self_test: Callable[[Any], None]) -> None:
+def test_a_passed_self_test_allows_cuda_graphs_on_the_tested_gpus(save_self_test: Callable[[Any], None]) -> None:
     save_self_test(GOOD)
     assert graph_obstacle(processes=2, hosts=1) == ""
 
@@ -103,7 +103,7 @@ def test_a_passed_self_test_allows_a_captured_step_over_its_gpus(save_self_test:
         ({"graph": PASSED | {"processes": 1}}, r"fewer GPUs \(1, not 2\)"),
     ],
 )
-def test_any_other_result_leaves_the_step_eager_and_prints_why(
+def test_any_other_result_keeps_the_step_eager_and_gives_the_reason(
     changed: dict[str, Any], reason: str, save_self_test: Callable[[Any], None]
 ) -> None:
     save_self_test(GOOD | changed)
@@ -112,18 +112,20 @@ def test_any_other_result_leaves_the_step_eager_and_prints_why(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"verified": true, "machine": {}, "graph": {}}'])
-def test_a_missing_or_damaged_result_is_none(content: str, save_self_test: Callable[[Any], None]) -> None:
+def test_a_missing_or_damaged_result_counts_as_no_self_test(
+    content: str, save_self_test: Callable[[Any], None]
+) -> None:
     save_self_test(content)
     assert "paceline doctor --self-test" in graph_obstacle(processes=2, hosts=1)
 
 
-def test_several_hosts_are_never_captured(save_self_test: Callable[[Any], None]) -> None:
+def test_a_step_on_several_hosts_is_never_captured(save_self_test: Callable[[Any], None]) -> None:
     save_self_test(GOOD)
     assert "several hosts" in graph_obstacle(processes=2, hosts=2)
 
 
 class Wrong:
-    """A step that loses one of its updates."""
+    """A step that drops one of its updates."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.calls = step, 0
@@ -159,7 +161,7 @@ def test_loaders_are_measured_and_the_results_saved(
     monkeypatch.setattr(loader_throughput, "BLOCK_SECONDS", 0.02)
     words = ["doctor", "--loaders", "--data", "digits", "--batch-size", "16", "--workers", "0", "--accelerator", "cpu"]
     assert run(words) == 0 and run(words) == 0
-    (result,) = read_cached(LOADERS)["measurements"]  # the second replaces the first
+    (result,) = read_cached(LOADERS)["measurements"]  # the second measurement replaces the first
     assert result["batch_size"] == 16 and result["num_samples"] == 1438 and result["machine"] == identity()
     by_name = {one["loader"]: one for one in result["loaders"]}
     for name in ("resident", "workers"):
@@ -169,7 +171,7 @@ def test_loaders_are_measured_and_the_results_saved(
     assert "not measured: --loader dali" in capsys.readouterr().out
 
 
-def test_data_that_a_run_would_not_keep_in_memory_is_not_loaded(
+def test_doctor_does_not_load_data_that_a_run_would_not_keep_in_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loader_throughput, "BLOCK_SECONDS", 0.02)
@@ -182,7 +184,7 @@ def test_data_that_a_run_would_not_keep_in_memory_is_not_loaded(
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_batches_read_ahead_are_consumed_before_timing_starts() -> None:
+def test_prefetched_batches_are_consumed_before_timing_starts() -> None:
     settings, requested = RunSettings(workers=5), 0
     source = Digits("test", settings)
     loader = Workers(source, torch.device("cpu"), settings)
@@ -209,12 +211,12 @@ def test_batches_read_ahead_are_consumed_before_timing_starts() -> None:
         (["--loaders", "--data", "folder", "--data-root", "none"], "--data-root none: no such folder"),
     ],
 )
-def test_user_errors_end_in_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_errors_print_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", *words]) == 2
     assert line in capsys.readouterr().err
 
 
-def test_without_a_self_test_doctor_prints_how_to_run_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_prints_how_to_run_a_missing_self_test(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "no self-test result yet" in out and "dali" in out

@@ -1,4 +1,4 @@
-"""Networks of other projects are imported for `apply`; trained models exported to ONNX give the same results."""
+"""Networks from other projects are imported for `apply`; models exported to ONNX compute the same results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TheirBlock(nn.Module):
 
 
 class TheirGenerator(nn.Module):
-    """A generator as other projects write it, with their names and lists that repeat one block."""
+    """A generator in the style of other projects, with their layer names and a list that repeats one block."""
 
     def __init__(self, doublings: int = 2, shared: bool = True, bias: bool = True, slopes: int = 1) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def import_file(*words: str) -> int:
 @pytest.mark.parametrize(
     "wrapped", ["plain", "under 'generator'", "with module.", "without biases", "not shared", "by Lightning"]
 )
-def test_a_generator_of_another_project_gives_the_same_images(wrapped, capsys):
+def test_an_imported_generator_generates_the_same_images(wrapped, capsys):
     theirs = TheirGenerator(shared=wrapped != "not shared", bias=wrapped != "without biases").eval()
     state: dict = theirs.state_dict()
     if wrapped in ("with module.", "under 'generator'"):
@@ -173,7 +173,7 @@ class Surprise:
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_reported(content, words, line, capsys):
+def test_incompatible_weights_are_reported(content, words, line, capsys):
     if isinstance(content, bytes):
         Path("theirs.pth").write_bytes(content)
     elif content is not None:
@@ -196,7 +196,7 @@ NETS += ["--set", "panels=image,stain,segmentation", "--set", "dropout=0", "--se
 
 
 def write_deepliif(folder: Path, skip: str = "") -> Translation:
-    """Write the files of a model with one modality, as DeepLIIF names them."""
+    """Write the files of a model with one modality under DeepLIIF's file names."""
     settings = TranslationSettings(
         generator="resnet_6", segmentation_generator="unet_32", ngf=1, d_layers=1, dropout=0.0
     )
@@ -208,7 +208,7 @@ def write_deepliif(folder: Path, skip: str = "") -> Translation:
     return recipe.eval()
 
 
-def test_the_networks_of_deepliif_are_imported_together(capsys):
+def test_all_networks_of_deepliif_are_imported_together(capsys):
     theirs = write_deepliif(Path("nets"))
     assert run(["import", "nets", "--recipe", "translation", "--out", "ours.safetensors", *NETS]) == 0
     assert "generators.G1, generators.GS0, generators.GS1" in capsys.readouterr().out
@@ -218,7 +218,7 @@ def test_the_networks_of_deepliif_are_imported_together(capsys):
         wanted, made = theirs.image_to_image(images), ours.recipe.image_to_image(images)
     assert list(made) == ["stain", "segmentation"] and all(torch.equal(made[name], wanted[name]) for name in made)
     loaded = paceline.load("ours.safetensors", device="cpu").networks
-    assert list(loaded) == ["generators.G1", "generators.GS0", "generators.GS1"], "without discriminators: none came"
+    assert list(loaded) == ["generators.G1", "generators.GS0", "generators.GS1"], "the files contain no discriminators"
 
 
 @pytest.mark.parametrize(
@@ -230,14 +230,14 @@ def test_the_networks_of_deepliif_are_imported_together(capsys):
         ("", [*NETS, "--set", "norm=instance"], "choose its architecture with --set"),
     ],
 )
-def test_networks_of_deepliif_that_do_not_fit_are_reported(skip, words, line, capsys):
+def test_incompatible_deepliif_networks_are_reported(skip, words, line, capsys):
     write_deepliif(Path("nets"), skip)
     assert run(["import", "nets", "--recipe", "translation", "--out", "ours.safetensors", *words]) == 2
     printed = capsys.readouterr().err
     assert line in printed and len(printed.splitlines()) == 1
 
 
-def test_recipes_without_an_importer_and_other_suffixes_are_rejected(capsys):
+def test_recipes_without_an_importer_and_unknown_suffixes_are_rejected(capsys):
     assert run(["import", "a.pth", "--recipe", "dcgan", "--out", "ours.safetensors"]) == 2
     line = "--recipe dcgan: has no importer; recipes with an importer: super_resolution, translation"
     assert line in capsys.readouterr().err
@@ -290,7 +290,7 @@ class Own(Recipe):
 """
 
 
-def test_a_user_importer_is_one_file_that_the_recipe_names(capsys):
+def test_a_user_importer_is_one_file_named_in_the_recipe(capsys):
     Path("own_importer.py").write_text(OWN_IMPORTER)
     Path("own_recipe.py").write_text(OWN_RECIPE)
     theirs = nn.ModuleDict({"first": nn.Conv2d(3, 3, 3, padding=1)})
@@ -305,7 +305,7 @@ def test_a_user_importer_is_one_file_that_the_recipe_names(capsys):
 
 
 def can_export(test):
-    """Mark a test that needs the packages of the extra `export`: `make test-extras` runs these."""
+    """Mark a test that needs the packages of the `export` extra; `make test-extras` runs these tests."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     return pytest.mark.extras(pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")(test))
 
@@ -324,7 +324,7 @@ def can_export(test):
         ),
     ],
 )
-def test_an_exported_network_gives_the_same_result_at_other_sizes(recipe, settings, capsys):
+def test_an_exported_network_computes_the_same_result_at_other_sizes(recipe, settings, capsys):
     import onnxruntime
 
     write_random_weights(Path("w.safetensors"), recipe, settings)
@@ -356,7 +356,7 @@ def test_export_reports_what_is_missing_or_wrong(capsys, monkeypatch):
     assert "export needs " in (printed := capsys.readouterr().err) and "pip install 'paceline[export]'" in printed
 
 
-def test_an_imported_generator_has_the_shapes_of_our_network():
+def test_the_importer_expects_the_shapes_of_our_network():
     """The shapes that the importer expects equal those of our network."""
     theirs, ours = TheirGenerator(3, shared=True), SRResNet(8, 3, WIDTH, 4, shared=True)
     count = sum(parameter.numel() for parameter in theirs.parameters())

@@ -21,7 +21,7 @@ from paceline.data.source_settings import RegisteredSources
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Use one thread: small networks are slower on several, above all when other tests use the cores."""
+    """Use one thread: small networks are slower on several, especially when other tests use the cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -61,7 +61,9 @@ def test_a_new_recipe_trains_on_a_new_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (32, 32), (33, 47), (1, 1)])
-def test_a_new_recipe_takes_any_size_and_is_reproducible_on_a_gpu(tmp_path: Path, height: int, width: int) -> None:
+def test_a_new_recipe_accepts_any_image_size_and_is_reproducible_on_a_gpu(
+    tmp_path: Path, height: int, width: int
+) -> None:
     recipe_class = registry.load_class("recipe", str(new("recipe", "mine", tmp_path)), Recipe)
     recipe = recipe_class(
         recipe_class.Settings(width=2), DataSpec(channels=3, height=height, width=width, num_classes=5)
@@ -74,7 +76,7 @@ def test_a_new_recipe_takes_any_size_and_is_reproducible_on_a_gpu(tmp_path: Path
         if node := nodes.pop():
             names.add(node.name())
             nodes += [before for before, _ in node.next_functions]
-    # Their backward adds in any order: https://pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
+    # The backward passes of these add in nondeterministic order: https://pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
     assert "ConvolutionBackward0" in names and not [name for name in names if "Pool" in name or "Upsample" in name]
 
 
@@ -114,7 +116,7 @@ def test_the_guide_shows_the_file_of_the_new_gan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["recipe", "my_recipe", "settings", "_x", "Ünder"])
-def test_any_python_name_gives_a_file_that_loads(tmp_path: Path, name: str) -> None:
+def test_any_python_identifier_produces_a_file_that_loads(tmp_path: Path, name: str) -> None:
     path = new("recipe", name, tmp_path)
     assert path == tmp_path / f"{name}.py" and f"./{name}.py" in path.read_text()
     assert registry.load_class("recipe", str(path), Recipe).phases
@@ -135,7 +137,7 @@ def test_a_name_that_is_not_a_python_identifier_is_rejected(tmp_path: Path, name
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_kind_or_folder_is_rejected_by_name(tmp_path: Path) -> None:
+def test_an_unknown_kind_or_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'recipe'"):
         new("recipes", "x", tmp_path)
     with pytest.raises(UserError, match="nowhere"):

@@ -1,4 +1,4 @@
-"""The speed-up of more devices, predicted from the cost of one step and one exchange."""
+"""The speedup from more devices, predicted from the cost of a step and of a gradient exchange."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SEEN = Measurement(
 PERFECT = Link(0.0, 1e18, 2)
 
 
-def test_without_communication_costs_n_devices_are_n_times_as_fast() -> None:
+def test_n_devices_without_communication_costs_are_n_times_as_fast() -> None:
     assert predict(SEEN, PERFECT, 1, 64).images_per_second == pytest.approx(1600)
     assert predict(SEEN, PERFECT, 4, 64).images_per_second == pytest.approx(6400)
     assert predict(SEEN, PERFECT, 8, 512).images_per_second == pytest.approx(8 * 1600)
 
 
-def test_an_exchange_costs_its_bytes_around_the_ring_and_its_latencies() -> None:
+def test_an_exchange_costs_ring_transfer_time_and_latencies() -> None:
     link = Link(latency_seconds=1e-4, bytes_per_second=1e9, devices=2)
     assert link.all_reduce_seconds(10_000_000, 2) == pytest.approx(1e-4 + 0.010)
     assert link.all_reduce_seconds(10_000_000, 4) == pytest.approx(2e-4 + 0.015)
@@ -59,9 +59,9 @@ def test_overlap_hides_all_but_the_last_bucket() -> None:
     assert predict(hidden, link, 2, 64).exchange_seconds == pytest.approx(2 * 0.001)
 
 
-def test_the_plan_reports_where_more_devices_stop_paying_off() -> None:
+def test_the_plan_reports_when_more_devices_stop_paying_off() -> None:
     assert max_useful_devices(SEEN, PERFECT, 64) is None
-    slow = Link(0.0, 1e9, 2)  # 15 ms of exchange against a step of 40 ms
+    slow = Link(0.0, 1e9, 2)  # a 15 ms exchange and a 40 ms step
     assert max_useful_devices(SEEN, slow, 64) == 2
     assert max_useful_devices(SEEN, Link(0.0, 1e6, 2), 64) == 1
 
@@ -79,14 +79,14 @@ def test_a_measurement_round_trips_through_its_json_file(tmp_path: Path) -> None
         assert Measurement.from_json(read_json(tmp_path / "measured.json")) == one
 
 
-def test_one_device_has_the_machine_to_itself() -> None:
+def test_the_prediction_for_one_device_uses_the_step_time_measured_alone() -> None:
     crowded = replace(SEEN, alone_seconds={64: 0.025})
     assert predict(crowded, PERFECT, 1, 64).images_per_second == pytest.approx(64 / 0.025)
     assert predict(crowded, PERFECT, 2, 64).images_per_second == pytest.approx(64 / 0.020)
     assert max_useful_devices(replace(SEEN, alone_seconds={64: 0.019}), PERFECT, 64) == 1
 
 
-def test_one_device_uses_the_batchnorm_of_a_run_on_one_device() -> None:
+def test_a_single_device_is_measured_with_plain_batchnorm() -> None:
     config = configure("classification", {"preset": "quick", "accelerator": "cpu"}, assignments=["width=2"])
     here = World(Place(), torch.device("cpu"))
     kinds = [
@@ -104,7 +104,7 @@ def test_one_device_uses_the_batchnorm_of_a_run_on_one_device() -> None:
         *(("200Gbit/s", 25e9), ("10gbit/s", 1.25e9), ("80 GBITS/S", 1e10), ("2 Gbyte/s", 2e9), ("1e9", 1e9)),
     ],
 )
-def test_bandwidth_is_given_in_bytes_or_bits(text: str, value: float) -> None:
+def test_bandwidth_may_be_given_in_bytes_or_bits(text: str, value: float) -> None:
     assert parse_bandwidth(text) == pytest.approx(value)
 
 
@@ -122,7 +122,7 @@ def test_a_bandwidth_that_is_not_positive_and_finite_is_rejected(text: str) -> N
         parse_bandwidth(text)
 
 
-def test_latency_is_given_with_a_unit() -> None:
+def test_latency_is_parsed_with_its_unit() -> None:
     assert parse_seconds("20us") == pytest.approx(2e-5) and parse_seconds("0.1 ms") == pytest.approx(1e-4)
     for text in ("soon", "1e999"):
         with pytest.raises(UserError, match=f"--latency {text}: expected something like 20us"):
@@ -161,13 +161,13 @@ def test_given_link_values_are_used_and_the_rest_is_measured_or_assumed() -> Non
         ),
     ],
 )
-def test_a_user_error_ends_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_prints_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "classification", "--preset", "quick", "--accelerator", "cpu", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
 
-def test_a_thread_count_that_is_not_a_number_ends_in_one_line(
+def test_a_thread_count_that_is_not_a_number_prints_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
@@ -178,13 +178,13 @@ def test_a_thread_count_that_is_not_a_number_ends_in_one_line(
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The output of a plan over two nodes, and of one over two local processes, in a narrow terminal."""
+    """The output of two plans in a narrow terminal: for two nodes, and for two local processes."""
     if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("two processes are measured at once")
+        pytest.skip("measures two processes at once")
     small = ("plan", "classification", "--preset", "quick", "--set", "width=2", "--batch-size", "4", "--devices", "2")
     given = ("--accelerator", "cpu", "--nodes", "2", "--bandwidth", "100Gbps")
     here = ("--accelerator", "cpu", "--latency", "1s")
-    odd = {"COLUMNS": "40", "OMP_NUM_THREADS": "1,2"}  # threads may be a list, one number for each nested level
+    odd = {"COLUMNS": "40", "OMP_NUM_THREADS": "1,2"}  # OMP_NUM_THREADS may list one count per nesting level
     folder = tmp_path_factory.mktemp("plans")
     running = [start_fork(folder, *small, *words, environment=odd) for words in (given, here)]
     assert [plan.wait() for plan in running] == [0, 0], [plan.stderr for plan in running]
@@ -200,10 +200,10 @@ def test_a_plan_over_a_given_link_needs_one_device(plans: list[str]) -> None:
     assert "one of several devices (one process), without communication: 2:" in given
     assert "link: bandwidth 12.5 GB/s (as given); latency 20 µs per exchange (assumed);" in given
     row = next(row for row in _rows(given) if row.startswith("2 8 "))
-    assert row.endswith(" 0.2 0.141")  # the learning rates for two devices: linear, square root
+    assert row.endswith(" 0.2 0.141")  # learning rates for two devices: linear and square-root scaling
 
 
-def test_a_narrow_terminal_truncates_no_number(plans: list[str]) -> None:
+def test_numbers_are_not_truncated_in_a_narrow_terminal(plans: list[str]) -> None:
     for text in plans:
         assert "…" not in text
         assert "devices batch images/s efficiency images/day lr, linear lr, sqrt" in _rows(text)
@@ -218,4 +218,4 @@ def test_a_plan_starts_from_one_device_alone_and_uses_the_given_latency(plans: l
     one, two = (next(row for row in _rows(here) if row.startswith(start)).split() for start in ("1 4 ", "2 2 "))
     assert float(one[2].replace(",", "")) == pytest.approx(4000 / float(alone[1]), rel=0.05)
     assert one[3] == "100%"
-    assert two[2:4] == ["0", "0%"]  # images per second with one latency for each of many exchanges
+    assert two[2:4] == ["0", "0%"]  # the latency of many exchanges leaves no throughput

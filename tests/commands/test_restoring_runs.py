@@ -1,4 +1,4 @@
-"""Restoration runs as a user starts them: stages, initial weights, strips, metrics on other images."""
+"""Restoration runs as a user starts them: stages, initial weights, strips, and metrics on other images."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRAIN += [*sets(*NETWORKS, *CADENCE), "--crop", "16", "--batch-size", "8", "--im
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with some photos, a test set with low-resolution images, and a run of two stages."""
+    """A folder with some photos, a test set with low-resolution images, and a run with two stages."""
     folder = tmp_path_factory.mktemp("restoring")
     image = photograph("astronaut")
     for number in range(10):
@@ -66,7 +66,7 @@ def weights(folder: str, which: str = "last") -> dict[str, torch.Tensor]:
     return choose_checkpoint(Checkpoints(Path(folder) / "checkpoints"), which).weights
 
 
-def test_each_stage_is_a_run_and_the_second_starts_from_the_best_of_the_first():
+def test_each_stage_is_a_run_and_the_second_starts_from_the_best_checkpoint_of_the_first():
     assert {name.split(".")[0] for name in weights("both/pretrain")} == {"generator"}
     assert {name.split(".")[0] for name in weights("both/adversarial")} == {"generator", "discriminator"}
     kept = Path("both/adversarial/config.toml").read_text()
@@ -75,12 +75,12 @@ def test_each_stage_is_a_run_and_the_second_starts_from_the_best_of_the_first():
     assert {"generator/perceptual", "generator/adversarial", "discriminator/real"} <= set().union(*rows)
 
 
-def test_a_run_with_stages_resumes_under_another_name_of_its_folder(place):
+def test_a_run_with_stages_resumes_when_its_folder_is_given_as_an_absolute_path(place):
     again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", str(place / "both"))
     assert again.wait() == 0 and "finished at 32 images" in again.stdout, again.stderr
 
 
-def test_what_a_later_stage_lacks_is_reported_before_the_first_starts(place):
+def test_a_missing_file_of_a_later_stage_is_reported_before_the_first_starts(place):
     rejected = run_fork(place, *TRAIN, "--set", "stage=both", "--vgg", "nope.pth", "--out", "lacking")
     assert rejected.wait() == 2 and "--vgg nope.pth: no such file" in rejected.stderr
     assert not (place / "lacking").exists()
@@ -112,7 +112,7 @@ def test_a_stopped_stage_is_finished_before_the_next_one_starts(tmp_path):
 
 
 def test_two_processes_train_both_stages(place):
-    # With a learning rate of zero the weights stay those that the first stage started with.
+    # With a learning rate of zero, both stages keep the initial weights of the first.
     words = [*TRAIN, "--set", "stage=both", "--lr", "0", "--set", "perceptual=0", "--images", "8", "--strategy", "ddp"]
     assert run_ranks(place, 2, *words, "--out", "ranks") == [0, 0]
     start, end = weights("ranks/pretrain"), weights("ranks/adversarial")
@@ -120,7 +120,7 @@ def test_two_processes_train_both_stages(place):
 
 
 def run_two_hosts(first: Path, second: Path, *words: str) -> list[Running]:
-    """Resume a run of both stages in two processes with separate folders."""
+    """Resume a two-stage run in two processes with separate folders."""
     root = str(Path("photos").absolute())
     words = (*TRAIN, "--set", "stage=both", "--data-root", root, "--strategy", "ddp", "--timeout", "60", *words)
     hosts = run_hosts([first, second], *words, "--out", "both")
@@ -137,16 +137,16 @@ def test_a_replaced_host_resumes_the_stage_that_the_other_had_started(replaced, 
     assert "resuming from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
     first, second = (weights(str(folder / "both/adversarial")) for folder in folders)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not any((folder / "both/pretrain").exists() for folder in folders)  # a started stage no longer needs it
+    assert not any((folder / "both/pretrain").exists() for folder in folders)  # no longer needed
 
 
 def test_a_stage_without_a_checkpoint_starts_from_the_host_with_the_most_progress(tmp_path):
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         shutil.copytree("both/pretrain", folder / "both/pretrain")
-    shutil.rmtree(folders[0] / "both/pretrain/checkpoints/000000000032")  # an older disk
+    shutil.rmtree(folders[0] / "both/pretrain/checkpoints/000000000032")  # this host's disk is behind
     (folders[1] / "both/adversarial").mkdir()
-    shutil.copy("both/adversarial/config.toml", folders[1] / "both/adversarial")  # killed before it saved
+    shutil.copy("both/adversarial/config.toml", folders[1] / "both/adversarial")  # killed before its first save
     hosts = run_two_hosts(*folders, "--lr", "0", "--set", "perceptual=0", "--images", "8")
     assert "initialized from both/pretrain at 32 images: generator" in hosts[0].stdout
     best = weights("both/pretrain", "best")
@@ -178,7 +178,7 @@ def test_training_saves_strips_that_sample_shows_and_animates(capsys):
     assert run(["sample", "both/pretrain", "--checkpoint", "last", "--accelerator", "cpu"]) == 0
     with Image.open("both/pretrain/grid.png") as shown, Image.open(f"both/pretrain/samples/{names[-1]}") as kept:
         assert np.array_equal(np.asarray(shown), np.asarray(kept))
-        assert shown.width > 4 * 32  # low, bicubic, restored and target
+        assert shown.width > 4 * 32  # low resolution, bicubic, restored and target
     for flags in (["--grid", "2x2"], ["--interpolate"]):
         assert run(["sample", "both/pretrain", "--accelerator", "cpu", *flags]) == 2
         assert (
@@ -201,7 +201,7 @@ def test_a_photo_folder_is_evaluated_as_a_whole_from_its_low_resolution_images(c
     assert run([*command, "--low-root", "set3/LR"]) == 0
     assert capsys.readouterr().out == printed
     others = ["--test-root", "set3/HR", "--test-low-root", "set3/LR", "--accelerator", "cpu"]
-    assert run(["evaluate", "both/pretrain", *others]) == 0  # and not the run's own photos
+    assert run(["evaluate", "both/pretrain", *others]) == 0  # evaluates these images, not those of the run
     assert capsys.readouterr().out == printed
     assert run([*command, "--set", "low_root=set3/LR", "--set", "protocol=rgb"]) == 0
     assert "bicubic_psnr[rgb]" in capsys.readouterr().out
@@ -223,14 +223,14 @@ def test_the_protocol_is_saved_with_the_metrics():
         (["--init-from", "both/pretrain", "--set", "width=3"], "trained with width=2 (not 3): use --set width=2"),
         (
             ["--init-from", "both/pretrain", *sets("blocks=shared", "num_blocks=2", "width=3", "tv=1")],
-            "use --set blocks=separate --set num_blocks=1 --set width=2",  # all at once, without those that fit
+            "use --set blocks=separate --set num_blocks=1 --set width=2",  # lists mismatches only
         ),
         (["--set", "stage=adversarial", "--vgg", "none.pth"], "--vgg none.pth: no such file"),
         (["--set", "scale=3"], "unknown value '3'"),
         (["--set", "stage=adversarial", "--set", "vgg_layer=conv9"], "unknown layer of VGG19 'conv9'"),
     ],
 )
-def test_a_user_error_is_one_line(words, line, capsys, tmp_path):
+def test_a_user_error_prints_one_line(words, line, capsys, tmp_path):
     assert run([*TRAIN, *words, "--out", str(tmp_path / "run")]) == 2
     printed = capsys.readouterr().err
     assert line in printed and len(printed.splitlines()) == 1
@@ -245,7 +245,7 @@ def test_the_last_finished_stage_is_evaluated_and_shown(capsys, tmp_path):
     assert "adversarial at 32 images" in capsys.readouterr().out
 
 
-def test_images_that_do_not_fit_the_networks_are_distinguished_from_wrong_weights(capsys):
+def test_images_of_the_wrong_shape_are_distinguished_from_wrong_weights(capsys):
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "channels=1"]) == 2
     expected = "--data photos: its images have 1 channel, but both/pretrain expects 3; use --set channels=3"
     assert expected in capsys.readouterr().err
@@ -280,7 +280,7 @@ def test_the_last_finished_stage_is_applied(capsys, tmp_path):
 
 def test_a_finished_stage_still_counts_while_it_is_trained_further(capsys, tmp_path):
     shutil.copytree("both", tmp_path / "both")
-    leave_unfinished(tmp_path / "both/adversarial")  # as a longer training that was stopped leaves it
+    leave_unfinished(tmp_path / "both/adversarial")  # as after resuming with more images and stopping
     assert run(["evaluate", str(tmp_path / "both"), "--accelerator", "cpu"]) == 0
     printed = capsys.readouterr()
     assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos" in printed.out
@@ -292,7 +292,7 @@ def leave_unfinished(run_folder: Path) -> None:
     status.write_text(status.read_text().replace("finished", "stopped"))
 
 
-def test_a_weights_file_of_other_networks_is_rejected(capsys, tmp_path):
+def test_a_weights_file_of_different_networks_is_rejected(capsys, tmp_path):
     path = tmp_path / "other.safetensors"
     safetensors.torch.save_file({"encoder.weight": torch.zeros(1)}, path)
     assert run([*TRAIN, "--init-from", str(path), "--out", str(tmp_path / "run")]) == 2
@@ -323,7 +323,7 @@ def test_a_started_run_no_longer_needs_its_initial_weights(monkeypatch, tmp_path
     assert run([*words, "--images", "16", "--lr", "0"]) == 0
 
 
-def test_two_processes_give_the_weights_of_one_also_with_a_frozen_network(place, tmp_path):
+def test_two_processes_train_the_same_weights_as_one_even_with_a_frozen_network(place, tmp_path):
     generator = torch.Generator().manual_seed(0)
     layers = {"features.0.weight": (4, 3), "features.2.weight": (4, 4), "features.5.weight": (5, 4)}
     tensors = {name: torch.randn(*shape, 3, 3, generator=generator) for name, shape in layers.items()}
@@ -332,4 +332,4 @@ def test_two_processes_give_the_weights_of_one_also_with_a_frozen_network(place,
     words += ["--data-root", "photos", "--crop", "16", "--set", "width=2", "--set", "d_width=2", "--accelerator", "cpu"]
     verified = run_fork(place, "verify", "super_resolution", "--strategies", "single,ddp", "--steps", "3", *words)
     assert verified.wait() == 0, verified.stdout + verified.stderr
-    assert verified.stdout.count("generator") == verified.stdout.count("discriminator") == 2  # gradients and weights
+    assert verified.stdout.count("generator") == verified.stdout.count("discriminator") == 2  # gradients, weights

@@ -1,4 +1,4 @@
-"""Generated images as a user sees them: grids, interpolations, animations, two runs side by side."""
+"""Generated images as a user sees them: grids, interpolations, animations, and two runs side by side."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.inference.interpolation import slerp
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 BRIGHT = (255, 0, 255)
-CELL_PX = 32 + GAP_PX  # the digits' 8 pixels, upscaled
+CELL_PX = 32 + GAP_PX  # the 8-pixel digits, upscaled
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two generators, one of them trained for longer, and a classifier."""
+    """A folder with two generators, one trained for longer, and a classifier."""
     folder = tmp_path_factory.mktemp("runs")
     for name, more in (("short", ["--seed", "1", "--images", "1280"]), ("long", [])):
         trained = run_fork(folder, "train", TINY_GAN, "--accelerator", "cpu", "--out", name, *more)
@@ -112,7 +112,7 @@ def test_two_runs_are_shown_side_by_side():
         ("long --checkpoint 7", "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )
-def test_what_cannot_be_shown_is_reported_in_one_line(command, line, capsys):
+def test_unsupported_requests_are_reported_in_one_line(command, line, capsys):
     assert run(["sample", *command.split()]) == 2
     printed = capsys.readouterr().err
     assert line in printed and len(printed.splitlines()) == 1
@@ -138,7 +138,7 @@ def test_a_caption_fits_or_is_shortened():
     image = Image.new("RGB", (20, 20), "black")
     assert captioned(image, "a long caption").width == 20
     wide = captioned(image, "a long caption", room=True)
-    assert wide.width > 60 and np.asarray(wide)[:18, 40:].min() < 255, "its end is not written"
+    assert wide.width > 60 and np.asarray(wide)[:18, 40:].min() < 255, "the end of the caption is cut off"
     assert captioned(image, "a", room=True).width == 20
 
 

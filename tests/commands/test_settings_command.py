@@ -1,4 +1,4 @@
-"""`paceline settings` lists the settings of a recipe, of a source, and of every run and network."""
+"""`paceline settings` lists the settings of a recipe, of a source, and of all runs and networks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paceline.config.settings import RunSettings, setting
 class Mine(Source):
     @dataclass(frozen=True)
     class Settings(RunSettings):
-        first: int = setting(7, "use so many of the samples")
+        first: int = setting(7, "number of samples to use")
         plain: str = "no choices"
 """
 
 
 def rows(printed: str) -> dict[str, list[str]]:
-    """Return the lines of a listing, split into words, by the name of their setting."""
+    """Return the lines of a listing, split into words, keyed by setting name."""
     lines = [line.split() for line in printed.splitlines() if line.startswith("  ")]
     return {words[0].removeprefix("--").replace("-", "_"): words[1:] for words in lines}
 
@@ -42,7 +42,7 @@ def test_every_setting_is_listed_with_the_value_that_a_run_would_use(
         assert {f.name for f in fields(group)} <= listed.keys()
 
 
-def test_values_are_those_of_the_recipe_and_its_preset(capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_come_from_the_recipe_and_its_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["settings", "super_resolution"]) == 0
     plain = rows(capsys.readouterr().out)
     assert plain["num_blocks"][0] == "16" and plain["crop"][0] == "96" and "low_root" in plain
@@ -67,10 +67,10 @@ def test_without_a_recipe_all_recipes_and_sources_are_listed(capsys: pytest.Capt
     assert run(["settings"]) == 0
     listed = rows(capsys.readouterr().out)
     assert listed.keys() == {*names("recipe"), *names("source")}
-    assert all(listed.values()), "something has no description"
+    assert all(listed.values()), "an entry has no description"
 
 
-def test_a_user_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for words, line in (
         (["restoratoin"], "unknown recipe 'restoratoin'; did you mean 'restoration'?"),
         (["restoration", "--data", "pair"], "unknown source 'pair'; did you mean 'pairs'?"),

@@ -1,4 +1,4 @@
-"""Source settings are given, saved and checked like a run's, and rejected for other sources."""
+"""Source settings are given, saved and checked like run settings, and rejected for other sources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNFIT = "its Settings must be a frozen @dataclass that extends RunSettings"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a user source, and a run on it with its noise set."""
+    """A folder with a user source, and a run that sets the source's noise."""
     folder = tmp_path_factory.mktemp("own")
     new("source", "shapes", folder)
     trained = run_fork(folder, *TRAIN, "--set", "noise=3")
@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def source_file(folder: Path, settings: str) -> str:
-    """Write a source whose class contains these lines."""
+    """Write a source whose class body consists of these lines."""
     lines = ["from dataclasses import dataclass", "from paceline.data.source import ArraySource"]
     lines += ["from paceline.config.settings import RunSettings, setting", "class Own(ArraySource):"]
     file = folder / "own.py"
@@ -62,7 +62,7 @@ def test_a_setting_of_a_user_source_is_saved_and_changes_the_data(place: Path) -
     assert len(np.unique(still)) == 2 and len(np.unique(noisy)) > 20
 
 
-def test_the_same_command_resumes_and_another_value_is_rejected(place: Path) -> None:
+def test_the_same_command_resumes_and_a_different_value_is_rejected(place: Path) -> None:
     again = run_fork(place, *TRAIN, "--set", "noise=3", "--images", "128")
     assert again.wait() == 0 and "resuming from 64 images" in again.stdout, again.stderr
     other = run_fork(place, *TRAIN, "--set", "noise=4", "--images", "128")
@@ -71,7 +71,7 @@ def test_the_same_command_resumes_and_another_value_is_rejected(place: Path) -> 
     assert evaluated.wait() == 0 and "test of ./shapes.py" in evaluated.stdout, evaluated.stderr
 
 
-def test_a_wrong_value_of_a_source_setting_ends_in_one_line(place: Path) -> None:
+def test_a_wrong_value_of_a_source_setting_prints_one_line(place: Path) -> None:
     for assignment, line in (
         ("noise=-1", "noise=-1: must be at least 0"),
         ("noise=much", "--set noise: 'much' is not a num"),
@@ -111,11 +111,11 @@ def test_commands_that_need_no_data_need_no_source_file(place: Path, monkeypatch
         ([("--set", {"data": "photo"})], "unknown source 'photo'; did you mean 'photos'?"),
     ],
 )
-def test_a_setting_of_another_source_is_rejected_with_that_source(layers: list[Any], line: str) -> None:
+def test_a_setting_of_another_source_is_rejected_with_the_name_of_that_source(layers: list[Any], line: str) -> None:
     assert rejected(*layers) == line
 
 
-def test_recipe_defaults_for_one_source_are_unused_with_others(place: Path) -> None:
+def test_recipe_defaults_for_one_source_are_ignored_for_others(place: Path) -> None:
     usual = configure("translation", {"preset": "pix2pix"}).run
     assert usual.panels == "image,target"  # type: ignore[attr-defined]
     other = configure("translation", {"preset": "pix2pix", "data": str(place / "shapes.py")}, assignments=["noise=1"])

@@ -1,4 +1,4 @@
-"""A trained model gives the measured results from Python, on files and as ONNX."""
+"""A trained model gives the same results as its evaluation from Python, on files and as ONNX."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from paceline.inference.trained import build
 from paceline.runs.weights_file import write_weights
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
-CLASSES = ("nought", "one", "three", "two")  # as folders are sorted
+CLASSES = ("nought", "one", "three", "two")  # in the sort order of the folders
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier of files in named folders, a generator, and weights for restoration."""
+    """A classifier trained on class folders, a generator, and weights for restoration."""
     folder = tmp_path_factory.mktemp("trained")
     with np.load(FOLDER / "digits.npz") as digits:
         images, labels = digits["images"][:400], digits["labels"][:400]
@@ -68,7 +68,7 @@ def predict(*words: str) -> int:
     return run(["predict", *words, "--accelerator", "cpu"])
 
 
-def test_classes_with_other_names_are_rejected_instead_of_matched_by_index(tmp_path, capsys):
+def test_classes_with_different_names_are_rejected_instead_of_matched_by_index(tmp_path, capsys):
     shutil.copytree("digits", tmp_path / "digits")
     words = ["evaluate", "classifier", "--accelerator", "cpu", "--data-root", str(tmp_path / "digits")]
     assert run(words) == 0
@@ -86,7 +86,7 @@ def test_classes_with_other_names_are_rejected_instead_of_matched_by_index(tmp_p
 def test_predictions_for_files_have_the_accuracy_that_evaluate_measures(capsys):
     assert run(["evaluate", "classifier", "--accelerator", "cpu"]) == 0
     measured = re.search(r"top1 +([\d.]+)\n.*\n +count +(\d+)", capsys.readouterr().out)
-    assert measured and 30 < float(measured[1]) < 100, "neither by chance nor all, so that it can differ"
+    assert measured and 30 < float(measured[1]) < 100, "must lie between chance and 100%, so that a difference shows"
     assert predict("classifier", "digits/test", "--top", "1", "--out", "all.jsonl") == 0
     rows = [json.loads(line) for line in Path("all.jsonl").read_text().splitlines()]
     right = [Path(row["file"]).parent.name == row["classes"][0]["class"] for row in rows]
@@ -94,19 +94,19 @@ def test_predictions_for_files_have_the_accuracy_that_evaluate_measures(capsys):
     assert 100 * sum(right) / len(right) == pytest.approx(float(measured[1]), abs=1e-5)
 
 
-def test_a_loaded_classifier_takes_images_and_tensors_and_changes_no_global_state():
+def test_a_loaded_classifier_accepts_images_and_tensors_and_changes_no_global_state():
     torch.set_float32_matmul_precision("medium")
     model = paceline.load(Path("classifier"), device="cpu")
     assert model.classes == CLASSES and (model.spec.channels, model.spec.height) == (1, 12)
     files = sorted(Path("digits/test").rglob("*.png"))[::7]
-    opened = [Image.open(file).convert("RGBA") for file in files]  # fully opaque, so the same grey values
+    opened = [Image.open(file).convert("RGBA") for file in files]  # fully opaque, so the grey values stay the same
     assert opened[0].width != opened[0].height
     as_source = [image.convert("L").resize((12, 12), Image.Resampling.BICUBIC, (0, 1, 24, 25)) for image in opened]
     tensor = torch.from_numpy(np.stack([np.asarray(one) for one in as_source]))[:, None]
     found = model.predict(opened)
     assert found.shape == (len(files), 4) and torch.allclose(found.sum(1), torch.ones(len(files)).double())
     assert torch.equal(found, model.predict(tensor)) and torch.equal(found, model.predict(tensor.numpy()))
-    assert torch.equal(model.predict(opened[0]), model.predict(opened[:1])), "one image is a list of one"
+    assert torch.equal(model.predict(opened[0]), model.predict(opened[:1])), "a single image equals a list of one"
     assert torch.equal(model.predict(tensor.numpy()[::-1]), model.predict(tensor.flip(0)))
     assert model.predict([]).shape == (0, 4)
     assert not any(network.training for network in model.networks.values())
@@ -138,7 +138,7 @@ def test_a_loaded_classifier_uses_the_evaluated_ema():
         (7, "not int"),
     ],
 )
-def test_images_that_a_classifier_cannot_take_are_reported(images, line):
+def test_images_that_a_classifier_does_not_accept_are_reported(images, line):
     with pytest.raises(UserError) as raised:
         paceline.load("classifier", device="cpu").predict(images)
     assert line in str(raised.value)
@@ -156,7 +156,7 @@ def test_an_unusable_file_is_reported_and_the_others_are_predicted(tmp_path, cap
     assert "not used: nowhere.png: no such image or folder" in printed.err
     assert "1 of 3 images were processed, 2 could not be used" in printed.err
     prediction = next(line for line in printed.out.splitlines() if line.startswith(f"{tmp_path}/good.png: "))
-    assert len(re.findall(r"\w+ \(\d+\.\d%\)", prediction)) == 4, "all classes, where there are fewer than requested"
+    assert len(re.findall(r"\w+ \(\d+\.\d%\)", prediction)) == 4, "all classes, since there are fewer than requested"
     (row,) = csv.DictReader(table.open())
     probabilities = [float(row[f"probability_{n}"]) for n in range(1, 5)]
     assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) == pytest.approx(1)
@@ -186,7 +186,7 @@ def test_existing_results_are_replaced_only_with_overwrite(capsys):
         (["--checkpoint", "7"], "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )
-def test_wrong_options_of_predict_are_reported(words, line, capsys):
+def test_invalid_options_of_predict_are_reported(words, line, capsys):
     assert predict("classifier", "digits/test", *words) == 2
     printed = capsys.readouterr().err
     assert line in printed and len(printed.splitlines()) == 1
@@ -226,7 +226,7 @@ def test_a_loaded_restorer_returns_what_apply_writes(tmp_path):
         Image.fromarray(one).save(tmp_path / f"{name}.png")
     words = ["apply", "restorer.safetensors", str(tmp_path), "--accelerator", "cpu", "--out", str(tmp_path / "made")]
     assert run(words) == 0
-    torch.use_deterministic_algorithms(False)  # which the command needs and a program may lack
+    torch.use_deterministic_algorithms(False)  # the command enables it, a user's program may not
     model = paceline.load("restorer.safetensors", device="cpu")
     for name in ("colour", "grey"):
         made = model.apply(Image.open(tmp_path / f"{name}.png"))
@@ -234,7 +234,7 @@ def test_a_loaded_restorer_returns_what_apply_writes(tmp_path):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_loaded_restorer_rejects_what_is_not_an_image():
+def test_a_loaded_restorer_rejects_anything_but_images():
     with pytest.raises(UserError, match=r"expected a Pillow image, not str; Image.open\(FILE\) opens a file"):
         paceline.load("restorer.safetensors", device="cpu").apply("one.png")
 
@@ -247,7 +247,7 @@ def test_an_unavailable_device_is_reported():
         paceline.load("classifier", device=wrong)
 
 
-def test_a_recipe_that_no_command_supports_is_rejected_by_name(tmp_path, capsys):
+def test_a_recipe_that_no_command_supports_is_rejected(tmp_path, capsys):
     (tmp_path / "mute.py").write_text(
         "from torch import nn\nfrom paceline.contracts.recipe import Loss, Phase, Recipe\n\n\nclass Mute(Recipe):\n"
         "    defaults = {'data': 'digits', 'size': 8}\n    phases = (Phase('net', 'net'),)\n\n"
@@ -264,13 +264,13 @@ def test_a_recipe_that_no_command_supports_is_rejected_by_name(tmp_path, capsys)
 
 
 def can_export(test):
-    """Mark a test that needs the packages of the extra `export`: `make test-extras` runs these."""
+    """Mark a test that needs the packages of the `export` extra; `make test-extras` runs these tests."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     return pytest.mark.extras(pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")(test))
 
 
 @can_export
-def test_an_exported_classifier_takes_raw_images_and_knows_its_classes(tmp_path, capsys):
+def test_an_exported_classifier_accepts_raw_images_and_stores_its_classes(tmp_path, capsys):
     import onnxruntime
 
     file = str(tmp_path / "model.onnx")
@@ -312,7 +312,7 @@ def write_weights_of(recipe: str, spec: DataSpec, *settings: str, spoilt: bool =
 
 @can_export
 @pytest.mark.parametrize("size", [0, 20])
-def test_a_classifier_trained_on_crops_is_exported_for_evaluation_images(size, tmp_path, capsys):
+def test_a_classifier_trained_on_crops_is_exported_at_evaluation_size(size, tmp_path, capsys):
     import onnxruntime
 
     trained = str(tmp_path / "run")

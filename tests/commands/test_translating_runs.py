@@ -1,4 +1,4 @@
-"""Image translation as a user runs it: rows in a folder, training, strips, metrics."""
+"""Image translation as a user runs it: a folder of rows, training, strips and metrics."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from running import run_fork
 
 from paceline.cli.app import run
 
-SIDE = 40  # a multiple neither of the crop nor of 32, as a U-Net of five levels needs
+SIDE = 40  # a multiple of neither the crop nor 32, which a five-level U-Net needs
 TINY = "generator=resnet_6,segmentation_generator=unet_32,ngf=1,ndf=1,d_layers=1,dropout=0"
 
 
 def write_row(file: Path, seed: int) -> None:
-    """Save an input, a stain that is its negative, and a mask of its bright half."""
+    """Save a row: an input, its negative as the stain, and a mask of its bright half."""
     image = np.random.default_rng(seed).integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)
     mask = np.zeros_like(image)
     mask[:, : SIDE // 2] = 255
@@ -32,7 +32,7 @@ def settings() -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on four rows."""
+    """A folder with a run trained on four rows."""
     folder = tmp_path_factory.mktemp("translation")
     for number in range(4):
         write_row(folder / "rows" / "train" / f"{number}.png", number)
@@ -73,7 +73,7 @@ def test_a_given_folder_of_rows_is_evaluated_as_a_whole(capsys):
     assert count == "5"
 
 
-def test_a_row_that_does_not_fit_ends_in_one_line(capsys):
+def test_a_row_of_the_wrong_size_prints_one_line(capsys):
     Image.new("RGB", (3 * SIDE + 2, SIDE)).save("rows/train/odd.png")
     try:
         command = ["train", "translation", "--accelerator", "cpu", "--data-root", "rows", "--out", "other"]

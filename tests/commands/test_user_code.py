@@ -1,4 +1,4 @@
-"""Before a user's file runs, one line announces it, once, however it was given."""
+"""A single line announces a user's file before it runs, however it was given."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_a_user_file_is_announced_before_it_runs(tmp_path: Path) -> None:
     assert evaluated.stdout.startswith("running the code in ")
 
 
-def test_a_user_file_that_fails_was_announced(tmp_path: Path) -> None:
+def test_a_user_file_that_fails_is_announced_too(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text("raise SystemError('no')")
     rejected = run_fork(tmp_path, "train", "classification", "--data", "./failing.py")
     assert rejected.wait() == 2 and announced(rejected.stdout) == ["failing.py"]
 
 
-def test_worker_processes_do_not_repeat_it_and_have_the_settings_of_both(tmp_path: Path) -> None:
+def test_worker_processes_do_not_repeat_the_announcement_and_have_all_settings(tmp_path: Path) -> None:
     new("recipe", "mine", tmp_path)
     new("source", "shapes", tmp_path)
     own = ("--data", "./shapes.py", "--set", "noise=7", "--devices", "2", "--accelerator", "cpu")

@@ -1,4 +1,4 @@
-"""Bounds are checked wherever a setting is given, and integers keep their digits."""
+"""Bounds are checked however a setting is given, and large integers stay exact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.runs.config import resolve_config
 
 @dataclass(frozen=True)
 class OwnSettings:
-    share: float = setting(0.5, "a share", above=0, at_most=1)
+    share: float = setting(0.5, "a fraction", above=0, at_most=1)
     plain: int = 3  # a plain field, without `setting`
 
 
@@ -63,7 +63,7 @@ def test_all_defaults_and_presets_are_within_bounds(recipe: str) -> None:
         resolve_config(recipe, [("recipe", recipe_class.defaults), ("preset", layer)])
 
 
-def test_every_number_has_bounds_or_is_checked_where_it_is_used() -> None:
+def test_every_numeric_setting_has_bounds_or_is_checked_where_it_is_used() -> None:
     unbounded = {
         f.name
         for group in (RunSettings, LearnerSettings)
@@ -82,6 +82,6 @@ def test_integers_keep_every_digit(text: Any, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["3.5", "many", "", "inf", "nan", 2.5, None])
-def test_other_numbers_are_not_accepted_as_integers(text: Any) -> None:
+def test_values_that_are_not_integers_are_rejected(text: Any) -> None:
     with pytest.raises(UserError, match="is not a whole number"):
         resolved(plain=text)

@@ -50,7 +50,7 @@ def test_other_text_is_unchanged(text: str) -> None:
     [("AWS_SECRET_ACCESS_KEY", True), ("HF_TOKEN", True), ("DB_PASSWORD", True), ("OMP_NUM_THREADS", False),
      ("TOKENIZERS_PARALLELISM", False), ("SSH_AUTH_SOCK", False)],
 )  # fmt: skip
-def test_names_of_credentials_are_recognised(name: str, private: bool) -> None:
+def test_names_of_credential_variables_are_recognised(name: str, private: bool) -> None:
     assert is_private_name(name) is private
 
 

@@ -1,4 +1,4 @@
-"""Data sets of a few samples for the tests of this folder."""
+"""Small data sets for the tests in this folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakeData = Callable[..., RunSettings]
 
 @pytest.fixture
 def make_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeData:
-    """Write a few samples as a named source expects them, and return settings that point there."""
+    """Write a few samples in the layout of a source and return settings that point to them."""
 
     def make(name: str, **asked: int) -> RunSettings:
         root = tmp_path / name
@@ -27,7 +27,7 @@ def make_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeData:
         if name == "packed":
             write_packed(root, asked)
         else:
-            writers.get(name, lambda *_: None)(root, monkeypatch)  # a source that makes its samples needs no files
+            writers.get(name, lambda *_: None)(root, monkeypatch)  # a source that generates its samples needs no files
         return RegisteredSources().of(name)(data=name, data_root=str(root), workers=0, **asked)  # type: ignore[arg-type]
 
     return make

@@ -1,4 +1,4 @@
-"""Small real data as each source expects it; a new source is tested by having a writer here."""
+"""Small real data in the layout of each source; to have a new source tested, add a writer here."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def random_images(*shape: int) -> np.ndarray:
 
 
 def write_packed(root: Path, requested: dict[str, int]) -> None:
-    """Sizes and channels are those that were packed."""
+    """Pack a small folder with the requested size and channels."""
     unpacked = root.with_name("unpacked")
     write_folder(unpacked, pytest.MonkeyPatch())
     assert pack(str(unpacked), str(root), {"data": "folder", "workers": 0}, requested) == 0
 
 
 def write_digits(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They ship with Paceline."""
+    """Write nothing: the digits ship with Paceline."""
 
 
 def write_npz(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def write_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_photos(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save images of one size, so that whole ones can share a batch; other tests mix sizes."""
+    """Save images of one size, so that whole images can be batched; other tests mix sizes."""
     for split, count in (("train", 4), ("test", 2)):
         (root / split).mkdir()
         for number, image in enumerate(random_images(count, 14, 20, 3)):
@@ -133,7 +133,7 @@ def mnist_files() -> dict[str, bytes]:
 
 
 def zip_files(folder: Path, files: dict[str, bytes]) -> list[tuple[str, str]]:
-    """Write each file compressed, and return the names with their checksums."""
+    """Write each file gzip-compressed and return the file names with their checksums."""
     resources = []
     for name, content in files.items():
         file = folder / f"{name}.gz"

@@ -41,7 +41,7 @@ def npz(tmp_path: Path, **changes: Any) -> RunSettings:
     return RunSettings(data_root=str(tmp_path / "own.npz"))
 
 
-def test_npz_takes_grey_and_colour_images_and_labels_in_a_column(tmp_path: Path) -> None:
+def test_npz_accepts_grey_and_colour_images_and_labels_in_a_column(tmp_path: Path) -> None:
     settings = npz(tmp_path)
     training, test = Npz("train", settings), Npz("test", settings)
     assert (training.spec.height, training.spec.width, training.spec.channels) == (5, 4, 1)
@@ -79,7 +79,7 @@ def test_npz_reports_the_file_and_the_wrong_key(tmp_path: Path, changes: dict[st
     assert "\n" not in str(raised.value)
 
 
-def test_npz_rejects_what_is_not_an_archive(tmp_path: Path) -> None:
+def test_npz_rejects_a_file_that_is_not_an_archive(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--data-root .*absent\.npz: no such file"):
         Npz("train", RunSettings(data_root=str(tmp_path / "absent.npz")))
     (tmp_path / "text.npz").write_text("not an archive")

@@ -1,4 +1,4 @@
-"""The DALI loader: the batches of `workers` from image files, and one line for anything unsupported."""
+"""The DALI loader yields the same batches as `workers`, and prints one line for anything unsupported."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ CPU = torch.device("cpu")
 Test = TypeVar("Test", bound=Callable[..., Any])
 BATCH, CROP, SCALE = 5, 12, 4
 SIZES = [(16, 24), (40, 13), (12, 12), (31, 29), (20, 20), (17, 50), (24, 24)]
-DECODERS_DIFFER_BY = 2  # grey levels, where two builds of libjpeg round differently; the same build gives 0
+DECODERS_DIFFER_BY = 2  # grey levels; builds of libjpeg round differently, the same build gives 0
 
 
 def has_dali() -> bool:
     try:
         return importlib.util.find_spec("nvidia.dali") is not None
-    except ModuleNotFoundError:  # not even as a namespace package
+    except ModuleNotFoundError:  # the parent package is missing too
         return False
 
 
 def needs_dali(test: Test) -> Test:
-    """Mark a test that needs the package: `make test-extras` installs it and runs these."""
+    """Mark a test that needs DALI; `make test-extras` installs it and runs these tests."""
     return pytest.mark.extras(pytest.mark.skipif(not has_dali(), reason="needs NVIDIA DALI")(test))
 
 
@@ -58,7 +58,7 @@ def save(file: Path, height: int, width: int, **options: object) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of each kind, with images of mixed sizes; one photo is rotated by EXIF."""
+    """A folder in each layout, with images of mixed sizes; one photo has an EXIF rotation."""
     root = tmp_path_factory.mktemp("files")
     sideways = Image.Exif()
     sideways[0x0112] = 6
@@ -99,7 +99,7 @@ def take(loader: Loader, count: int = 6) -> list[Batch]:
 
 @needs_dali
 @pytest.mark.parametrize("kind", ["png", "png with low", "pairs", "folder", "part of png", "jpeg"])
-def test_dali_gives_the_windows_and_labels_of_workers(kind: str, data: Path) -> None:
+def test_dali_yields_the_same_windows_and_labels_as_workers(kind: str, data: Path) -> None:
     source, allowed = open_source(data, kind), DECODERS_DIFFER_BY if kind == "jpeg" else 0
     settings = RunSettings(workers=2)
     found, expected = take(Dali(source, CPU, settings, CROP)), take(Workers(source, CPU, RunSettings(workers=0), CROP))
@@ -133,7 +133,7 @@ def test_requests_whose_length_varies_by_one_are_served(data: Path) -> None:
 
 
 @needs_dali
-def test_no_requests_give_no_batches(data: Path) -> None:
+def test_no_requests_yield_no_batches(data: Path) -> None:
     assert list(raw_batches(Dali(open_source(data, "png"), CPU, RunSettings(), CROP), [])) == []
 
 
@@ -161,7 +161,7 @@ def test_a_file_that_disappeared_is_reported(tmp_path: Path) -> None:
 
 
 @needs_dali
-def test_images_that_dali_decodes_differently_are_rejected_by_name(tmp_path: Path) -> None:
+def test_files_that_dali_decodes_differently_are_rejected_with_their_name(tmp_path: Path) -> None:
     for split in ("train", "test"):
         save(tmp_path / split / "plain.png", 20, 20)
         pixels = random_images(20, 20, 4)
@@ -185,7 +185,7 @@ def test_sources_that_modify_their_images_are_rejected(data: Path, tmp_path: Pat
             Dali(source, CPU, RunSettings())
 
 
-def test_without_dali_one_line_names_the_extra_to_install(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_dali_one_line_shows_which_extra_to_install(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(UserError, match=r"not installed; pip install 'paceline\[dali\]'"):
         Dali(open_source(data, "png"), CPU, RunSettings(), CROP)

@@ -11,7 +11,7 @@ def drawer(seed: int = 0, dtype: torch.dtype = torch.float32) -> Drawer:
     return Drawer(DRAWS, seed, torch.device("cpu"), dtype)
 
 
-def test_a_row_outside_training_depends_on_position_and_purpose_only():
+def test_an_evaluation_row_depends_only_on_position_and_purpose():
     whole = drawer().rows("evaluation", 0, 3 * BLOCK_ROWS)
     for start, stop in ((0, 1), (7, BLOCK_ROWS), (BLOCK_ROWS - 1, BLOCK_ROWS + 1), (400, 1400)):
         some = drawer().rows("evaluation", start, stop)
@@ -22,7 +22,7 @@ def test_a_row_outside_training_depends_on_position_and_purpose_only():
     assert len(whole["coin"].unique()) == 1
 
 
-def test_draws_of_all_ranks_are_the_rows_of_one_table():
+def test_draws_of_all_ranks_form_the_rows_of_one_tensor():
     whole = drawer().rows("evaluation", 0, 1234)
     for size in (1, 2, 3):
         batches = [batch for rank in range(size) for batch in drawn_batches(drawer(), 1234, rank, size)]
@@ -30,6 +30,6 @@ def test_draws_of_all_ranks_are_the_rows_of_one_table():
         assert torch.equal(torch.cat([batch["index"] for batch in batches]), torch.arange(1234))
 
 
-def test_draws_in_another_precision_are_the_same_numbers():
+def test_draws_are_the_same_numbers_in_every_precision():
     wide = drawer(dtype=torch.float64).rows("evaluation", 0, 5)["noise"]
     assert torch.equal(wide, drawer().rows("evaluation", 0, 5)["noise"].double())

@@ -37,7 +37,7 @@ def save_train_and_test(root: Path, name: str, image: np.ndarray | Image.Image, 
         save(root / split / name, image, **options)
 
 
-def test_classes_are_the_folders_of_training_images(tmp_path: Path) -> None:
+def test_classes_are_the_subfolders_of_the_training_folder(tmp_path: Path) -> None:
     for split, kind, count in (("train", "b", 2), ("train", "a", 3), ("test", "b", 1)):
         for number in range(count):
             save(tmp_path / split / kind / f"{number}.png", random_images(6, 6, 3))
@@ -72,7 +72,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert Folder("train", settings(tmp_path)).spec.class_names == ("boat", "train")
 
 
-def test_images_beside_class_folders_are_skipped_with_a_note(tmp_path: Path) -> None:
+def test_images_next_to_class_folders_are_skipped_with_a_note(tmp_path: Path) -> None:
     save_train_and_test(tmp_path, "a/0.png", random_images(4, 4, 3))
     save(tmp_path / "train" / "stray.png", random_images(4, 4, 3))
     save(tmp_path / "train" / "a" / ".hidden.png", random_images(4, 4, 3))
@@ -178,7 +178,7 @@ def test_unreadable_images_are_skipped_and_counted_with_bad_images_skip(tmp_path
     assert source.notes == (f"left out 2 of 4 images in {tmp_path} as unreadable: train/a/0.jpg, train/a/torn.png",)
 
 
-def test_only_unreadable_images_is_an_error_even_when_skipping(tmp_path: Path) -> None:
+def test_a_folder_with_only_unreadable_images_is_an_error_even_with_skip(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "a.png").write_bytes(b"no image")
@@ -232,7 +232,7 @@ def test_a_class_without_training_images_is_reported(tmp_path: Path) -> None:
         Folder("test", settings(tmp_path))
 
 
-def test_one_image_cannot_be_split(tmp_path: Path) -> None:
+def test_a_single_image_cannot_be_split(tmp_path: Path) -> None:
     save(tmp_path / "a.png", random_images(4, 4, 3))
     with pytest.raises(UserError, match="one image is too few"):
         Folder("train", settings(tmp_path))

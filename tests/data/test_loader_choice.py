@@ -1,4 +1,4 @@
-"""Which loader a run uses: data stays in memory where all of it fits."""
+"""Which loader a run uses: data is kept in memory if it fits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def samples(count: int, kind: type[ArraySource] = ArraySource) -> Source:
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> SetRoom:
-    """Set how many samples may be resident on each kind of device; the list records later queries."""
+    """Set how many samples fit on each kind of device; the returned list records memory queries."""
 
     def set_room(sample_bytes: int = SAMPLE_BYTES, **counts: int) -> list[str]:
         requested: list[str] = []
@@ -78,7 +78,7 @@ def test_on_a_cpu_data_that_does_not_fit_is_read_by_workers(requested: str, room
     assert choose_loader(settings, samples(10), CPU).name == "resident"
     for name, reason, _ in (
         choose_loader(settings, samples(11), CPU),
-        choose_loader(dataclasses.replace(settings, devices=2), samples(10), CPU),  # which share the memory
+        choose_loader(dataclasses.replace(settings, devices=2), samples(10), CPU),  # two devices share the memory
     ):
         assert name == "workers" and "do not fit" in reason
 
@@ -102,7 +102,7 @@ def test_all_splits_share_one_budget_and_training_comes_first(room: SetRoom) -> 
     homes = {split: choice.home for split, choice in choices.items()}
     assert homes == {"train": GPU, "test": CPU, "validation": None, "other": GPU}
     assert choices["validation"].name == "workers"
-    assert requested == ["cuda", "cpu"], "what is free is requested for once, before anything is taken"
+    assert requested == ["cuda", "cpu"], "free memory is queried once, before anything is allocated"
     assert [line.split(":")[0] for line in lines] == [
         "loader resident",
         "loader resident for test",
@@ -113,7 +113,7 @@ def test_all_splits_share_one_budget_and_training_comes_first(room: SetRoom) -> 
 
 def test_a_run_prints_which_split_does_not_fit(room: SetRoom) -> None:
     config = configure("classification", {"accelerator": "cpu", "data": "digits"}, small=True)
-    train, validation = 1294, 144  # of the 1,438 digits for training; there are 359 for testing
+    train, validation = 1294, 144  # 1,438 digits for training in total, 359 for testing
     room(sample_bytes=16 * 16 + 8, cpu=train + validation)
     parts = assemble(config, World(Place(), CPU))
     try:
@@ -160,14 +160,14 @@ def test_a_user_loader_declares_whether_it_fits(tmp_path: Path, room: SetRoom) -
     assert (name, home) == ("resident", CPU) and why.startswith("three or more; ") and " fit in " in why
 
 
-def test_auto_tries_loaders_in_their_declared_order(monkeypatch: pytest.MonkeyPatch, room: SetRoom) -> None:
+def test_auto_tries_loaders_in_the_order_that_they_declare(monkeypatch: pytest.MonkeyPatch, room: SetRoom) -> None:
     room(cpu=10)
     assert choose_loader(RunSettings(), samples(2), CPU).name == "resident"
     monkeypatch.setattr(Workers, "auto_order", Resident.auto_order - 1)  # type: ignore[operator]
     assert choose_loader(RunSettings(), samples(2), CPU) == ("workers", "automatic", None)
 
 
-def test_a_source_that_no_loader_fits_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_no_loader_fits_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for loader in (Resident, Workers):
         monkeypatch.setattr(loader, "fits", classmethod(lambda cls, *_: Fit(False, f"not by {cls.__name__}")))
     with pytest.raises(UserError, match=r"--loader auto: no loader .*: not by Resident; not by Workers"):
@@ -178,4 +178,6 @@ def test_a_source_that_no_loader_fits_ends_in_one_line(monkeypatch: pytest.Monke
 def test_every_loader_has_a_description(name: str) -> None:
     loader = registry.load_class("loader", name, Loader)
     assert loader.description and bool(loader.package) == bool(loader.extra)
-    assert not loader.package or loader.auto_order is None, "what needs a package is used only when it is named"
+    assert not loader.package or loader.auto_order is None, (
+        "a loader that needs an extra package must be requested by name"
+    )

@@ -51,7 +51,7 @@ def take(loader: Loader, source: Source, count: int) -> list[Batch]:
 
 
 class Slow(Source):
-    """A source whose earlier samples take longer, so that workers finish out of order."""
+    """A source whose first samples take longest, so that workers finish out of order."""
 
     spec = DataSpec(3, 6, 4, num_classes=10)
 
@@ -83,7 +83,7 @@ def test_every_loader_is_compared_below_or_with_files_in_test_dali() -> None:
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_batches_are_the_samples_of_their_tickets(
+def test_batches_contain_the_samples_of_their_tickets(
     name: str, workers: int, device: torch.device, digits: Source
 ) -> None:
     for batch, request in zip(take(build(name, digits, device, workers), digits, 12), endless(digits), strict=False):
@@ -100,7 +100,7 @@ def test_batches_are_the_samples_of_their_tickets(
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_prepared_batches_have_the_same_bits_on_every_loader_and_device(
+def test_prepared_batches_are_bit_identical_for_every_loader_and_device(
     name: str, workers: int, device: torch.device
 ) -> None:
     source, augment = Subset(Slow(), np.arange(0, 98, 2)), Augment(pad_crop=2, flip=True, cutout=3)
@@ -126,7 +126,7 @@ def test_the_last_batch_of_an_evaluation_may_be_short(name: str, workers: int, d
 
 
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_a_user_error_in_a_worker_stays_one_line(name: str, workers: int) -> None:
+def test_a_user_error_in_a_worker_prints_one_line(name: str, workers: int) -> None:
     with pytest.raises(UserError) as raised:
         take(build(name, Slow(), workers=workers), Slow(), 4)
     assert str(raised.value) == "images/99.png: unreadable image"
@@ -139,7 +139,7 @@ def test_loading_leaves_the_torch_random_state_unchanged(name: str, workers: int
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_reading_resident_data_in_chunks_gives_the_same_data(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resident_data_is_the_same_when_read_in_chunks(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pixels, "BYTES_PER_READ", 100 * 1032)
     pieces = pixels.Pixels(digits, CPU, num_workers=0).samples
     assert np.array_equal(pieces["image"].numpy(), digits.read_many(np.arange(len(digits)))["image"])
@@ -224,7 +224,7 @@ print("orderly end", flush=True)
 
 @pytest.fixture
 def trainer() -> Iterator[subprocess.Popen[str]]:
-    """A process in its own group that loads batches until SIGTERM, and then fifty more."""
+    """A process in a separate group that loads batches until SIGTERM and then fifty more."""
     process = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True, process_group=0)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     yield process
@@ -265,7 +265,7 @@ def test_no_batch_waits_for_the_gpu(name: str, workers: int, digits: Source) -> 
         loader.close()
 
 
-def test_an_array_source_of_one_field_is_enough() -> None:
+def test_an_array_source_needs_only_one_field() -> None:
     source = ArraySource({"image": np.zeros((BATCH, 2, 2, 1), np.uint8)}, DataSpec(1, 2, 2))
     for name, workers in SETUPS:
         assert take(build(name, source, workers=workers), source, 1)[0].keys() == {"image", "index", "uniforms"}

@@ -33,7 +33,7 @@ def settings_of(name: str, root: Path, **changes: str) -> RunSettings:
 
 
 def write(root: Path, name: str, count: int) -> None:
-    """Write samples as the source expects them in the folder of one split."""
+    """Write samples in the layout that the source expects in the folder of one split."""
     for folder in FOLDERS[name]:
         (root / folder).mkdir(parents=True, exist_ok=True)
         for number in range(count):
@@ -61,7 +61,7 @@ def test_one_sample_is_enough_to_evaluate(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_an_existing_test_split_is_evaluated(name: str, tmp_path: Path) -> None:
+def test_only_the_test_split_is_evaluated_if_there_is_one(name: str, tmp_path: Path) -> None:
     write(tmp_path / "train", name, 3)
     write(tmp_path / "test", name, 2)
     settings = settings_of(name, tmp_path)
@@ -81,7 +81,7 @@ def test_a_separate_test_folder_leaves_all_of_the_root_for_training(name: str, t
         source_class(name)("test", missing)
 
 
-def test_panels_in_two_folders_have_their_own_test_split(tmp_path: Path) -> None:
+def test_panels_in_folders_a_and_b_use_their_test_split(tmp_path: Path) -> None:
     for folder, count in (("trainA", 3), ("trainB", 3), ("testA", 2), ("testB", 2)):
         write(tmp_path / folder, "panels", count)
     settings = settings_of("panels", tmp_path)
@@ -90,12 +90,12 @@ def test_panels_in_two_folders_have_their_own_test_split(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", sorted({*writers} - {*FOLDERS}))
-def test_other_sources_evaluate_their_test_split(name: str, tmp_path: Path) -> None:
+def test_sources_without_folders_evaluate_their_test_split(name: str, tmp_path: Path) -> None:
     settings = settings_of(name, tmp_path)
     assert source_class(name).measure_whole(settings) is settings
 
 
-def test_low_resolution_files_follow_their_high_resolution_images(tmp_path: Path) -> None:
+def test_low_resolution_files_are_evaluated_with_their_high_resolution_images(tmp_path: Path) -> None:
     write(tmp_path / "high", "photos", 2)
     settings = settings_of("photos", tmp_path / "high", low_root=str(tmp_path / "low"))
     whole = source_class("photos").measure_whole(settings)

@@ -1,4 +1,4 @@
-"""Free memory: the machine's, or what is left of the limit of the container or job."""
+"""Free memory: that of the machine, or the remainder of the container's or job's limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def belong(root: Path, groups: str, *mounts: str) -> None:
 
 
 def limit(group: Path, most: str, used: int, cached: int = 0, high: str = "max") -> None:
-    """A control group of version 2."""
+    """Write the files of a cgroup v2 group."""
     write(group / "memory.max", most)
     write(group / "memory.high", high)
     write(group / "memory.current", str(used))
@@ -46,25 +46,25 @@ def limit_v1(group: Path, most: int, used: int, cached: int = 0) -> None:
     write(group / "memory.stat", f"inactive_file {cached // 2}\ntotal_rss 5\ntotal_inactive_file {cached}")
 
 
-def test_without_control_groups_free_memory_is_that_of_the_machine(root: Path) -> None:
+def test_without_a_cgroup_limit_the_machine_s_free_memory_counts(root: Path) -> None:
     assert free_host_bytes(root) == 64 * GB
     belong(root, "0::/user.slice", V2)
     limit(root / "sys/fs/cgroup/user.slice", "max", 3 * GB)
     assert free_host_bytes(root) == 64 * GB
 
 
-def test_the_limit_of_a_job_is_read_from_its_group_less_what_is_used(root: Path) -> None:
+def test_the_free_memory_of_a_job_is_its_cgroup_limit_minus_usage(root: Path) -> None:
     belong(root, "0::/system.slice/slurm/job_7/step_0", V2)
     job = root / "sys/fs/cgroup/system.slice/slurm/job_7"
     limit(job, str(16 * GB), used=6 * GB)
     limit(job / "step_0", "max", used=5 * GB)
     assert free_host_bytes(root) == 10 * GB
     limit(job / "step_0", str(8 * GB), used=5 * GB)
-    assert free_host_bytes(root) == 3 * GB, "the least of the group and of those around it"
+    assert free_host_bytes(root) == 3 * GB, "the minimum over the group and its ancestors"
     limit(job / "step_0", str(8 * GB), used=5 * GB, cached=4 * GB)
-    assert free_host_bytes(root) == 7 * GB, "cached files make room"
+    assert free_host_bytes(root) == 7 * GB, "cached files can be evicted"
     limit(job / "step_0", str(8 * GB), used=5 * GB, high=str(6 * GB))
-    assert free_host_bytes(root) == 1 * GB, "above the lower limit a process is slowed down"
+    assert free_host_bytes(root) == 1 * GB, "memory.high counts as a limit, since processes above it are throttled"
     limit(job / "step_0", str(8 * GB), used=9 * GB)
     assert free_host_bytes(root) == 0
 
@@ -74,10 +74,10 @@ def test_the_limit_of_a_container_is_read_from_the_root_group(root: Path) -> Non
     limit(root / "sys/fs/cgroup", str(4 * GB), used=1 * GB)
     assert free_host_bytes(root) == 3 * GB
     belong(root, "0::/../../other", V2)
-    assert free_host_bytes(root) == 3 * GB, "of a group that is not shown, what is around it counts"
+    assert free_host_bytes(root) == 3 * GB, "for a group outside the mount, the visible ancestor counts"
 
 
-def test_cgroup_version_1_has_a_tree_for_memory(root: Path) -> None:
+def test_cgroup_v1_uses_the_memory_hierarchy(root: Path) -> None:
     belong(root, "4:memory:/slurm/job_7\n1:cpu:/\n0::/", V1_CPU, V1.format(shown="/"))
     limit_v1(root / "sys/fs/cgroup/memory", UNLIMITED_V1, used=20 * GB)
     limit_v1(root / "sys/fs/cgroup/cpu", 1, used=0)
@@ -85,7 +85,7 @@ def test_cgroup_version_1_has_a_tree_for_memory(root: Path) -> None:
     assert free_host_bytes(root) == 9 * GB
 
 
-def test_a_mount_of_only_the_groups_of_the_container_is_read(root: Path) -> None:
+def test_a_mount_that_shows_only_the_container_is_read(root: Path) -> None:
     belong(root, "4:cpu,memory:/docker/abc/inner", V1.format(shown="/docker/abc"))
     limit_v1(root / "sys/fs/cgroup/memory", 12 * GB, used=2 * GB)
     assert free_host_bytes(root) == 10 * GB

@@ -1,4 +1,4 @@
-"""`paceline pack` resumes where it stopped, and damaged files are rejected by name."""
+"""`paceline pack` resumes where it stopped, and errors name the damaged file."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_truncated_missing_and_changed_files_are_rejected(packed: Path) -> None:
         open_packed(packed)
 
 
-def test_another_version_and_other_folders_are_rejected(packed: Path, photos: Path) -> None:
+def test_other_format_versions_and_unrelated_folders_are_rejected(packed: Path, photos: Path) -> None:
     manifest = json.loads((packed / "pack.json").read_text())
     (packed / "pack.json").write_text(json.dumps(manifest | {"version": 1}))
     for read in (lambda: open_packed(packed), lambda: pack(str(photos), str(packed), NO_FLAGS, {})):
@@ -173,7 +173,7 @@ def test_the_metadata_of_a_pack_is_checked_against_its_checksum(change: str, pac
             read()
 
 
-def test_settings_fixed_when_packing_cannot_be_changed_later(packed: Path) -> None:
+def test_settings_fixed_by_packing_cannot_be_changed_later(packed: Path) -> None:
     with pytest.raises(UserError, match=r"channels=1: .* was packed with channels=3; to change this, pack its source"):
         open_packed(packed, channels=1)
     with pytest.raises(UserError, match=r"size=7: .* was packed with 30×20 pixels"):
@@ -190,7 +190,7 @@ def test_unreadable_images_are_left_out_of_a_pack_with_bad_images_skip(photos: P
     assert len(open_packed(tmp_path / "packed")) == 6
 
 
-def test_the_source_to_pack_must_exist_and_be_given_once(tmp_path: Path) -> None:
+def test_the_source_to_pack_must_exist_and_be_given_only_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pack nowhere: no such folder or source"):
         pack("nowhere", str(tmp_path / "packed"), NO_FLAGS, {})
     with pytest.raises(UserError, match="--data degraded: photos is the name of a different source"):

@@ -1,4 +1,4 @@
-"""`paceline pack` a second time: changes in between are detected, and a stopped pack resumes."""
+"""Running `paceline pack` a second time detects changes and resumes an interrupted pack."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A source in a user file whose content is known only by reading it."""
+    """A source in a user file; its content can be compared only by reading it."""
     (tmp_path / "texts").mkdir()
     for number in range(COUNT):
         (tmp_path / "texts" / f"{number}.txt").write_text(str(number))
@@ -76,7 +76,7 @@ def rejected(match: str) -> pytest.RaisesExc[UserError]:
 
 
 def replace(file: Path) -> None:
-    """Save another image of the same size under the same name."""
+    """Replace a file with a different image of the same size."""
     size = file.stat().st_size
     Image.fromarray(255 - np.asarray(Image.open(file))).save(file)
     os.truncate(file, max(size, file.stat().st_size))
@@ -124,7 +124,7 @@ def test_a_label_changed_by_renaming_a_folder_is_detected(photos: Path, tmp_path
         pack(*again)
 
 
-def test_a_moved_source_is_the_same_and_a_pack_needs_no_source(photos: Path, tmp_path: Path) -> None:
+def test_a_moved_source_counts_as_unchanged_and_a_pack_works_without_its_source(photos: Path, tmp_path: Path) -> None:
     assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
     moved = photos.rename(tmp_path / "moved")
     assert pack(str(moved), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
@@ -132,7 +132,7 @@ def test_a_moved_source_is_the_same_and_a_pack_needs_no_source(photos: Path, tmp
     assert len(Packed("train", RunSettings(data_root=str(tmp_path / "packed")))) == COUNT
 
 
-@pytest.mark.parametrize("changed", ["21", "99"])  # an image; a label, too
+@pytest.mark.parametrize("changed", ["21", "99"])  # changes only the image; changes the label too
 def test_a_source_without_cheap_metadata_is_read_again(changed: str, own: Path, tmp_path: Path) -> None:
     again = (str(tmp_path / "own.py"), str(tmp_path / "packed"), {"data_root": str(own), "workers": 0}, {})
     assert pack(*again) == pack(*again) == 0
@@ -158,7 +158,7 @@ def test_a_class_that_overrides_reading_does_not_use_inherited_metadata(photos: 
 
 
 def interrupted(folder: Path, own: Path) -> Running:
-    """Interrupt packing after some samples, as the user would."""
+    """Interrupt packing after some samples, as Ctrl-C would."""
     (own / "slow").touch()
     running = start_fork(folder, "pack", "own.py", "packed", "--data-root", str(own), "--workers", "1")
     partial = folder / "packed" / "train" / "index.partial"
@@ -169,7 +169,7 @@ def interrupted(folder: Path, own: Path) -> Running:
     return running
 
 
-def test_after_ctrl_c_one_line_says_how_to_resume_and_changes_are_rejected(
+def test_after_ctrl_c_one_line_shows_how_to_resume_and_changes_are_rejected(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert interrupted(tmp_path, own).stderr == "paceline: interrupted; run the same command again to resume\n"
@@ -186,7 +186,7 @@ def test_after_ctrl_c_one_line_says_how_to_resume_and_changes_are_rejected(
 
 
 def begun(photos: Path, folder: Path, count: int) -> dict[str, Photos]:
-    """Leave a folder as a kill leaves it after some samples of the training split."""
+    """Leave a folder in the state after a kill in the middle of the training split."""
     sources = {split: Photos(split, Photos.Settings(data_root=str(photos))) for split in ("train", "test")}
     packing.begin(folder, {split: describe(source) for split, source in sources.items()}, {"data": "photos"})
 
@@ -209,10 +209,10 @@ def test_a_packed_image_that_was_replaced_before_a_resume_is_detected(photos: Pa
         pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
 
 
-def test_lost_pixels_are_packed_again(photos: Path, tmp_path: Path) -> None:
+def test_missing_pixels_are_packed_again(photos: Path, tmp_path: Path) -> None:
     begun(photos, tmp_path / "packed", 20)
     os.truncate(tmp_path / "packed" / "train" / "image.pixels", 1000)
-    for _ in range(2):  # the second time every pixel is checked
+    for _ in range(2):  # the second call checks every pixel
         assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
 
 
@@ -254,7 +254,9 @@ def test_a_pack_has_the_splits_of_its_source(own: Path, tmp_path: Path) -> None:
     assert Packed.splits_of(RunSettings(data_root=str(again))) == ("train",)
 
 
-def test_a_worker_whose_reader_left_is_silent_and_other_errors_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_whose_reader_is_gone_is_silent_and_other_errors_are_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for error in (BrokenPipeError(), ConnectionResetError(), EOFError()):
         _print_unless_orphaned(type(error), error, None)
     assert capsys.readouterr().err == ""
@@ -262,7 +264,7 @@ def test_a_worker_whose_reader_left_is_silent_and_other_errors_are_printed(capsy
     assert "KeyError: 'unexpected'" in capsys.readouterr().err
 
 
-def test_two_processes_do_not_pack_into_one_folder(photos: Path, tmp_path: Path) -> None:
+def test_two_processes_cannot_pack_into_the_same_folder(photos: Path, tmp_path: Path) -> None:
     packed = tmp_path / "packed"
     sources = {split: Photos(split, Photos.Settings(data_root=str(photos))) for split in ("train", "test")}
     packing.begin(packed, {split: describe(source) for split, source in sources.items()}, {"data": "photos"})
@@ -274,7 +276,7 @@ def test_two_processes_do_not_pack_into_one_folder(photos: Path, tmp_path: Path)
     assert not (packed / LOCK).exists()
 
 
-def test_a_folder_that_another_process_finishes_meanwhile_stays_intact(
+def test_a_folder_finished_by_another_process_in_the_meantime_stays_intact(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = tmp_path / "packed"

@@ -1,4 +1,4 @@
-"""Rows of panels, pairs of folders, and the bundled tissue."""
+"""Rows of panels, pairs of folders, and the bundled tissue images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIDE = 16
 
 
 def write_rows(root: Path, count: int, *, splits: tuple[str, ...] = ("train", "test"), rows: int = 2) -> None:
-    """Save rows of squares; panel p of a row has the single colour 10·row + p."""
+    """Save rows of square panels; panel p of a row is filled with the value 10·row + p."""
     for split in splits:
         (root / split).mkdir(parents=True, exist_ok=True)
         for row in range(rows):
@@ -60,13 +60,13 @@ def test_the_input_may_be_any_panel_and_the_segmentation_comes_last(tmp_path):
     }
 
 
-def test_two_squares_need_no_names(tmp_path):
+def test_rows_of_two_panels_need_no_names(tmp_path):
     write_rows(tmp_path, 2, splits=("train", "val"))
     assert open_rows(tmp_path).spec.panels == ("target",)
     assert len(open_rows(tmp_path, "test")) == 2
 
 
-def test_without_split_folders_a_fixed_fifth_is_for_testing(tmp_path):
+def test_without_split_folders_a_fixed_fifth_is_held_out_for_testing(tmp_path):
     write_rows(tmp_path, 2, splits=(".",), rows=5)
     train, test = open_rows(tmp_path), open_rows(tmp_path, "test")
     assert (len(train), len(test)) == (4, 1)
@@ -94,7 +94,7 @@ def test_folders_a_and_b_are_matched_by_name(tmp_path):
         open_rows(tmp_path)
 
 
-def test_a_row_that_does_not_hold_the_named_panels_is_rejected_by_name(tmp_path):
+def test_a_row_that_does_not_match_the_named_panels_is_rejected(tmp_path):
     write_rows(tmp_path, 3)
     Image.new("RGB", (3 * SIDE + 1, SIDE)).save(tmp_path / "train" / "odd.png")
     with pytest.raises(UserError, match=r"odd.png: 49×16 pixels is not a row of 3 equal panels"):
@@ -114,7 +114,7 @@ def test_a_row_that_does_not_hold_the_named_panels_is_rejected_by_name(tmp_path)
         ("image,-,-,-,-,-", r"give each panel a unique name"),
     ],
 )
-def test_panel_names_that_do_not_fit_are_rejected(tmp_path, panels, message):
+def test_inconsistent_panel_names_are_rejected(tmp_path, panels, message):
     write_rows(tmp_path, 6)
     with pytest.raises(UserError, match=message):
         open_rows(tmp_path, panels=panels)
@@ -138,12 +138,12 @@ def test_without_a_folder_tiles_of_stained_tissue_are_used(tmp_path, monkeypatch
     assert train.spec.panels == ("hematoxylin", "dab", "segmentation") and train.spec.height == 64
     assert "ships with Paceline" in train.notes[0]
     write_rows(tmp_path / "data", 2, splits=(".",), rows=5)
-    assert Panels("train", Panels.Settings()).spec.height == SIDE  # existing rows are used
+    assert Panels("train", Panels.Settings()).spec.height == SIDE  # the existing rows are used
     mask = np.stack([train.read(index)["segmentation"] for index in range(len(train))])
     assert set(np.unique(mask)) == {0, 255} and 0.3 < (mask > 0).mean() < 0.7
     dense, empty = mask[..., 0] > 0, mask[..., 0] == 0
     dab = np.stack([train.read(index)["dab"] for index in range(len(train))]).mean(axis=-1)
-    assert dab[dense].mean() < dab[empty].mean() - 20  # the brown stain is dark where the tissue is dense
+    assert dab[dense].mean() < dab[empty].mean() - 20  # dense tissue has darker brown stain
 
 
 def test_tiles_have_the_requested_size_and_panels(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ def save(file: Path, height: int, width: int, seed: int = 0, **how: object) -> N
 
 
 def settings(root: Path, **changes: object) -> Degraded.Settings:
-    """Return settings; those of `degraded` include those of `photos` and of every run."""
+    """Return settings of the source `degraded`, which include those of `photos` and of all runs."""
     return Degraded.Settings(data_root=str(root), **{"crop": 8, "workers": 1} | changes)  # type: ignore[arg-type]
 
 
@@ -58,14 +58,14 @@ def test_folders_for_training_and_testing_are_used_as_they_are(train: str, test:
     assert len(Photos("train", settings(tmp_path))) == 3 and len(Photos("test", settings(tmp_path))) == 1
 
 
-def test_a_fixed_fifth_of_a_plain_folder_is_for_testing(tmp_path: Path) -> None:
+def test_a_fixed_fifth_of_a_plain_folder_is_held_out_for_testing(tmp_path: Path) -> None:
     for number in range(10):
         save(tmp_path / f"{number}.png", 8 + number, 9)
     training, testing = (names(Photos(split, settings(tmp_path))) for split in ("train", "test"))
     assert len(testing) == 2 and sorted(training + testing) == [f"{number}.png" for number in range(10)]
 
 
-def test_other_images_can_be_tested_on(tmp_path: Path) -> None:
+def test_a_different_folder_can_be_used_for_testing(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "own" / f"{number}.png", 9, 9)
         save(tmp_path / "set" / "HR" / f"img_{number}.png", 17 + number, 23)
@@ -97,7 +97,7 @@ def test_low_resolution_files_are_found_by_name_and_the_large_image_is_cropped_t
     assert sample["image"].shape == (16, 20, 3) and sample["low"].shape == (4, 5, 3)
 
 
-def test_files_of_the_same_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
+def test_files_with_the_same_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     for folder, size in (("a", 16), ("b", 20)):
         for split in ("train", "test"):
             save(tmp_path / "high" / split / folder / "1.png", size, size)
@@ -116,12 +116,12 @@ def test_a_low_resolution_file_is_never_guessed(tmp_path: Path) -> None:
         save(tmp_path / "low" / split / "1.png", 4, 4)
     with pytest.raises(UserError, match=r"several files match 1\.png: .*train/1\.png"):
         Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low/train,{tmp_path}/low/test"))
-    for split in ("train", "test"):  # equal folder names leave nothing to guess
+    for split in ("train", "test"):  # matching folder names are unambiguous
         (files,) = Photos(split, settings(tmp_path / "high", low_root=str(tmp_path / "low"))).files
         assert files["low"] == tmp_path / "low" / split / "1.png"
 
 
-def test_a_name_that_ends_like_a_scale_is_still_a_name(tmp_path: Path) -> None:
+def test_a_name_that_ends_like_a_scale_suffix_is_not_truncated(tmp_path: Path) -> None:
     for number in (1, 2):
         save(tmp_path / "high" / "train" / f"matrix{number}.png", 16, 16)
         save(tmp_path / "low" / f"matrix{number}.png", 4, 4, seed=number)
@@ -129,7 +129,7 @@ def test_a_name_that_ends_like_a_scale_is_still_a_name(tmp_path: Path) -> None:
     assert [files["low"].name for files in source.files] == ["matrix1.png", "matrix2.png"]
 
 
-def test_a_low_resolution_file_of_another_size_is_rejected_by_name(tmp_path: Path) -> None:
+def test_a_low_resolution_file_of_the_wrong_size_is_rejected(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", 4, 4 if number else 5)
@@ -142,7 +142,7 @@ def test_a_low_resolution_file_of_another_size_is_rejected_by_name(tmp_path: Pat
     assert len(kept) == 2 and "left out 1 of 3" in kept.notes[0]
 
 
-def test_files_of_other_images_are_not_reported_as_a_scale(tmp_path: Path) -> None:
+def test_unrelated_low_resolution_files_are_not_reported_as_a_different_scale(tmp_path: Path) -> None:
     for number, (height, width) in enumerate(((5, 9), (8, 8), (7, 3), (4, 4))):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", height, width)
@@ -155,12 +155,12 @@ def test_files_of_other_images_are_not_reported_as_a_scale(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_unusable_files_are_rejected_by_name_or_skipped(tmp_path: Path) -> None:
+def test_unusable_files_are_reported_or_skipped(tmp_path: Path) -> None:
     good, root = tmp_path / "train" / "good.png", tmp_path
     save(good, 30, 30)
     content = good.read_bytes()
     (root / "train" / "truncated.png").write_bytes(content[: len(content) // 2])
-    source = Photos("train", settings(root))  # the header alone does not reveal it
+    source = Photos("train", settings(root))  # not visible from the header alone
     with pytest.raises(UserError, match=r"truncated\.png: unreadable image"):
         source.read(1)
     (root / "train" / "empty.jpg").touch()
@@ -198,7 +198,7 @@ def test_a_folder_without_usable_images_is_rejected(tmp_path: Path) -> None:
         Photos("train", settings(tmp_path / "nowhere"))
 
 
-def test_an_image_taken_sideways_is_upright_and_its_size_too(tmp_path: Path) -> None:
+def test_a_rotated_photo_and_its_size_are_upright(tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
     for suffix in ("png", "jpg", "tif"):
@@ -208,7 +208,7 @@ def test_an_image_taken_sideways_is_upright_and_its_size_too(tmp_path: Path) -> 
     assert [source.read(index)["image"].shape for index in range(3)] == [(16, 10, 3)] * 3
 
 
-def test_exif_after_the_pixels_is_rejected_by_name_or_decoded_first(
+def test_exif_after_the_pixels_is_rejected_or_decoded_first(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "train" / "late.png"
@@ -217,7 +217,7 @@ def test_exif_after_the_pixels_is_rejected_by_name_or_decoded_first(
     turned[0x0112] = 6
     content, chunk_data = file.read_bytes(), b"eXIf" + turned.tobytes().removeprefix(b"Exif\0\0")
     chunk = struct.pack(">I", len(chunk_data) - 4) + chunk_data + struct.pack(">I", zlib.crc32(chunk_data))
-    file.write_bytes(content[:-12] + chunk + content[-12:])  # before the end chunk of the file
+    file.write_bytes(content[:-12] + chunk + content[-12:])  # inserted before the IEND chunk
     with pytest.raises(UserError, match=r"late\.png: the image has 10×16 pixels, but its header says 16×10; use"):
         Photos("train", settings(tmp_path)).read(0)
     source = Photos("train", settings(tmp_path, bad_images="skip"))
@@ -271,13 +271,13 @@ def test_pairs_that_do_not_match_are_listed(tmp_path: Path) -> None:
         Pairs("train", settings(tmp_path))
 
 
-def test_the_degradation_of_an_image_depends_on_the_seed_and_its_index_only(tmp_path: Path) -> None:
+def test_the_degradation_of_an_image_depends_only_on_the_seed_and_its_index(tmp_path: Path) -> None:
     for number in range(10):
         save(tmp_path / f"{number}.png", 20, 30)
     options = {"degrade_blur": 1.0, "degrade_noise": 10.0, "degrade_jpeg": 80}
     one, same = (Degraded("train", settings(tmp_path, **options)) for _ in range(2))
     other = Degraded("train", settings(tmp_path, **options, degrade_seed=1))
-    same.read(5)  # earlier reads do not matter
+    same.read(5)  # earlier reads have no effect
     assert np.array_equal(one.read(0)["image"], same.read(0)["image"])
     assert not np.array_equal(one.read(0)["image"], other.read(0)["image"])
     assert np.array_equal(one.read(0)["target"], one.read(1)["target"])

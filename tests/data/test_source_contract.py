@@ -1,4 +1,4 @@
-"""What every source promises; a new source is tested by existing (give it a writer in made_data.py)."""
+"""The source contract; new sources are tested automatically (add a writer to made_data.py)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_values_known_without_reading_equal_those_of_the_samples(name: str, make
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_window_is_a_crop_of_every_image_of_a_sample(name: str, make_data) -> None:
+def test_reading_a_window_crops_every_image_of_a_sample(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     whole, part = source.read(1), source.read_window(1, Window(2, 4, 4, 2))
     assert part.keys() == whole.keys()
@@ -135,11 +135,11 @@ def test_held_out_samples_are_not_trained_on() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_files_of_a_sample_hold_the_images_that_reading_returns(name: str, make_data) -> None:
+def test_the_files_of_a_sample_contain_the_images_that_reading_returns(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     encoded = source.encoded(1)
     if encoded is None:
-        assert name not in ("photos", "pairs"), "these hold their samples as files"
+        assert name not in ("photos", "pairs"), "these sources store each sample as files"
         return
     sample = source.read(1)
     assert encoded.files.keys() | encoded.numbers.keys() == sample.keys()
@@ -154,7 +154,9 @@ def test_a_sample_declares_its_files_and_the_values_that_reading_returns(name: s
     source = build(name, "train", make_data(name))
     sample = source.files_of(1)
     if sample is None:
-        assert name not in ("folder", "photos", "pairs", "degraded", "panels"), "these hold their samples as files"
+        assert name not in ("folder", "photos", "pairs", "degraded", "panels"), (
+            "these sources store each sample as files"
+        )
         return
     numbers = {field: value for field, value in source.read(1).items() if value.ndim == 0}
     assert sample.files and all(file.is_file() for file in sample.files.values())

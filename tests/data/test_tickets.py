@@ -23,7 +23,7 @@ def test_epochs_and_seeds_differ() -> None:
         assert not np.array_equal(first.uniforms, other.uniforms)
 
 
-def test_the_generator_still_gives_the_values_of_earlier_runs() -> None:
+def test_the_generator_still_returns_the_values_of_earlier_versions() -> None:
     index, uniforms = tickets(seed=42, epoch=3, length=10)
     assert index.tolist() == [8, 4, 7, 1, 6, 3, 0, 2, 9, 5]
     assert uniforms[0, :3].tolist() == [0.2540859580039978, 0.32575345039367676, 0.09693330526351929]
@@ -45,7 +45,7 @@ def test_the_stream_does_not_depend_on_the_batch_size() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-def test_the_parts_of_all_ranks_are_the_global_batch(world_size: int) -> None:
+def test_the_tickets_of_all_ranks_form_the_global_batch(world_size: int) -> None:
     stream = Stream(seed=9, length=50)
     parts = [stream.take(*part(128, 256, rank, world_size)) for rank in range(world_size)]
     assert np.array_equal(np.concatenate([one.index for one in parts]), stream.take(128, 256).index)

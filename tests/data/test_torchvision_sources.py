@@ -1,4 +1,4 @@
-"""Data sets that torchvision knows, with a few made-up samples in its layout."""
+"""torchvision data sets, with a few synthetic samples in their file layout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = ["cifar10", "cifar100", "fashion_mnist", "mnist", "stl10", "svhn"]
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Serve a small MNIST where torchvision looks for it; return the list of fetched files."""
+    """Serve a small MNIST at the URL that torchvision uses; return the list of fetched files."""
     served = tmp_path / "served"
     served.mkdir()
     fetched: list[str] = []
@@ -50,7 +50,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str
     http.server_close()
 
 
-def test_a_missing_set_is_downloaded_once_while_others_wait(tmp_path: Path, server: list[str]) -> None:
+def test_a_missing_data_set_is_downloaded_once_while_other_processes_wait(tmp_path: Path, server: list[str]) -> None:
     settings = RunSettings(data_root=str(tmp_path / "data"))
     with ThreadPoolExecutor(3) as threads:
         sources = list(threads.map(lambda _: Mnist("train", settings), range(3)))
@@ -91,7 +91,7 @@ def test_a_damaged_file_is_rejected(make_data) -> None:
         Mnist("train", settings)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write to read-only folders")
 def test_a_read_only_folder_is_read_without_a_lock(make_data) -> None:
     settings = make_data("mnist")
     Path(settings.data_root).chmod(0o555)
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_locked_is_still_read(make_data) -> None:
     assert len(Mnist("train", settings)) == 12
 
 
-def test_images_and_labels_are_those_in_the_files(make_data) -> None:
+def test_images_and_labels_match_the_files(make_data) -> None:
     settings = make_data("cifar10")
     rows = random_images(4, 3072).reshape(4, 3, 32, 32).transpose(0, 2, 3, 1)
     source = Cifar10("test", settings)

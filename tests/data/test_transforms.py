@@ -1,4 +1,4 @@
-"""Augmentation and scaling, against a slow version that handles one sample at a time."""
+"""Augmentation and scaling, compared with a slow version that handles one sample at a time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_batch_equals_its_samples_one_by_one(augment: Augment, channels: int) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_a_batch_and_its_parts_have_the_same_bits(dtype: torch.dtype) -> None:
+def test_a_batch_and_its_parts_are_bit_identical(dtype: torch.dtype) -> None:
     raw, augment = raw_batch(), AUGMENTS[-1]
     whole = transform(raw, augment, dtype)["image"]
     parts = [
@@ -104,7 +104,7 @@ def test_images_stay_in_channels_last_memory(augment: Augment) -> None:
 
 
 @pytest.mark.parametrize("pad", [*range(1, 20), 127, 128, 500])
-def test_the_largest_number_below_one_gives_the_last_position(pad: int) -> None:
+def test_the_largest_random_number_selects_the_last_crop_position(pad: int) -> None:
     white = torch.full((1, 1, pad + 1, pad + 1), 255, dtype=torch.uint8)
     raw = {"image": white, "uniforms": torch.full((1, 8), LARGEST_UNIFORM)}
     moved = transform(raw, Augment(pad_crop=pad), torch.float32)["image"]

@@ -1,4 +1,4 @@
-"""Images of mixed sizes: windows depend only on tickets and are equal on every loader; evaluation uses whole images."""
+"""Images of mixed sizes: windows depend only on tickets, not on the loader; evaluation uses whole images."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save(file: Path, height: int, width: int) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of each kind, with images of mixed sizes."""
+    """A folder in each layout, with images of mixed sizes."""
     root = tmp_path_factory.mktemp("mixed")
     for split, (number, (height, width)) in itertools.product(("train", "test"), enumerate(SIZES)):
         save(root / "photos" / split / f"{number}.png", height, width)
@@ -76,7 +76,7 @@ def build(name: str, source: Source, workers: int, monkeypatch: pytest.MonkeyPat
     loader_class = registry.load_class("loader", name.split()[0], Loader)
     loader = loader_class(source, CPU, RunSettings(workers=workers), crop)
     if "host" in name:
-        monkeypatch.setattr(loader, "device", torch.device("meta"))  # not the device that holds the pixels
+        monkeypatch.setattr(loader, "device", torch.device("meta"))  # must differ from the device that holds the pixels
         monkeypatch.setattr(resident, "upload", lambda batch, device: batch)
     return loader
 
@@ -155,7 +155,7 @@ def test_packed_samples_smaller_than_the_crop_can_be_skipped_too(data: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_training_steps_have_windows_and_draws(
+def test_training_steps_contain_windows_and_draws(
     name: str, workers: int, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(data, "pairs")
@@ -225,7 +225,7 @@ def test_held_out_images_keep_their_sizes_and_names(data: Path) -> None:
     assert len({part.name_of(i) for part in (training, validation) for i in range(len(part))}) == len(SIZES)
 
 
-def test_other_images_have_another_fingerprint(data: Path, tmp_path: Path) -> None:
+def test_different_images_have_different_fingerprints(data: Path, tmp_path: Path) -> None:
     source = open_source(data, "photos")
     for number, (height, width) in enumerate(SIZES):
         for split in ("train", "test"):
@@ -235,7 +235,7 @@ def test_other_images_have_another_fingerprint(data: Path, tmp_path: Path) -> No
     image, target = random_images(3, 6, 6, 3), random_images(3, 6, 6, 3) // 2
     pairs = [ArraySource({"image": image, "target": one}, DataSpec(3, 6, 6)) for one in (target, target, target + 1)]
     first, same, changed = map(fingerprint, pairs)
-    assert first == same != changed, "what should come out is part of the data"
+    assert first == same != changed, "the target images are part of the fingerprint"
 
 
 def test_rot90_equals_numpy_in_every_field() -> None:
@@ -250,7 +250,7 @@ def test_rot90_equals_numpy_in_every_field() -> None:
             assert np.array_equal(found[row], np.rot90(field[row], row // 2))
 
 
-def test_what_cannot_be_rotated_or_padded_is_rejected() -> None:
+def test_unsupported_rotation_and_padding_are_rejected() -> None:
     with pytest.raises(UserError, match="rot90=on: needs square images, not 5×4"):
         Augment.from_settings(RunSettings(rot90="on"), DataSpec(3, 4, 5))
     with pytest.raises(UserError, match="pad_crop=4"):

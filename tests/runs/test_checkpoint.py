@@ -257,7 +257,7 @@ def test_a_run_reports_its_damaged_checkpoint_resumes_before_it_and_ends_the_sam
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_save_that_does_not_fit_ends_in_one_line(tmp_path: Path, tiny: str, devices: int) -> None:
+def test_a_save_that_does_not_fit_prints_one_line(tmp_path: Path, tiny: str, devices: int) -> None:
     command = ("train", tiny, "--out", "run", "--devices", str(devices), "--set", "width=64")
     assert set(run_ranks(tmp_path, devices, *command, "--images", "80")) == {0}
     before = weights_of(tmp_path / "run")
@@ -289,9 +289,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_ends_in_one_line_and_keeps_the_last_checkpoint(
-    tmp_path: Path, small_disk: Path, tiny: str
-) -> None:
+def test_a_full_disk_prints_one_line_and_keeps_the_last_checkpoint(tmp_path: Path, small_disk: Path, tiny: str) -> None:
     run, constant = small_disk / "run", ("--set", "schedule=constant")
     command = ("train", tiny, "--out", str(run), *constant)
     assert run_fork(tmp_path, *command, "--images", "80").wait() == 0

@@ -244,7 +244,7 @@ def test_a_package_can_register_a_mirror_backend(tmp_path: Path, monkeypatch: py
         ("zip::file:///somewhere", "chained URLs are not supported"),
     ],
 )
-def test_an_unusable_url_ends_in_one_line_without_credentials(url: str, message: str) -> None:
+def test_an_unusable_url_prints_one_line_without_credentials(url: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
         open_destination(url, "--mirror")
     assert "secret" not in str(raised.value) and "abcdef" not in str(raised.value)
