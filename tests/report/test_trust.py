@@ -244,10 +244,10 @@ def test_an_efficiency_states_whether_it_is_from_runs_or_the_step_ladder(tmp_pat
     ladders = {"classification-ddp-2-64": measured(one=500, part=900, gradients=450)}
     report, printed = made(cell(speed=1000), cell("ddp", 2, speed=440), step_ladders=ladders)
     assert "Scaling efficiency of the runs, relative to one device: ddp × 2 22%" in printed
-    assert (
-        "is not faster, according to a step-time breakdown measured separately from the runs (with an efficiency of 45%): "
-        "gradients" in printed
+    expected = (
+        "according to a step-time breakdown measured separately from the runs (with an efficiency of 45%): gradients"
     )
+    assert expected in printed
     write_report(report, tmp_path)
     words = (tmp_path / "report.md").read_text()
     assert "**ddp × 2** reaches 45% of the ideal 2× in this measurement (in the runs: 22%; see Speed)." in words
