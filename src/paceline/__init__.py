@@ -196,8 +196,8 @@ def verify(
 ) -> VerifyResult:
     """Check in float64 that a recipe trains the same weights under each strategy.
 
-    Each strategy runs the same training steps with the recipe's `small` settings. Its gradients and weights are compared
-    with those of the first strategy.
+    Each strategy runs the same training steps with the recipe's `small` settings. Its gradients and weights are
+    compared with those of the first strategy.
 
     Args:
         recipe: The name of a recipe, or the path of your own .py file.

@@ -32,9 +32,9 @@ class Recipe(nn.Module):
     """Networks, phases and losses. Subclass it in a separate file.
 
     The file name is the name of the recipe. A phase updates one network with the loss that the method `<phase>_loss`
-    returns. `predict` returns the tensors from which metrics and sample images are computed. A loss must not call random
-    functions; declare `draws` instead. A recipe contains no code for devices, processes, precision, optimizer steps or
-    files.
+    returns. `predict` returns the tensors from which metrics and sample images are computed. A loss must not call
+    random functions; declare `draws` instead. A recipe contains no code for devices, processes, precision, optimizer
+    steps or files.
 
     Examples:
         ```python
