@@ -221,7 +221,7 @@ class RunSettings:
 
 
 class HasSettings:
-    """Base of classes that take the settings of a run and can add more settings."""
+    """Base class for classes that take the settings of a run and can add more settings."""
 
     Settings: ClassVar[type[RunSettings]] = RunSettings  # or a frozen dataclass that extends it
 

@@ -261,7 +261,7 @@ def is_in_memory(source: Source) -> bool:
 
 
 def decodes(source: Source) -> bool:
-    """Return whether prefetching in worker processes is worthwhile."""
+    """Return whether samples are slow to read, so that prefetching in worker processes is worthwhile."""
     return _underlying(source).decodes
 
 

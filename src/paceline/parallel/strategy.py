@@ -126,9 +126,9 @@ class Strategy:
             setattr(recipe, name, synchronize(recipe.get_submodule(name), ours=ours))
             chosen.append(f"{name} with {'SynchronizedBatchNorm' if ours else 'torch.nn.SyncBatchNorm'}")
         why = (
-            "torch's does not run on a CPU"
+            "torch's class does not run on a CPU"
             if self.world.device.type == "cpu"
-            else "torch's is used unless there is a gradient penalty"
+            else "torch's class is used unless there is a gradient penalty"
         )
         self.notes.append(f"BatchNorm: synchronized over {self.world.size} processes ({', '.join(chosen)}; {why})")
 

@@ -118,7 +118,7 @@ def _largest_cost(report: Report, key: str, ladder: Explanation) -> str:
         f"**{group.label}** reaches {at('.0%', *where, 'efficiency')} of the ideal {at('d', *where, 'devices')}× "
         f"in this measurement{in_runs}. "
         f"The largest cost takes {at('.0%', *where, 'rungs', number, 'share')} of the time: {cost}. "
-        f"Best remedy: {remedy}. Removing this cost alone would change throughput by {at('+.0%', *where, 'gain')}."
+        f"Best remedy: {remedy}. Without this cost alone, throughput would change by {at('+.0%', *where, 'gain')}."
     )
 
 

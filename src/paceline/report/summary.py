@@ -63,7 +63,7 @@ def _recommended_quality(report: Report, advice: Recommendation, chosen: Group) 
     elif len(advice.equal_quality) == 1:
         words = f", with the best {metric} of all, {value}"
     elif advice.worse:
-        words = f" among the groups with the best {metric} ({value})"
+        words = f" among the rows with the best {metric} ({value})"
     else:
         words = f", and no other is significantly better, given the spread over seeds ({metric} {value})"
     reported = report.metric.reported
