@@ -6,7 +6,7 @@
     model = paceline.load(result.folder)
     probabilities = model.predict(images)
 
-Importing this package does not import torch; the first use of a name does.
+Importing this package does not import torch. Torch is imported when a name is first used.
 """
 
 from __future__ import annotations
@@ -111,38 +111,38 @@ def train(
     loggers: str | None = None,
     **settings: SettingValue | Mapping[str, SettingValue],
 ) -> TrainResult:
-    """Train a recipe, and return where the run is and how it ended.
+    """Train a recipe and return the run folder, the metrics and the exit code.
 
-    Settings have the names of the command line: `--batch-size 64` is `batch_size=64`. None leaves a setting at its
-    default, which depends on the recipe and the preset. The same call again resumes the run.
+    Settings have the same names as on the command line: `--batch-size 64` is `batch_size=64`. None leaves a setting at
+    its default, which depends on the recipe and the preset. Repeat the same call to resume an interrupted run.
 
     Args:
-        recipe: The recipe: a name, or the path of your own .py file.
-        data: The source of the data: a name, or the path of your own .py file.
-        data_root: The folder that holds the source's files, or that a download is saved to.
-        preset: A named set of the recipe's settings.
-        out: The run's folder; runs/RECIPE-DATA-SEED by default.
+        recipe: The name of a recipe, or the path of your own .py file.
+        data: The name of a data source, or the path of your own .py file.
+        data_root: The folder that contains the source's files, or that they are downloaded to.
+        preset: The name of a set of settings defined by the recipe.
+        out: The run folder; runs/RECIPE-DATA-SEED by default.
         epochs: The length of training in epochs.
         images: The length of training in images; overrides `epochs`.
-        batch_size: Images per step over all devices, or per device: "32/device".
+        batch_size: The number of images per step over all devices; "32/device" means 32 per device.
         lr: The peak learning rate.
-        seed: The seed of initial weights, sample order, augmentation and noise.
-        init_from: A run's folder or a .safetensors file with initial weights.
+        seed: The seed for initial weights, sample order, augmentation and noise.
+        init_from: A run folder or .safetensors file with initial weights.
         strategy: "single", "dp", "ddp", "lightning" or the path of your own .py file.
-        accelerator: The kind of device to run on; "auto" is "cuda" if there is a GPU.
-        devices: The number of devices that share the run.
-        precision: The precision of the computation; "auto" is "bf16" on GPUs that support it, else "fp32".
-        deterministic: Make repeated runs on GPUs bit-identical, at some cost in speed.
-        workers: Worker processes per device that load data.
-        loggers: Loggers besides the run's own files: names or .py files, with commas.
-        **settings: Any other setting that `paceline settings RECIPE` lists. Those of one network are a dict:
-            `discriminator={"lr": 4e-4}`.
+        accelerator: The type of device to run on; "auto" selects "cuda" if there is a GPU.
+        devices: The number of devices to train on.
+        precision: The precision of the computation; "auto" selects "bf16" on GPUs that support it, else "fp32".
+        deterministic: Whether to make repeated runs on GPUs bit-identical, at the cost of some speed.
+        workers: The number of worker processes per device that load data.
+        loggers: Comma-separated loggers that also receive metrics and samples: names or .py files.
+        **settings: Any other setting listed by `paceline settings RECIPE`. To set values for a single network, pass a
+            dict under its name: `discriminator={"lr": 4e-4}`.
 
     Returns:
-        The run's folder and metrics. Check `ok`: a run that was stopped by a signal returns, too.
+        The run folder and metrics. Check `ok`: it is False if a signal stopped the run before it finished.
 
     Raises:
-        UserError: For what the user can fix, such as an unknown setting or a missing file.
+        UserError: If the input is wrong, for example an unknown setting or a missing file.
 
     Examples:
         >>> result = paceline.train("classification", preset="quick", epochs=1, out="runs/first")
@@ -159,15 +159,15 @@ def train(
 
 
 def load(run: StrPath, checkpoint: str | int = "best", device: str | torch.device | None = None) -> Model:
-    """Return the trained model of a run, without its data.
+    """Load the trained model of a run; the training data is not needed.
 
     Args:
-        run: A run's folder or a weights file.
-        checkpoint: "best", "last" or a number of images seen.
-        device: "cpu", "cuda" or "cuda:1"; by default a GPU if there is one.
+        run: A run folder or a weights file.
+        checkpoint: "best", "last", or the number of images seen at the checkpoint.
+        device: "cpu", "cuda" or "cuda:1"; by default, a GPU if there is one.
 
     Raises:
-        UserError: If there is no such run, checkpoint or device, or a file is damaged.
+        UserError: If the run, checkpoint or device does not exist, or a file is damaged.
 
     Examples:
         >>> model = paceline.load("runs/first", checkpoint="last", device="cpu")
@@ -194,29 +194,30 @@ def verify(
     devices: int = 2,
     **settings: SettingValue | Mapping[str, SettingValue],
 ) -> VerifyResult:
-    """Check in float64 that a recipe gives the same weights under each strategy.
+    """Check in float64 that a recipe trains the same weights under each strategy.
 
-    Every strategy trains the same steps, with the recipe's `small` settings, and is compared with the first.
+    Each strategy runs the same training steps with the recipe's `small` settings. Its gradients and weights are
+    compared with those of the first strategy.
 
     Args:
-        recipe: The recipe: a name, or the path of your own .py file.
-        strategies: At least two names or paths of your own .py files.
+        recipe: The name of a recipe, or the path of your own .py file.
+        strategies: At least two strategies: names, or paths of your own .py files.
         steps: The number of training steps.
-        tolerance: The largest difference of weights allowed, relative to the largest weight of the network.
-        data: As for `train`.
-        data_root: As for `train`.
-        preset: As for `train`.
-        batch_size: As for `train`.
-        seed: As for `train`.
-        accelerator: As for `train`.
-        devices: The number of devices, or of processes on a CPU, that share a batch.
-        **settings: Any other setting that `paceline settings RECIPE` lists.
+        tolerance: The largest allowed difference between weights, relative to the largest weight of the network.
+        data: Same as in `train`.
+        data_root: Same as in `train`.
+        preset: Same as in `train`.
+        batch_size: Same as in `train`.
+        seed: Same as in `train`.
+        accelerator: Same as in `train`.
+        devices: The number of devices (on a CPU: processes) that each batch is divided over.
+        **settings: Any other setting listed by `paceline settings RECIPE`.
 
     Returns:
-        The difference of every network under every strategy; `ok` if all are within their tolerance.
+        The differences for each strategy and network. `ok` is True if all are within their tolerance.
 
     Raises:
-        UserError: For what the user can fix, such as an unknown strategy, and if a worker process fails.
+        UserError: If the input is wrong, for example an unknown strategy, or if a worker process fails.
 
     Examples:
         >>> result = paceline.verify("classification", ("single", "ddp"), steps=2, accelerator="cpu", width=2)
@@ -235,7 +236,7 @@ def verify(
 
 
 def _given(**settings: os.PathLike[str] | SettingValue | Mapping[str, SettingValue] | None) -> SettingValues:
-    """Return the settings that are not None, paths as text."""
+    """Return the settings that are not None, with paths converted to strings."""
     as_text = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     return {name: value for name, value in as_text.items() if value is not None}
 
@@ -244,7 +245,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-if not TYPE_CHECKING:  # or a type checker would accept every name
+if not TYPE_CHECKING:  # otherwise, a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

@@ -132,8 +132,8 @@ def test_a_loaded_classifier_uses_the_evaluated_ema():
         (torch.zeros(2, 1, 5, 5, dtype=torch.uint8), "[n, 1, 12, 12], not torch.uint8 [2, 1, 5, 5]"),
         (np.zeros((1, 1, 12, 12), object), "expected images as uint8 [n, 1, 12, 12], not object [1, 1, 12, 12]"),
         ([Image.new("F", (9, 9))], "an image cannot be used: 32-bit pixels"),
-        ("one.png", "expected Pillow images in a list, or uint8 [n, 1, 12, 12]; not str"),
-        (["one.png"], "expected Pillow images in a list, or uint8 [n, 1, 12, 12]; not str in a list"),
+        ("one.png", "expected a list of Pillow images or uint8 [n, 1, 12, 12], not str"),
+        (["one.png"], "expected a list of Pillow images or uint8 [n, 1, 12, 12], not str in a list"),
         ([np.zeros((12, 12), np.uint8)], "not ndarray in a list"),
         (7, "not int"),
     ],
@@ -235,12 +235,12 @@ def test_a_loaded_restorer_returns_what_apply_writes(tmp_path):
 
 
 def test_a_loaded_restorer_rejects_anything_but_images():
-    with pytest.raises(UserError, match=r"expected a Pillow image, not str; Image.open\(FILE\) opens a file"):
+    with pytest.raises(UserError, match=r"expected a Pillow image, not str; open files with Image.open\(FILE\)"):
         paceline.load("restorer.safetensors", device="cpu").apply("one.png")
 
 
 def test_an_unavailable_device_is_reported():
-    with pytest.raises(UserError, match="device='gpu': expected 'cpu', 'cuda' or one of several GPUs"):
+    with pytest.raises(UserError, match="device='gpu': expected 'cpu', 'cuda' or a GPU index"):
         paceline.load("classifier", device="gpu")
     wrong = "cuda:99" if torch.cuda.is_available() else "cuda"
     with pytest.raises(UserError, match=f"device='{wrong}': (no CUDA device is visible|there is no such GPU)"):

@@ -152,7 +152,7 @@ def test_other_data_another_recipe_or_no_run_is_rejected_by_name(
     (runs / "empty").mkdir(exist_ok=True)
     for words, message in {
         ("single-2", "other-data"): "single-2 and other-data used different data",
-        ("single-2", "other-recipe"): "single-2 and other-recipe are of different recipes (classification, dcgan)",
+        ("single-2", "other-recipe"): "single-2 and other-recipe have different recipes (classification, dcgan)",
         ("single-2", "empty"): "empty: not a run",
         ("single-2", "nowhere"): "nowhere: not a run",
     }.items():
@@ -221,8 +221,8 @@ def test_segments_of_a_run_are_not_averaged_and_the_summary_notes_it(
     since = next(line["images"] for line in logged if line["epoch"] >= 1)
     later = [line for line in logged if line["images"] > since][1:]
     assert report["runs"]["resumed"]["speed"]["num_log_intervals"] == len(later)
-    (note,) = [sentence for sentence in report["summary"] if "resumed differently" in sentence]
-    assert note.startswith(f"`resumed` resumed differently at {since:,} images (strategy ddp → single, devices 2 → 1)")
+    (note,) = [sentence for sentence in report["summary"] if "resumed with changes" in sentence]
+    assert note.startswith(f"`resumed` resumed with changes at {since:,} images (strategy ddp → single, devices 2 → 1)")
 
 
 def test_dp_on_a_cpu_is_reported_as_single(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

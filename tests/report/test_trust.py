@@ -120,7 +120,7 @@ def test_runs_of_other_hardware_or_another_torch_are_not_averaged() -> None:
     assert labels[0] == "single, accelerator=cpu, gpus=none, torch=2.11"
     assert labels[3] == "ddp × 2, accelerator=cuda, gpus=2 × GPU, torch=2.15"
     assert [bool(group.scaling) for group in report.groups.values()] == [False, False, True, False]
-    assert "different hardware or torch versions, see the rows" in report.subtitle
+    assert "different hardware or torch versions (see the rows)" in report.subtitle
 
 
 def test_a_difference_of_one_image_does_not_recommend_a_slower_row() -> None:
@@ -146,17 +146,17 @@ def test_seeds_that_agree_by_chance_keep_the_error_of_few_evaluated_images() -> 
         ]
 
     few, printed = made(*cells(144))
-    assert few.recommendation.group == "classification-single-1-128" and "no other is worse" in printed
+    assert few.recommendation.group == "classification-single-1-128" and "no other is significantly worse" in printed
     many, printed = made(*cells(1_000_000))
     assert many.recommendation.group == "classification-single-1-64"
-    assert "worse by more than the seeds explain: “single, batch 128” (by 0.70 points)" in printed
+    assert "significantly worse, given the spread over seeds: “single, batch 128” (by 0.70 points)" in printed
 
 
 def test_the_test_split_is_never_used_for_recommendations() -> None:
     report, printed = made(cell(speed=1000, test=99.0), cell("ddp", 2, speed=1500, top1=None, test=10.0))
     assert report.recommendation.best is None
     assert "No recommendation by quality: validation top-1 was not measured for ddp × 2." in printed
-    assert "By speed alone, **ddp × 2**" in printed
+    assert "By speed alone, use **ddp × 2**" in printed
 
 
 def test_a_metric_that_is_not_a_fraction_of_images_has_no_binomial_error() -> None:
@@ -196,11 +196,11 @@ def test_reasons_to_doubt_a_speed_are_noted(tmp_path: Path) -> None:
     write_report(report, tmp_path)
     page = (tmp_path / "report.md").read_text()
     assert (
-        "Efficiency over 110 % (ddp × 2): something else slowed one device down" in page
+        "Efficiency above 110 % (ddp × 2): other load slowed down the run on one device" in page
         and "see the note under Speed" in printed
     )
-    assert "ddp × 16: more processes than cores" in page
-    assert "lightning: a run has only one log interval, so its speed includes the warm-up" in page
+    assert "ddp × 16: there were more processes than CPU cores" in page
+    assert "lightning: a run has only one log interval, so its speed includes warm-up" in page
 
 
 def ladder(*speeds: float, devices: int = 2, weak: bool = False) -> Explanation:
@@ -244,13 +244,13 @@ def test_an_efficiency_states_whether_it_is_from_runs_or_the_step_ladder(tmp_pat
     ladders = {"classification-ddp-2-64": measured(one=500, part=900, gradients=450)}
     report, printed = made(cell(speed=1000), cell("ddp", 2, speed=440), step_ladders=ladders)
     assert "Scaling efficiency of the runs, relative to one device: ddp × 2 22%" in printed
-    assert (
-        "is not faster, by a step ladder that was measured separately from the runs (efficiency 45% there): gradients"
-        in printed
+    expected = (
+        "according to a step-time breakdown measured separately from the runs (with an efficiency of 45%): gradients"
     )
+    assert expected in printed
     write_report(report, tmp_path)
     words = (tmp_path / "report.md").read_text()
-    assert "**ddp × 2** reaches 45% of 2× in this measurement (in the runs: 22%, see Speed)." in words
+    assert "**ddp × 2** reaches 45% of the ideal 2× in this measurement (in the runs: 22%; see Speed)." in words
 
 
 def test_step_ladders_match_their_row_also_under_a_longer_name() -> None:
@@ -292,7 +292,7 @@ def test_nan_weights_do_not_agree(tmp_path: Path, value: float) -> None:
     write_report(report, tmp_path)
     text = (tmp_path / "report.json").read_text()
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert "does NOT give the same weights" in (tmp_path / "report.md").read_text()
+    assert "does NOT produce the same weights" in (tmp_path / "report.md").read_text()
 
 
 def line(images: int, at: float, total: float, length: int = 100, *, clock: float = 0.0, **more: float) -> Line:

@@ -24,13 +24,13 @@ from paceline.training.stop import StopRequest
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended; `paceline.train` returns it.
+    """The outcome of a run, as returned by `paceline.train`.
 
     Attributes:
-        folder: The run's folder; of several stages, that of the last one that has started.
-        images: The number of images seen at its last checkpoint.
-        exit_code: That of the command: 0 if the run finished, 75 or 130 if it stopped on request after saving, another
-            number if a worker process died.
+        folder: The run folder. For a run with several stages, the folder of the last stage that has started.
+        images: The number of images seen at the last checkpoint.
+        exit_code: The exit code of `paceline train`: 0 if the run finished, 75 or 130 if a signal stopped it after
+            saving, any other number if a worker process died.
         metrics: The last value of each metric, by `group/name`.
 
     Examples:
@@ -59,7 +59,7 @@ class TrainResult:
         return f"TrainResult({', '.join(parts)})"
 
     def _evaluated(self) -> dict[str, float]:
-        """Return the metrics of the split that was evaluated last."""
+        """Return the metrics of the test split, or else of the validation or training split."""
         for split in ("test", "validation", "train"):
             found = {name: value for name, value in self.metrics.items() if name.startswith(f"{split}/")}
             if found:
@@ -97,10 +97,10 @@ def default_folder(config: Config) -> str:
 
 
 def train_here(config: Config) -> int:
-    """Train in this process, stage by stage; processes join once, before the first stage."""
+    """Train all stages in this process; processes join once, before the first stage."""
     place = place_from(os.environ)
     if place and (config.run.strategy == "auto" or strategy_class(config).needs_processes):
-        config = config.with_run(devices=place.size)  # on all hosts together
+        config = config.with_run(devices=place.size)  # total over all hosts
     world = join(config.run, distributed=strategy_class(config).needs_processes)
     code = 0
     try:

@@ -34,7 +34,9 @@ from paceline.training.stop import INTERRUPTED
 
 CONTROLS = ("unsynced-batchnorm", "repeated-part")
 GRADIENT_TOLERANCE = 1e-12
-Trace = dict[str, Tensor]  # "gradients/PHASE/NETWORK/TENSOR" of the first step, "weights//NETWORK/TENSOR" of the last
+Trace = dict[
+    str, Tensor
+]  # "gradients/PHASE/NETWORK/TENSOR" at the first step, "weights//NETWORK/TENSOR" after the last
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,12 @@ class Difference:
     """How much one network differs between a strategy and the reference strategy.
 
     Attributes:
-        strategy: The strategy that is compared with the first.
-        kind: "gradients" or "gradients of PHASE" of the first step, or "weights" after the last.
-        network: The network's name.
-        value: The largest |a − b| over the network ÷ the largest |b|.
-        tolerance: The largest value allowed.
-        worst: The first tensor beyond the tolerance, if any.
+        strategy: The strategy that is compared with the first strategy.
+        kind: "gradients" or "gradients of PHASE" at the first step, or "weights" after the last step.
+        network: The name of the network.
+        value: max |a − b| ÷ max |b| over all tensors of the network, where b is from the first strategy.
+        tolerance: The largest allowed value.
+        worst: The name of the first tensor above the tolerance, or "".
 
     Examples:
         >>> paceline.Difference("ddp", "weights", "classifier", value=2.2e-16, tolerance=1e-9, worst="")
@@ -74,12 +76,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """Whether strategies give the same weights; `paceline.verify` returns it.
+    """Whether strategies train the same weights, as returned by `paceline.verify`.
 
-    It is true in a condition if `ok` is.
+    Its truth value is `ok`.
 
     Attributes:
-        differences: One for every strategy but the first, network and kind.
+        differences: One difference for each strategy (except the first), network and kind.
 
     Examples:
         >>> same = paceline.Difference("ddp", "weights", "classifier", value=2.2e-16, tolerance=1e-9, worst="")
@@ -109,7 +111,10 @@ class VerifyResult:
 
 
 def verify(config: Config, strategies: list[str], steps: int, tolerance: float, control: str, result: str = "") -> int:
-    """Print how much each strategy differs from the first and write it to `result`; return 1 if any differs."""
+    """Print how much each strategy differs from the first; return 1 if a difference is above its tolerance.
+
+    If `result` is a path, the differences are also written there as JSON.
+    """
     found = differences(config, strategies, steps, tolerance, control)
     title = _title(config, steps, control)
     _print_table(open_screen(), found, title)
@@ -125,7 +130,7 @@ def differences(
     if control and control not in CONTROLS:
         raise unknown("control", control, CONTROLS)
     if len(strategies) < 2:
-        raise UserError("--strategies: expected at least two, e.g. single,ddp")
+        raise UserError("--strategies: expected at least two strategies, e.g. single,ddp")
     classes = {name: load_class("strategy", name, Strategy) for name in strategies}
     for name, strategy in classes.items():
         if strategy.cpu_obstacle and not uses_cuda(config.run):
@@ -163,7 +168,7 @@ def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
 
 
 def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> None:
-    """Run the steps of one strategy in this process; rank 0 writes the trace."""
+    """Train the steps with one strategy in this process; rank 0 writes the trace."""
     if os.environ.get("RANK", "0") != "0":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     parts = assemble(config)
@@ -230,8 +235,8 @@ def _title(config: Config, steps: int, control: str) -> str:
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("strategy", "network", "tensors", "difference", "tolerance", "first tensor above limit"):
-        table.add_column(heading, no_wrap=heading != "first tensor above limit", overflow="fold")
+    for heading in ("strategy", "network", "tensors", "difference", "tolerance", "first tensor above tolerance"):
+        table.add_column(heading, no_wrap=heading != "first tensor above tolerance", overflow="fold")
     for d in differences:
         table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")
     console.print(table)

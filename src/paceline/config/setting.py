@@ -1,4 +1,4 @@
-"""How a setting is declared: a default, a one-line meaning and bounds."""
+"""Declaration of a setting: a default, a one-line description and bounds."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def setting(
     below: Number | None = None,
     at_most: Number | None = None,
 ) -> Any:
-    """Declare a setting: a field of a frozen dataclass, with a meaning and bounds.
+    """Declare a setting as a field of a frozen dataclass.
 
     Args:
         default: The default value.
-        meaning: One line of help, which `paceline settings` and the reference show.
-        flag: Whether the command line has `--name` for it; every setting can be given with `--set name=value`.
-        mutable_on_resume: Whether a resumed run may change it.
-        at_least: The smallest value allowed.
-        above: The value must be larger than this.
-        below: The value must be smaller than this.
-        at_most: The largest value allowed.
+        meaning: A one-line description, shown by `paceline settings` and in the reference.
+        flag: Whether the setting has a command-line flag `--name`. `--set name=value` works for all settings.
+        mutable_on_resume: Whether a run may resume with a different value.
+        at_least: The smallest allowed value.
+        above: The value must be greater than this.
+        below: The value must be less than this.
+        at_most: The largest allowed value.
 
     Returns:
-        A dataclass field. Its type is Any, so that a type checker accepts it as the default of the annotated field.
+        A dataclass field, typed as Any so that type checkers accept it as the default for any annotation.
 
     Examples:
         >>> from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""The settings of every run: typed, each with a one-line meaning that is also its help text.
+"""The settings that every run has: typed, each with a one-line description that is also its help text.
 
-Recipes and sources declare their own settings in the same way.
+Recipes and sources declare additional settings in the same way.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from paceline.config.setting import setting as setting  # for those who declare settings of their own
+from paceline.config.setting import setting as setting  # re-exported for classes that declare settings
 from paceline.core.short_repr import short_repr
 
 SEEDS = 2**63  # random number generators accept seeds below this
@@ -18,8 +18,8 @@ SEEDS = 2**63  # random number generators accept seeds below this
 class RunSettings:
     """The settings of a run, apart from those of its recipe and learners.
 
-    Sources, loaders, strategies and evaluators are constructed with them. A source adds settings of its own in a
-    subclass, `Source.Settings`. `paceline settings RECIPE` lists them all.
+    They are passed to sources, loaders, strategies and evaluators. A source can add settings in a subclass,
+    `Source.Settings`. `paceline settings RECIPE` lists all settings.
 
     Examples:
         >>> settings = paceline.RunSettings(data="cifar10", devices=2)
@@ -221,7 +221,7 @@ class RunSettings:
 
 
 class HasSettings:
-    """A class that is constructed with a run's settings and may add its own settings."""
+    """Base class for classes that take the settings of a run and can add more settings."""
 
     Settings: ClassVar[type[RunSettings]] = RunSettings  # or a frozen dataclass that extends it
 
@@ -247,7 +247,7 @@ class LearnerSettings:
     ema_half_life: str = setting("0 images", "half-life of the EMA of the weights; 0 disables it")
 
 
-# Commands that run only a few steps have no flags for settings of a whole run.
+# Commands that run only a few steps have no flags for settings that affect a whole run.
 _WHOLE_RUN_SETTINGS = (
     *("strategy", "nnodes", "rdzv", "max_restarts", "epochs", "images", "inception", "inception_sha256"),
     *("out", "mirror", "resume_from", "check_replicas", "loggers"),

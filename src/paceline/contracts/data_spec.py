@@ -1,4 +1,4 @@
-"""The data spec: what a source declares about its samples."""
+"""The data spec: properties of the samples, declared by their source."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 from paceline.core.short_repr import short_repr
 
-# Names with a special meaning, in the setting `panels` and as fields of a sample.
+# Names with a special meaning in the setting `panels` and as fields of a sample.
 INPUT, SEGMENTATION, LEFT_OUT = "image", "segmentation", "-"
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a source declares about its samples, for the recipe.
+    """The properties of the samples, which a source declares for the recipe.
 
     Attributes:
-        channels: Number of channels of "image": 1 for greyscale, 3 for RGB.
+        channels: Number of channels of the field "image": 1 for greyscale, 3 for RGB.
         height: Height of "image" in pixels.
         width: Width of "image" in pixels.
         num_classes: Number of classes of "label"; 0 if the samples have no label.
-        class_names: The name of each class; empty if they have none.
+        class_names: The name of each class; empty if the classes have no names.
         flip_allowed: Whether a flipped image is still a valid sample; False for digits and letters.
-        scale: The field "low" is "image" downsampled by this factor; 0 if there is no such field.
-        panels: The fields aligned with "image", by name, in order, the segmentation last.
+        scale: The factor by which "image" is downsampled to get the field "low"; 0 if there is no field "low".
+        panels: The names of the image fields aligned with "image", in order, with the segmentation last.
 
     Examples:
         >>> paceline.DataSpec(channels=1, height=28, width=28, num_classes=10, flip_allowed=False)

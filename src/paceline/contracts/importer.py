@@ -1,4 +1,4 @@
-"""The importer contract: convert weight files of another project to a recipe's weights.
+"""The importer contract: converts weight files of another project to a recipe's weights.
 
 An importer is one file in `paceline.recipes.importers`; a recipe selects it with `Recipe.importer`.
 """
@@ -15,7 +15,7 @@ from paceline.core.types import SettingValue
 
 
 class Importer:
-    """Weight files of another project. The constructor reads them and raises UserError if it cannot use them."""
+    """Reads weight files of another project. The constructor raises UserError if it cannot use them."""
 
     recognised: Mapping[str, SettingValue] = {}  # settings determined by the files; users cannot change them
     assumed: Mapping[str, SettingValue] = {}  # settings not stored in the files; users can change them

@@ -1,4 +1,4 @@
-"""What a recipe is made of: phases, the losses that they compute, and the random numbers that they read."""
+"""The components of a recipe: phases, their losses and their random inputs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 Batch = dict[str, Tensor]
-"""Tensors by name, such as "image" and "label"; dimension 0 of every tensor is the sample.
+"""Tensors by name, such as "image" and "label"; dimension 0 is the batch dimension.
 
-Losses and `predict` get images as floats in [-1, 1].
+Losses and `predict` receive images as floats in [-1, 1].
 
 Examples:
     >>> import torch
@@ -21,12 +21,12 @@ Examples:
 
 
 class Loss(NamedTuple):
-    """What one phase computes from one batch.
+    """The result of one phase for one batch.
 
     Attributes:
-        terms: Weighted means over samples, by name; the engine sums and logs them.
-        shared: Tensors with a row per sample, added to the batch of later phases of this step, detached.
-        signals: Scalars for later phases, averaged over micro-batches, replicas and ranks.
+        terms: Loss terms by name, each a weighted mean over samples. The engine logs each term and minimizes their sum.
+        shared: Tensors with one row per sample. They are detached and added to the batch of later phases of this step.
+        signals: Scalars passed to later phases, averaged over micro-batches, replicas and ranks.
 
     Examples:
         >>> import torch
@@ -44,7 +44,7 @@ class Loss(NamedTuple):
 
 
 def _short(tensors: Mapping[str, Tensor]) -> str:
-    """Return scalars with their values, other tensors with their shapes."""
+    """Format scalars as values and other tensors as shapes."""
     shown = {
         name: f"{tensor.item():.4g}" if tensor.ndim == 0 else str(list(tensor.shape))
         for name, tensor in tensors.items()
@@ -53,14 +53,15 @@ def _short(tensors: Mapping[str, Tensor]) -> str:
 
 
 class Phase(NamedTuple):
-    """One network updated by its own loss; a step runs the phases in order.
+    """An update of one network with its own loss; a step runs the phases in order.
 
     Attributes:
-        name: The phase's name; its loss is the recipe's method `<name>_loss`.
-        network: The submodule that it updates; several phases may name the same one.
-        every: Run at every nth step, for lazy regularisation.
-        repeat: Times per step, each with new data, for critics; only the first sees what earlier phases shared.
-        concurrent: Whether it is independent of the phase before it: both may run at the same time.
+        name: The name of the phase. The recipe's method `<name>_loss` returns its loss.
+        network: The name of the submodule that it updates. Several phases can update the same network.
+        every: Run the phase only at every nth step, for lazy regularisation.
+        repeat: How often to run the phase per step, each time with new data, as for critics. Tensors shared by earlier
+            phases are available only the first time.
+        concurrent: Whether the phase is independent of the previous one, so that both can run at the same time.
 
     Examples:
         >>> phases = (
@@ -78,17 +79,17 @@ class Phase(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Random numbers per sample that the engine adds to the batch.
+    """A random input that the engine generates for each sample and adds to the batch.
 
-    They are a function of the seed, the images seen and the draw's name.
+    Its values depend only on the seed, the number of images seen and the name of the draw.
 
     Attributes:
-        shape: The shape of one sample's numbers.
-        kind: "normal", or "uniform" in [0, 1).
-        common: One row for the whole global batch: a choice that is the same on every device.
+        shape: The shape for one sample.
+        kind: The distribution: "normal", or "uniform" in [0, 1).
+        common: Whether the whole global batch shares one row, for a random choice that is the same on every device.
 
     Examples:
-        A recipe with these draws finds `batch["noise"]`, [n, 100], in its losses and in `predict`:
+        With these draws, the losses and `predict` receive `batch["noise"]`, an [n, 100] tensor, and `batch["coin"]`:
 
         >>> draws = {"noise": paceline.Draw((100,)), "coin": paceline.Draw((), "uniform", common=True)}
     """
@@ -99,10 +100,10 @@ class Draw(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The metric that chooses the best checkpoint.
+    """The metric that selects the best checkpoint.
 
     Attributes:
-        metric: SPLIT/NAME, without what the name has in [brackets]; "": the last checkpoint counts.
+        metric: SPLIT/NAME, without any [label] in the metric's name. If empty, the last checkpoint counts as the best.
         mode: Whether a smaller ("min") or a larger ("max") value is better.
 
     Examples:

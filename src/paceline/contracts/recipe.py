@@ -4,7 +4,7 @@ A recipe knows nothing about devices, processes, precision, optimizer steps or f
 `forward(phase, batch)`, the single entry point that autocast, DataParallel, DistributedDataParallel and
 Lightning wrap, and updates the networks that the phases refer to.
 
-A recipe file needs no other contract module: `DataSpec`, `Phase` and `Loss` are exported from here, too.
+This module also exports `DataSpec`, `Phase`, `Loss` and the other names that a recipe file needs.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ __all__ = ["Batch", "Best", "DataSpec", "Draw", "Loss", "NoSettings", "Phase", "
 
 @dataclass(frozen=True)
 class NoSettings:
-    """A recipe without settings of its own."""
+    """The settings of a recipe that declares none."""
 
 
 class Recipe(nn.Module):
-    """Networks, phases and losses. Subclass it in a file of its own.
+    """Networks, phases and losses. Subclass it in a separate file.
 
-    The file's name is the recipe's name. A phase updates one network by the loss that the method `<phase>_loss`
-    returns. `predict` returns what metrics and samples are made of. A loss calls no random function: declare `draws`
-    instead. A recipe knows no device, process, precision, optimizer step or file.
+    The file name is the name of the recipe. A phase updates one network with the loss that the method `<phase>_loss`
+    returns. `predict` returns the tensors from which metrics and sample images are computed. A loss must not call
+    random functions; declare `draws` instead. A recipe contains no code for devices, processes, precision, optimizer
+    steps or files.
 
     Examples:
         ```python
@@ -69,57 +70,57 @@ class Recipe(nn.Module):
 
     # Settings
     Settings: ClassVar[type] = NoSettings
-    """A frozen dataclass; each field is a setting: `--set name=value`."""
+    """A frozen dataclass. Each field is a setting: `--set name=value`."""
     defaults: ClassVar[SettingValues] = {}
-    """Settings of the run and its learners that suit this recipe."""
+    """Default values for settings of the run and its learners."""
     presets: ClassVar[Mapping[str, SettingValues]] = {}
     """Named sets of settings: `--preset NAME`."""
     small: ClassVar[SettingValues] = {}
-    """Settings that make a step cheap, for `verify` and self-tests."""
+    """Settings that make a step cheap, used by `verify` and self-tests."""
     aliases: ClassVar[Mapping[str, str]] = {}
-    """Another program's setting names in `--config` files, and ours; "" ignores one."""
+    """Setting names of other programs in `--config` files, mapped to Paceline's names; "" ignores a setting."""
     must_match_weights: ClassVar[tuple[str, ...]] = ()
-    """Settings that `--init-from` needs unchanged, although weights of both values fit."""
+    """Settings that must not change with `--init-from`, even if the weights would fit."""
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Values of the setting `stage` that expand to several runs."""
+    """Values of the setting `stage` that run several stages, each with the names of its stages."""
 
     # Data
     required_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that every sample must have."""
     rejected_fields: ClassVar[Mapping[str, str]] = {}
-    """Fields that the recipe would ignore, mapped to the recipe that uses each."""
+    """Fields that the recipe rejects because it would ignore them, each with a recipe that uses it."""
     importer: ClassVar[str] = ""
-    """Reads other projects' weight files: a module of `paceline.recipes.importers`, or the path of a file."""
+    """The importer for weight files of other projects: a name, or the path of a file."""
 
     # Evaluation
     evaluator: ClassVar[str] = ""
-    """Measures `predict`: a module of `paceline.evaluation.evaluators`, or the path of a file."""
+    """The evaluator that computes metrics from `predict`: a name, or the path of a file."""
     evaluated_on: ClassVar[str] = "validation"
-    """The split that it is measured on during training."""
+    """The split that is evaluated during training."""
     best: Best = Best()
-    """The metric that chooses the best checkpoint, and its mode."""
+    """The metric that selects the best checkpoint, and its mode."""
     generates: ClassVar[bool] = False
-    """Whether `predict` makes its "image", in [-1, 1], from the draws alone."""
+    """Whether `predict` generates "image", in [-1, 1], from the draws alone."""
     output_scale: int = 1
-    """Height and width of the results of `image_to_image`, relative to its input."""
+    """The scale factor of `image_to_image`: output height and width relative to the input."""
 
     # Training
     phases: tuple[Phase, ...] = ()
-    """What a step runs, in order."""
+    """The phases of a step, in order."""
     draws: dict[str, Draw] = {}
-    """Random numbers that the losses and `predict` read from the batch."""
+    """Random inputs that the losses and `predict` read from the batch."""
     signals: dict[str, float] = {}
-    """Signals that a phase reads from the batch, with their values at the first step."""
+    """Signals that phases read from the batch, with their values for the first step."""
     ema: tuple[str, ...] = ()
-    """Networks that are evaluated by the EMA of their weights."""
+    """Networks that are evaluated with the EMA of their weights."""
     double_backward: tuple[str, ...] = ()
-    """Networks whose gradient is itself differentiated, for example by R1."""
+    """Networks that need second-order gradients, for example for R1."""
 
     @classmethod
     def check(cls, settings: Any) -> None:
         """Raise UserError for settings that would fail later, such as a missing file.
 
-        It is called before the first stage.
+        Training calls this before the first stage.
         """
 
     def __init__(self, settings: Any, spec: DataSpec) -> None:
@@ -127,12 +128,12 @@ class Recipe(nn.Module):
 
         Args:
             settings: An instance of `Settings`.
-            spec: Describes the data: channels, height, width, classes.
+            spec: The properties of the data, such as channels, height, width and classes.
         """
         super().__init__()
 
     def forward(self, phase: str, batch: Batch) -> Loss:
-        """Return the loss of one phase on one batch."""
+        """Return the loss of a phase for one batch."""
         loss: Loss = getattr(self, f"{phase}_loss")(batch)
         return loss
 
@@ -141,23 +142,23 @@ class Recipe(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no predict(): it cannot be evaluated or sampled")
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """Return images by caption, shown side by side for each sample.
+        """Return images by caption, to be shown side by side for each sample.
 
-        They are in [-1, 1] and of one size. By default there are none.
+        The images are in [-1, 1] and have the same size. By default, there are none.
         """
         return {}
 
     def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
-        """Return what the recipe makes of images of any size, by name.
+        """Transform images of any size, and return the results by name.
 
-        Images are in [-1, 1]. The main result is "image".
+        Inputs and results are in [-1, 1]. The main result is "image".
         """
         raise NotImplementedError(f"{type(self).__name__} has no image_to_image(): it cannot be applied to images")
 
     def check_phases(self, name: str) -> None:
-        """Raise UserError for a phase without a loss or a network.
+        """Raise UserError if a phase has no loss method or no network.
 
-        `name` is the recipe's name for the message.
+        `name` is the name of the recipe in the error message.
         """
         if not self.phases:
             raise UserError(f"recipe {name!r}: has no phases; define phases = (Phase(NAME, NETWORK),)")
@@ -179,7 +180,7 @@ class Recipe(nn.Module):
 
     @property
     def single_networks(self) -> dict[str, nn.Module]:
-        """The trained networks, those of an nn.ModuleDict one by one, as GROUP.NAME."""
+        """The trained networks, with the members of an nn.ModuleDict as GROUP.NAME."""
         found: dict[str, nn.Module] = {}
         for name, network in self.networks.items():
             if isinstance(network, nn.ModuleDict):

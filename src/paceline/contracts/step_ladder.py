@@ -1,4 +1,4 @@
-"""The step ladder: the speed of a step as its costs are added one by one. Benchmarking measures it, reports show it."""
+"""The step ladder: the speed of a training step as costs such as communication are added one at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.core.types import JsonObject
 
 @dataclass(frozen=True)
 class MeasuredRung:
-    """The speed of one variant of the step: median, 10th and 90th percentile of n blocks."""
+    """The speed of one variant of the step: median, 10th and 90th percentile over n blocks of steps."""
 
     name: str
     images_per_second: float
@@ -22,7 +22,7 @@ class MeasuredRung:
 
 @dataclass(frozen=True)
 class StepLadder:
-    """Speeds of a step, from one device alone up to the complete training step."""
+    """The speed of a step, from one device alone to the complete training step on all devices."""
 
     devices: int
     batch: int
@@ -30,11 +30,11 @@ class StepLadder:
     gradient_bytes: dict[str, int]  # by phase
 
     def to_json(self) -> JsonObject:
-        """Return the ladder as JSON, for reports to read."""
+        """Return the ladder as JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> StepLadder:
-        """Return the ladder that `to_json` wrote; raise KeyError, TypeError or ValueError for other content."""
+        """Parse the output of `to_json`; raise KeyError, TypeError or ValueError if it is invalid."""
         rungs = tuple(MeasuredRung(**rung) for rung in content["rungs"])
         return cls(int(content["devices"]), int(content["batch"]), rungs, dict(content["gradient_bytes"]))

@@ -1,4 +1,4 @@
-"""One-line reprs of dataclasses with many fields."""
+"""One-line reprs for dataclasses with many fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VALUES.maxstring = _VALUES.maxother = 80
 
 
 def short_repr(instance: DataclassInstance) -> str:
-    """Return `Name(field=value, …)` without the fields that have their default, and with long tuples cut."""
+    """Return `Name(field=value, …)` without fields at their default, and with long values shortened."""
     shown = []
     for field in fields(instance):
         value = getattr(instance, field.name)

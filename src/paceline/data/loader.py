@@ -1,8 +1,8 @@
-"""The loader contract: tickets in, raw batches on the device out.
+"""The loader contract: turns tickets into raw batches on the device.
 
-A loader is a pure function of tickets. It yields the source's data (uint8 images, integer labels) together with the
-tickets' own columns. transforms.py does the rest on the device, one batch at a time. So all loaders produce the same
-batches.
+A loader is a pure function of tickets, so all loaders produce the same batches. It yields the source's data (uint8
+images, integer labels) together with the tickets' random numbers. transforms.py then augments and normalizes each batch
+on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.data.tickets import Tickets
 
 
 class Fit(NamedTuple):
-    """Whether a loader can serve a source on a device."""
+    """Whether a loader can load a source on a device."""
 
     ok: bool
     reason: str = ""
@@ -29,10 +29,10 @@ class Fit(NamedTuple):
 
 
 class Loader:
-    """Turns tickets into batches. Subclass it in a file of its own.
+    """Turns tickets into batches. Subclass it in a separate file.
 
-    The file's name is the loader's name. Implement `fetch` and, for what can run on the device, `finish`. A loader is
-    a pure function of tickets: all loaders give equal batches.
+    The file name is the name of the loader. Implement `fetch` and, for work that can run on the device, `finish`. A
+    loader is a pure function of tickets, so all loaders return equal batches.
 
     Examples:
         ```python
@@ -59,23 +59,23 @@ class Loader:
         512
     """
 
-    # What others need to know of a loader. Nobody compares with its name.
+    # Properties of a loader. Other code checks these, never the name of the loader.
     description: ClassVar[str] = ""
-    """How it loads, in a few words."""
+    """A short description of how it loads data."""
     package: ClassVar[str] = ""
-    """The module that must be installed besides torch."""
+    """The Python package that must be installed in addition to torch."""
     uses_workers: ClassVar[bool] = False
-    """Whether `--workers` counts its processes or threads."""
+    """Whether it uses `--workers` as its number of processes or threads."""
     extra: ClassVar[str] = ""
-    """The extra of Paceline that installs `package`."""
+    """The Paceline extra that installs `package`."""
     auto_order: ClassVar[int | None] = None
-    """Its position among those that `--loader auto` tries; None: not tried."""
+    """The position in the order in which `--loader auto` tries loaders; None if it does not try this one."""
 
     @classmethod
     def fits(cls, source: Source, device: torch.device, budget: Budget) -> Fit:
-        """Return whether it can serve the source.
+        """Return whether this loader can load the source on the device.
 
-        A loader that keeps samples in memory takes them from the budget.
+        A loader that keeps samples in memory reserves space for them in the budget.
         """
         return Fit(True)
 
@@ -90,11 +90,12 @@ class Loader:
         """Open the loader.
 
         Args:
-            source: Where samples are read from.
-            device: Where batches go.
-            settings: The run's settings.
-            crop: Side in pixels of the window that each ticket selects; 0 gives whole images, of one size per batch.
-            home: Where `fits` found room for the samples; the device itself by default.
+            source: The source to read samples from.
+            device: The device of the batches.
+            settings: The settings of the run.
+            crop: The size in pixels of the square crops that the tickets select; 0 loads whole images, which must have
+                the same size within a batch.
+            home: The device on which `fits` found room for the samples; by default, `device`.
         """
         self.source, self.device, self.settings, self.crop = source, device, settings, crop
         self.home = home or device
@@ -103,21 +104,21 @@ class Loader:
 
     @property
     def batches_ahead(self) -> int:
-        """How many batches it may read before they are requested."""
+        """The number of batches to prefetch."""
         return 0
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Yield the data for each request on the device, in order.
+        """Yield one batch of data per request on the device, in order.
 
-        `finish` turns it into a raw batch.
+        `finish` turns each of them into a raw batch.
         """
         raise NotImplementedError
 
     def finish(self, fetched: Batch) -> Batch:
-        """Return the raw batch of what `fetch` yielded.
+        """Turn data that `fetch` yielded into a raw batch.
 
-        It has images uint8 [n, c, h, w], numbers [n], "index" int64 [n] and "uniforms" [n, k]. This runs on the device
-        alone, and so can be part of a captured step.
+        A raw batch contains uint8 [n, c, h, w] images, labels of shape [n], "index" (int64 [n]) and "uniforms"
+        ([n, k]). This method runs only on the device, so it can be part of a captured step.
         """
         return fetched
 

@@ -1,7 +1,7 @@
 """The source contract: an indexable set of samples, read without augmentation.
 
-A source knows nothing about batches or devices. It is one file in `sources/`. Its class takes the split and the run's
-settings, and can add settings of its own. A source in a user's file works the same way.
+A source knows nothing about batches or devices. It is one file, in `sources/` or written by the user. Its class takes
+the split and the settings of the run, and can declare additional settings.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from paceline.config.settings import HasSettings, RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.data.crop import Window, cut
 
-Sample = dict[str, NDArray[Any]]  # images are uint8 [height, width, channels], numbers are int64 scalars
+Sample = dict[str, NDArray[Any]]  # images are uint8 [height, width, channels] arrays, labels are int64 scalars
 
 
 class Encoded(NamedTuple):
-    """A sample before decoding."""
+    """A sample whose images have not been decoded."""
 
-    files: dict[str, Path]  # the file of each image
-    numbers: Sample
+    files: dict[str, Path]  # image files by field
+    numbers: Sample  # labels and other fields that are not images
 
 
 class Source(HasSettings):
-    """An indexable set of samples. Subclass it in a file of its own.
+    """An indexable set of samples. Subclass it in a separate file.
 
-    The file's name is the source's name. Implement `__init__`, which sets `spec`, `__len__` and `read`. Images are
-    uint8 [height, width, channels], numbers are int64. Read samples as they are: order, crops and flips belong to the
-    run. Settings of its own are a frozen dataclass `Settings` that extends `RunSettings`.
+    The file name is the name of the source. Implement `__len__`, `read`, and an `__init__` that sets `spec`. Images are
+    uint8 [height, width, channels] arrays, and labels are int64. Do not shuffle, crop or flip samples: the run does
+    that. To declare additional settings, define a frozen dataclass `Settings` that extends `RunSettings`.
 
     Examples:
         ```python
@@ -69,18 +69,18 @@ class Source(HasSettings):
     """
 
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
-    """The splits that it has, unless `splits_of` decides."""
+    """The available splits, unless `splits_of` is overridden."""
     decodes: ClassVar[bool] = True
-    """Whether whether reading a sample costs more than copying it."""
+    """Whether reading a sample is much slower than copying it, for example because it is decoded."""
     spec: DataSpec
-    """What it declares about its samples; set it in `__init__`."""
+    """The properties of the samples. Set it in `__init__`."""
     sizes: NDArray[np.int64] | None = None
-    """Height and width of each "image", [n, 2]; None if all have those of `spec`."""
+    """The height and width of each "image" as an [n, 2] array; None if all have the size in `spec`."""
     notes: tuple[str, ...] = ()
-    """What commands print about it, for example how many files were left out."""
+    """Notes for commands to print, for example how many files were skipped."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
-        """Open one split, "train" or "test"; `settings.data_root` holds its files."""
+        """Open one split, "train" or "test", of the files in `settings.data_root`."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -90,14 +90,17 @@ class Source(HasSettings):
 
     @classmethod
     def splits_of(cls, settings: RunSettings) -> tuple[str, ...]:
-        """Return the splits under these settings: `splits`, unless the data decides."""
+        """Return the splits available with these settings; by default, `splits`.
+
+        Override this if the splits depend on the data.
+        """
         return cls.splits
 
     @classmethod
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
-        """Return the settings that evaluate a whole folder instead of a split.
+        """Return settings with which a whole folder is evaluated instead of a split.
 
-        `paceline evaluate --data-root` uses them. By default they are unchanged, and the test split is evaluated.
+        `paceline evaluate --data-root` calls this. By default, the settings are unchanged and the test split is used.
         """
         return settings
 
@@ -105,34 +108,34 @@ class Source(HasSettings):
         raise NotImplementedError
 
     def read(self, index: int) -> Sample:
-        """Return one sample, decoded."""
+        """Read and decode one sample."""
         raise NotImplementedError
 
     def read_window(self, index: int, window: Window) -> Sample:
-        """Return a window of one sample.
+        """Read one sample, cropped to a window.
 
-        A source that can read less than the whole sample overrides this.
+        Override this if the source can read part of a sample faster than the whole sample.
         """
         return cut(self.read(index), window, self.spec.scale)
 
     def encoded(self, index: int) -> Encoded | None:
-        """Return the files of a sample that `read` uses unchanged, else None.
+        """Return the files of a sample if decoding them gives the same as `read`.
 
-        `read` then gives their images in colour, cut at the right and lower edge at most.
+        Otherwise, return None. `read` may convert the images to RGB and crop them at the right and lower edges.
         """
         return None
 
     def files_of(self, index: int) -> Encoded | None:
-        """Return the files that `read` uses for a sample from, and its numbers.
+        """Return the files that `read` opens for a sample, and its labels.
 
-        None if only `read` knows them.
+        Return None if they are not known without reading the sample.
         """
         return None
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
-        """Return the numbers (labels) of several samples, stacked.
+        """Return the labels and other numbers of several samples, stacked.
 
-        None if only `read` knows them.
+        Return None if they are not known without reading the samples.
         """
         found = []
         for index in indices:
@@ -147,18 +150,18 @@ class Source(HasSettings):
         return f"sample {index}"
 
     def read_many(self, indices: NDArray[np.int64]) -> Sample:
-        """Return several samples of one size, stacked.
+        """Read several samples of the same size and stack them.
 
-        Sources that hold arrays do this in one step.
+        Override this if the source can read many samples at once.
         """
         samples = [self.read(int(index)) for index in indices]
         return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 class ArraySource(Source):
-    """A source in memory: arrays with one row per sample.
+    """A source whose samples are in memory, in arrays with one row per sample.
 
-    Subclass it in a file of its own, with `__init__(self, split, settings)`.
+    Subclass it in a separate file, with an `__init__(self, split, settings)`.
 
     Examples:
         ```python
@@ -185,7 +188,7 @@ class ArraySource(Source):
     decodes = False
 
     def __init__(self, arrays: Sample, spec: DataSpec) -> None:
-        """Hold the arrays by field: "image" uint8 [n, h, w, c], "label" int64 [n]."""
+        """Store the arrays by field: "image" is uint8 [n, h, w, c], "label" is int64 [n]."""
         self.arrays, self.spec = arrays, spec
 
     def __len__(self) -> int:
@@ -202,7 +205,7 @@ class ArraySource(Source):
 
 
 class Subset(Source):
-    """Some samples of another source, in a given order."""
+    """A subset of the samples of another source, in a given order."""
 
     def __init__(self, source: Source, indices: Sequence[int] | NDArray[np.int64]) -> None:
         self.source, self.indices, self.spec = source, np.asarray(indices), source.spec
@@ -248,17 +251,17 @@ def sizes_of(source: Source) -> NDArray[np.int64]:
 
 
 def has_one_size(source: Source) -> bool:
-    """Return whether whole samples of the source can share a batch."""
+    """Return whether all samples have the same size, so that whole samples can share a batch."""
     return source.sizes is None or bool((source.sizes == source.sizes[0]).all())
 
 
 def is_in_memory(source: Source) -> bool:
-    """Return whether the samples are arrays in memory, which cost almost nothing to read."""
+    """Return whether the samples are arrays in memory, which are fast to read."""
     return isinstance(_underlying(source), ArraySource)
 
 
 def decodes(source: Source) -> bool:
-    """Return whether prefetching in worker processes is worthwhile."""
+    """Return whether samples are slow to read, so that prefetching in worker processes is worthwhile."""
     return _underlying(source).decodes
 
 

@@ -1,8 +1,8 @@
-"""The evaluator contract: predictions are reduced to sums, and the sums of all ranks to metrics.
+"""The evaluator contract: reduces predictions to sums, and the sums of all ranks to metrics.
 
-An evaluator never waits for the device while it reads batches. Its sums are added over all ranks before they become
-metrics, so that a metric does not depend on how the samples were distributed. An evaluator that compares predictions
-with the samples themselves (`needs_samples`) reads all samples first, in the same way.
+An evaluator never waits for the device while it processes batches. Its sums are added over all ranks before they become
+metrics, so a metric does not depend on how the samples were distributed. An evaluator that compares predictions with
+the samples themselves (`needs_samples`) first reduces all samples to sums in the same way.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class OpenedRun:
     """A finished run with its trained weights."""
 
     config: Config
-    spec: DataSpec  # describes the training data
-    recipe: Recipe  # has the weights of the best checkpoint
+    spec: DataSpec  # data spec of the training data
+    recipe: Recipe  # with the weights of the best checkpoint
 
 
 OpenRun = Callable[[str], OpenedRun]  # takes the path of a run folder
@@ -36,17 +36,17 @@ OpenRun = Callable[[str], OpenedRun]  # takes the path of a run folder
 
 @dataclass(frozen=True)
 class Case:
-    """What is evaluated, and on which samples: `Evaluator.case`.
+    """The samples of one evaluation, available as `Evaluator.case`.
 
     Attributes:
         source: The samples.
-        split: The split that they are from: "train", "validation" or "test".
-        count: The number of predictions that will come.
-        open_run: Opens a finished run by its folder, for an evaluator that needs another network.
-        output_scale: How many times as high and wide as its input the recipe's output is.
+        split: The split that the samples belong to: "train", "validation" or "test".
+        count: The number of predictions that the evaluator will receive.
+        open_run: A function that opens a finished run folder, for evaluators that need the network of another run.
+        output_scale: The height and width of the recipe's output relative to its input.
 
     Examples:
-        A run constructs it. A test of your own evaluator can, too:
+        The engine creates cases. To test your own evaluator, create one yourself:
 
         >>> import numpy as np
         >>> source = paceline.ArraySource({"image": np.zeros((2, 8, 8, 1), np.uint8)}, paceline.DataSpec(1, 8, 8))
@@ -64,11 +64,11 @@ class Case:
 
 
 class Evaluator:
-    """Measures predictions. Subclass it in a file of its own.
+    """Computes metrics from predictions. Subclass it in a separate file.
 
-    The file's name is the evaluator's name; a recipe names it in `Recipe.evaluator`. Implement `update`, `sums` and
-    `results`. Sums are added over all ranks before `results` sees them, so that a metric does not depend on the number
-    of devices.
+    The file name is the name of the evaluator; a recipe selects it with `Recipe.evaluator`. Implement `update`, `sums`
+    and `results`. The sums are added over all ranks before they are passed to `results`, so a metric does not depend on
+    the number of devices.
 
     Examples:
         ```python
@@ -108,7 +108,7 @@ class Evaluator:
             evaluator, best = "./confidence.py", Best("validation/confidence")
         ```
 
-        `my_recipe.py` is the file in the example of `Recipe`.
+        `my_recipe.py` is the example file of `Recipe`.
 
         >>> result = paceline.train("./confident.py", images=512)
         >>> 10 <= result.metrics["test/confidence"] <= 100
@@ -116,23 +116,23 @@ class Evaluator:
     """
 
     classifies: ClassVar[bool] = False
-    """Whether it reads "logits" of a prediction, one per class, against "label"."""
+    """Whether it compares the "logits" of a prediction, one per class, with "label"."""
 
     needs_samples: bool = False
-    """Whether it reads the samples themselves before the predictions."""
+    """Whether it processes the samples themselves before the predictions."""
     notes: tuple[str, ...] = ()
-    """Warnings and remarks on its metrics, to be printed."""
+    """Warnings and remarks about its metrics, for commands to print."""
     label: str = ""
-    """What the names of its metrics have in [brackets]."""
+    """A label that is added to the names of its metrics in [brackets]."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
-        """Prepare for one case; raise UserError if it cannot be evaluated."""
+        """Prepare to evaluate one case; raise UserError if this is not possible."""
         self.case, self.spec, self.device, self.settings = case, spec, device, settings
 
     def protocol(self) -> Protocol:
-        """Return what two measurements must share to be comparable.
+        """Return the conditions that comparable measurements have in common.
 
-        It is empty if all are.
+        If it is empty, all measurements are comparable.
         """
         return {}
 
@@ -145,7 +145,7 @@ class Evaluator:
         raise NotImplementedError
 
     def end_samples(self, sums: Tensor) -> None:
-        """Receive the sums over all samples of all ranks."""
+        """Receive the sums over the samples of all ranks."""
         raise NotImplementedError
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
@@ -153,7 +153,7 @@ class Evaluator:
         raise NotImplementedError
 
     def sums(self) -> Tensor:
-        """Return a copy of the sums so far: float64, one dimension, on the device."""
+        """Return a copy of the sums so far as a 1-D float64 tensor on the device."""
         raise NotImplementedError
 
     def results(self, sums: Tensor) -> dict[str, float]:

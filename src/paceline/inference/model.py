@@ -1,4 +1,4 @@
-"""`paceline.load`: a trained model in Python. Its methods have the names of the commands that do the same."""
+"""`paceline.load`: a trained model in Python. Each method has the same name as the corresponding command."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ Images = Tensor | npt.NDArray[np.uint8] | Image.Image | Iterable[Image.Image]
 
 
 def load(path: str, checkpoint: str = "best", device: str | torch.device | None = None) -> Model:
-    """Open a run's folder or a weights file; on a GPU where there is one, unless a device is named."""
+    """Load a run folder or weights file onto a device; by default, onto a GPU if there is one."""
     place = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     path = last_finished(path)
     return Model(read_stored(path, checkpoint), path, place)
 
 
 class Model:
-    """A trained model in eval mode on one device; `paceline.load` returns it.
+    """A trained model in eval mode on one device, as returned by `paceline.load`.
 
-    `predict` is for classifiers, `sample` for generators, `apply` for models that restore, enlarge or translate images.
-    The weights are those that were evaluated: the EMA, if the recipe uses it. `device` is where they are.
+    Use `predict` for classifiers, `sample` for generators, and `apply` for models that restore, upscale or translate
+    images. The weights are those that were evaluated: the EMA weights if the recipe uses EMA. `device` is the device
+    that holds them.
 
     Examples:
         >>> model = paceline.load("runs/first", device="cpu")
@@ -73,12 +74,12 @@ class Model:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe with all of its networks."""
+        """The recipe, with all of its networks."""
         return self._trained.recipe
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """The networks that have weights, by name; their inputs are in [-1, 1]."""
+        """The networks with trained weights, by name; they take images in [-1, 1]."""
         return networks_in(self._stored, self.recipe)
 
     @property
@@ -88,29 +89,29 @@ class Model:
 
     @property
     def origin(self) -> str:
-        """Where the weights are from, in words."""
+        """A description of where the weights come from."""
         return self._trained.origin
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The name of each class, or its index if the data has no names."""
+        """The class names, or the class indices if the classes have no names."""
         return self._trained.classes
 
     @torch.no_grad()
     def predict(self, images: Images) -> Tensor:
         """Return the probability of each class for each image.
 
-        Probabilities are computed as `paceline evaluate` computes them.
+        The computation is the same as in `paceline evaluate`.
 
         Args:
-            images: One Pillow image or several, which are scaled and cropped to the size that the run was evaluated
-                on; or uint8 [n, c, h, w], which are used as they are, like the samples of a source.
+            images: One or more Pillow images, which are scaled and cropped to the size that the run was evaluated on;
+                or a uint8 [n, c, h, w] tensor or array, which is used unchanged.
 
         Returns:
-            Probabilities, float64 [n, classes], on the CPU. `classes` has the names.
+            The probabilities as a float64 [n, classes] tensor on the CPU. See `classes` for the class names.
 
         Raises:
-            UserError: If the model is no classifier, or the images do not fit it.
+            UserError: If the model is not a classifier, or the images have the wrong type or shape.
 
         Examples:
             >>> from PIL import Image
@@ -141,13 +142,14 @@ class Model:
 
         Args:
             count: The number of images.
-            seed: The seed of the noise; by default the run's, which gives the images of `paceline sample`.
+            seed: The seed for the noise; by default the run's seed, which generates the same images as
+                `paceline sample`.
 
         Returns:
-            Images, uint8 [n, c, h, w], on the CPU.
+            The images as a uint8 [n, c, h, w] tensor on the CPU.
 
         Raises:
-            UserError: If the model is no generator.
+            UserError: If the model is not a generator.
 
         Examples:
             >>> generator = paceline.load("runs/dcgan-digits-0")
@@ -157,22 +159,22 @@ class Model:
         """
         check_use(self._stored, "sample", self._path)
         if count < 1:
-            raise UserError(f"sample({count}): expected a number of images, 1 or more")
+            raise UserError(f"sample({count}): the number of images must be at least 1")
         drawer = self._drawer(self._run.seed if seed is None else seed)
         with self._run_precision():
             images = make_images(self.recipe, fixed_draws(self.recipe, drawer, count), self._precision)
         return torch.from_numpy(images).permute(0, 3, 1, 2)
 
     def apply(self, image: Image.Image) -> dict[str, Image.Image]:
-        """Restore, enlarge or translate an image of any size.
+        """Restore, upscale or translate an image of any size.
 
         Large images are processed in tiles.
 
         Args:
-            image: A Pillow image. A colour image for a greyscale network is processed channel by channel.
+            image: A Pillow image. A greyscale network processes the channels of a colour image separately.
 
         Returns:
-            The results by name, in 8 bits. The main one is "image".
+            The results by name, as 8-bit Pillow images. The main result is "image".
 
         Raises:
             UserError: If the model does not transform images, or the image cannot be used.
@@ -190,7 +192,7 @@ class Model:
             return self._applier.transform(pixels if pixels.ndim == 3 else pixels[..., np.newaxis])
 
     def _batches(self, images: Images) -> Iterator[Tensor]:
-        """Yield images uint8 [n, c, h, w] in batches of the size that `evaluate` has."""
+        """Yield uint8 [n, c, h, w] tensors with the same batch size as `evaluate`."""
         size = self._trained.evaluated_size
         expected = f"uint8 [n, {', '.join(map(str, (self.spec.channels, *(size or ('height', 'width')))))}]"
         if not isinstance(images, Tensor | np.ndarray):
@@ -204,23 +206,23 @@ class Model:
         yield from _split(torch.as_tensor(images if isinstance(images, Tensor) else np.ascontiguousarray(images)))
 
     def _arranged(self, images: Image.Image | Iterable[Image.Image], expected: str) -> list[Tensor]:
-        """Return Pillow images as uint8 [n, c, h, w], together where they have one size."""
+        """Convert Pillow images to uint8 [n, c, h, w] tensors: one tensor if all have the same size, else one each."""
         several = isinstance(images, Iterable) and not isinstance(images, str | bytes | Image.Image)
         listed: Iterable[Any] = images if isinstance(images, Iterable) and several else [images]
         arrays = []
-        for one in listed:  # one after the other, since large images fill the memory
+        for one in listed:  # one at a time, to limit memory use for large images
             if not isinstance(one, Image.Image):
-                raise UserError(f"expected Pillow images in a list, or {expected}; not {_kind(one, several)}")
+                raise UserError(f"expected a list of Pillow images or {expected}, not {_kind(one, several)}")
             arrays.append(self._arrange(one))
         one_size = len({array.shape for array in arrays}) == 1
         stacks = [np.stack(arrays)] if one_size else [array[np.newaxis] for array in arrays]
         return [torch.from_numpy(stack).permute(0, 3, 1, 2) for stack in stacks]
 
     def _arrange(self, image: Image.Image) -> npt.NDArray[np.uint8]:
-        """Return the centre of an image, scaled to the size that the run was evaluated on, as uint8 [h, w, c]."""
+        """Center-crop and scale an image to the size that the run was evaluated on; return a uint8 [h, w, c] array."""
         spec = self.spec
         if spec.channels not in (1, 3):
-            raise UserError(f"{self._path}: its images have {spec.channels} channels; pass them as uint8 tensors")
+            raise UserError(f"{self._path}: expects images with {spec.channels} channels; pass them as a uint8 tensor")
         height, width = self._trained.evaluated_size or (0, 0)
         image = _plain(image)
         if height != width:
@@ -234,14 +236,14 @@ class Model:
         return self._precision.applied(deterministic=self._run.deterministic)
 
     def _applier_precision(self) -> AbstractContextManager[None]:
-        """The applier sets the switches that it needs; here they do not outlive the call."""
+        """Return a context that restores the global precision settings, which the applier changes."""
         return choose_precision("fp32", self.device).applied(deterministic=True)
 
 
 def _split(images: Tensor) -> Iterator[Tensor]:
     count = max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, images.shape[2] * images.shape[3])))
     for start in range(0, len(images), count):
-        # In memory as loaders give them, [n, h, w, c]: convolutions of other layouts round differently.
+        # Same memory layout as batches from loaders, [n, h, w, c]: convolutions in other layouts round differently.
         rows = images[start : start + count].permute(0, 2, 3, 1)
         yield rows.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 
@@ -252,12 +254,12 @@ def _device(wanted: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError):
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device={str(wanted)!r}: expected 'cpu', 'cuda' or one of several GPUs like 'cuda:1'")
+        raise UserError(f"device={str(wanted)!r}: expected 'cpu', 'cuda' or a GPU index such as 'cuda:1'")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device={str(wanted)!r}: no CUDA device is visible to PyTorch here; use device='cpu'")
+        raise UserError(f"device={str(wanted)!r}: no CUDA device is visible to PyTorch; use device='cpu'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
-        raise UserError(f"device={str(wanted)!r}: there is no such GPU here; the last is 'cuda:{last}'")
+        raise UserError(f"device={str(wanted)!r}: there is no such GPU; the last one is 'cuda:{last}'")
     return device
 
 
@@ -267,7 +269,7 @@ def _kind(thing: object, in_a_list: bool) -> str:
 
 def _plain(image: Image.Image) -> Image.Image:
     if not isinstance(image, Image.Image):
-        raise UserError(f"expected a Pillow image, not {_kind(image, False)}; Image.open(FILE) opens a file")
+        raise UserError(f"expected a Pillow image, not {_kind(image, False)}; open files with Image.open(FILE)")
     try:
         return plain_image(image)
     except BadImage as problem:

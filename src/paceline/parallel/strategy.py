@@ -1,4 +1,4 @@
-"""The strategy contract: how a recipe is parallelized. Step and loop are the same under every strategy."""
+"""The strategy contract: how a recipe is parallelized. The step and the loop are the same for all strategies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTHING = "nothing"  # a dummy phase: its loss uses every parameter and has zero
 class PhaseCall(nn.Module):
     """The recipe's forward under autocast: the module that DataParallel and DistributedDataParallel wrap.
 
-    Autocast is applied inside, since DataParallel's threads do not inherit it.
+    Autocast is applied inside the module, because DataParallel's threads do not inherit it.
     """
 
     def __init__(self, recipe: Recipe, precision: Precision) -> None:
@@ -42,11 +42,11 @@ class PhaseCall(nn.Module):
 
 
 class Strategy:
-    """How a recipe is parallelised. Subclass it in a file of its own.
+    """Defines how a recipe is parallelised. Subclass it in a separate file.
 
-    The file's name is the strategy's name. This class runs a recipe in one process, on one device. Override what is
-    different: `forward` (called per phase and micro-batch), `accumulating`, `backward`, `drive` (which sees whole
-    steps), or the constructor for what wraps the networks.
+    The file name is the name of the strategy. This base class runs a recipe in one process on one device. Override the
+    methods that differ: `forward` (called for each phase and micro-batch), `accumulating`, `backward`, `drive` (the
+    loop over steps), or the constructor to wrap the networks.
 
     Examples:
         ```python
@@ -75,23 +75,21 @@ class Strategy:
     needs_processes: ClassVar[bool] = False
     """Whether it needs one process per device."""
     max_devices: ClassVar[int | None] = None
-    """The largest number of devices that it can use; None: any."""
+    """The maximum number of devices that it can use; None if there is no maximum."""
     complexity: ClassVar[int] = 0
-    """A report recommends the simplest of equally good strategies: the lowest number."""
+    """A rank for reports: among equally good strategies, they recommend the one with the lowest number."""
     package: ClassVar[str] = ""
-    """The module that must be installed in addition to torch."""
-    extra: ClassVar[str] = ""
-    """The extra of Paceline that installs this module."""
+    """The package that it needs in addition to torch, which is also the name of the Paceline extra."""
     cannot_capture: ClassVar[str] = ""
-    """Why its step cannot be a CUDA graph; empty if it can."""
+    """Why its step cannot be captured as a CUDA graph; empty if it can."""
     cannot_compile: ClassVar[str] = ""
     """Why its networks cannot be compiled; empty if they can."""
     parity_obstacle: ClassVar[str] = ""
-    """Why its weights may differ from those of one device; empty if they are equal."""
+    """Why its weights may differ from those trained on one device; empty if they are equal."""
     ladder_obstacle: ClassVar[str] = ""
-    """Why the step ladder cannot measure it; empty if it can."""
+    """Why its step-time breakdown cannot be measured; empty if it can."""
     cpu_obstacle: ClassVar[str] = ""
-    """Why it is useless on a CPU, where it runs on one device; empty if it is not."""
+    """Why it has no benefit on a CPU, where it runs on one device; empty if it has."""
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Move the recipe to its device and wrap it, ready for the first step."""
@@ -101,7 +99,7 @@ class Strategy:
                 f"--strategy {name}: uses {most} of {settings.devices} devices; use ddp, or --devices {most}"
             )
         self.settings, self.world, self.precision, self.recipe = settings, world, precision, recipe
-        self.notes: list[str] = []  # choices and the reasons for them, printed before the first step
+        self.notes: list[str] = []  # decisions and their reasons, printed before the first step
         recipe.to(device=world.device, dtype=precision.weights)
         if world.device.type == "cuda":
             recipe.to(memory_format=torch.channels_last)
@@ -112,7 +110,7 @@ class Strategy:
 
     @property
     def num_devices(self) -> int:
-        """How many devices share a batch."""
+        """The number of devices that each batch is divided over."""
         return self.world.size
 
     def _synchronize_batchnorm(self, recipe: Recipe) -> None:
@@ -128,37 +126,37 @@ class Strategy:
             setattr(recipe, name, synchronize(recipe.get_submodule(name), ours=ours))
             chosen.append(f"{name} with {'SynchronizedBatchNorm' if ours else 'torch.nn.SyncBatchNorm'}")
         why = (
-            "torch's does not run on a CPU"
+            "torch's class does not run on a CPU"
             if self.world.device.type == "cpu"
-            else "torch's is used unless there is a gradient penalty"
+            else "torch's class is used unless there is a gradient penalty"
         )
         self.notes.append(f"BatchNorm: synchronized over {self.world.size} processes ({', '.join(chosen)}; {why})")
 
     def generators(self) -> list[torch.Generator]:
-        """Return the random generators of dropout in this process, one per device."""
+        """Return the random generators that dropout uses in this process, one per device."""
         device = self.world.device
         return [torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator]
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
-        """Return the loss of a phase on this process's slice of a micro-batch."""
+        """Return the loss of a phase for this process's slice of a micro-batch."""
         loss: Loss = self.call(phase.name, batch)
         return loss
 
     def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager[object]:
-        """Return a context for one micro-batch.
+        """Return a context manager for the backward pass of one micro-batch.
 
-        Only the last micro-batch synchronizes gradients.
+        Gradients are synchronized only for the last micro-batch.
         """
         return nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Add the gradients of a loss to those of the network."""
+        """Compute the gradients of a loss and accumulate them in the network."""
         loss.backward()
 
     def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
-        """Run the loop: pass each step's data to `advance`.
+        """Run the training loop: pass the data of each step to `advance`.
 
-        A strategy with its own loop overrides this.
+        Override this for a strategy with its own loop.
         """
         for data in steps:
             advance(data)

@@ -1,1 +1,1 @@
-"""Tables and plots of finished runs: one model, rendered as report.html, report.md and report.json."""
+"""Reports on finished runs: one data model, rendered as report.html, report.md and report.json."""

@@ -1,4 +1,4 @@
-"""Which group to use: the simplest of the fastest among those of equal quality, as far as was measured."""
+"""The recommendation: among groups of equal quality, the fastest; among equally fast groups, the simplest."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 from paceline.report.known_strategy import known_strategy
 from paceline.report.model import Group, Recommendation, Summary, WorseGroup
 
-CLOSE_QUALITY = 0.02  # without several seeds, qualities this close (relative) are called equal
-CLOSE_SPEED = 0.05  # likewise speeds, where neither seeds nor log intervals show how they vary
+CLOSE_QUALITY = 0.02  # without several seeds, qualities within this relative distance count as equal
+CLOSE_SPEED = 0.05  # assumed relative spread of a speed if neither seeds nor log intervals show it
 STANDARD_ERRORS = 2
 
 
 class _Candidate(NamedTuple):
-    """A group that was measured."""
+    """A group that can be recommended: its speed was measured on separate devices."""
 
     group: Group
     speed: float
@@ -30,10 +30,10 @@ class _Candidate(NamedTuple):
 
 
 class _Quality(NamedTuple):
-    """What a group is compared by."""
+    """The quality of a group, with its uncertainty."""
 
     mean: float
-    error: float  # that its seeds, or the number of evaluated samples, explain
+    error: float  # standard error from the spread over seeds and the number of evaluated samples
 
 
 class _Choice(NamedTuple):
@@ -43,10 +43,10 @@ class _Choice(NamedTuple):
 
 
 def recommend(groups: Mapping[str, Group], metric: str, mode: str) -> Recommendation | None:
-    """Return the group to use, what it ties with in speed, and how far the others are behind in quality.
+    """Recommend a group; also return the groups that tie with it in speed, and those of lower quality.
 
-    Groups are compared by `metric`, which selected their checkpoints; the test split takes no part. Where some have no
-    such value, `best` is None, `unevaluated` lists them, and the choice is by speed alone.
+    Quality is compared by `metric`, which selected the checkpoints; the test split is not used. If some groups have no
+    value for it, `best` is None, `unevaluated` lists these groups, and the choice is by speed alone.
     """
     found = {key: one for key, group in groups.items() if (one := _candidate(group)) is not None}
     if not found:
@@ -83,7 +83,7 @@ def is_share(metric: str) -> bool:
 
 
 def complexity(group: Group) -> tuple[int, int]:
-    """Return a key that orders groups from the simplest: by strategy, unknown ones last, then by devices."""
+    """Return a sort key, simplest group first: by strategy (unknown ones last), then by number of devices."""
     strategy = known_strategy(group.strategy)
     return (sys.maxsize if strategy is None else strategy.complexity, group.devices)
 
@@ -95,9 +95,9 @@ def _candidate(group: Group) -> _Candidate | None:
 
 
 def _quality(group: Group, candidates: Mapping[str, _Candidate], metric: str, several_seeds: bool) -> _Quality:
-    """Return a group's own quality; without several seeds for all, that of all groups of its family.
+    """Return a group's own quality if all groups have several seeds, otherwise the mean over its family.
 
-    Strategies give the same weights except for rounding, so that none of them can be better by more than chance.
+    Strategies produce the same weights up to rounding, so differences within a family are due to chance.
     """
     alike = [one.selection_metric for one in candidates.values() if one.group.family == group.family]
     own = [one for one in ([group.selection_metric] if several_seeds else alike) if one is not None]
@@ -112,7 +112,7 @@ def _quality(group: Group, candidates: Mapping[str, _Candidate], metric: str, se
 
 
 def _binomial_error(percent: float, samples: float) -> float:
-    """Return the standard error of a percentage of samples; one more hit and one more miss keep it above zero."""
+    """Return the standard error of a percentage; adding one hit and one miss keeps it above zero."""
     share = (percent / 100 * samples + 1) / (samples + 2)
     return 100 * math.sqrt(share * (1 - share) / samples)
 
@@ -122,7 +122,7 @@ def _not_worse(own: _Quality, best: _Quality, sign: int) -> bool:
 
 
 def _choose(candidates: Mapping[str, _Candidate], among: Sequence[str]) -> _Choice:
-    """Return the simplest of those that are as fast as the fastest, within the spread of their speeds."""
+    """Choose the simplest group whose speed equals the fastest, within the spread of their speeds."""
     fastest = max(among, key=lambda key: candidates[key].speed)
 
     def ties(key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON: each field is a key."""
+"""Conversion of dataclasses to JSON: each field becomes a key."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from paceline.core.types import Json
 
-OPTIONAL = {"optional": True}  # metadata of a field that is left out where it is None
+OPTIONAL = {"optional": True}  # metadata of a field that is omitted if it is None
 
 
 def as_json(value: Any) -> Json:
-    """Return dataclasses, mappings and sequences as what JSON holds."""
+    """Convert dataclasses, mappings and sequences to JSON objects and arrays."""
     if is_dataclass(value):
         return {
             field.name: as_json(content)

@@ -1,4 +1,4 @@
-"""From cells and measurements to report.json, report.md and report.html."""
+"""Build a report from cells and measurements, and write report.json, report.md and report.html."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from paceline.report.time_split import NOTE, split_time
 from paceline.runs.metrics import METRICS
 
 LADDER_NOTE = (
-    "Medians of interleaved blocks of steps, measured separately from the runs in the same number of processes: one "
-    "device with the whole batch, one device with its part, all devices at once without communication, then with each "
-    "cost added. Shares are of the time per image in the last row. A row that is slower than a later one is so by "
-    "chance. The runs were other processes at another time: their speed can differ from the last row."
+    "Medians over interleaved blocks of steps, measured separately from the runs, with the same number of processes: "
+    "one device with the whole batch, one device with its slice of the batch, all devices at once without "
+    "communication, then each cost added in turn. Fractions are relative to the time per image in the last row. If a "
+    "row is slower than a later one, the difference is noise. The speed of the runs can differ from the last row, "
+    "because it was measured in different processes at a different time."
 )
 
 
@@ -36,7 +37,7 @@ def make_report(
     parity: Mapping[str, Parity] | None = None,
     not_measured: Sequence[str] = (),
 ) -> Report:
-    """Return all numbers of a report; `step_ladders` are by the name of a group without its extras."""
+    """Compute the contents of a report; the keys of `step_ladders` are group names without extras."""
     groups = make_groups(cells)
     runs = [cell.run for cell in cells if cell.run is not None and cell.state == "done"]
     name, mode = runs[0].best if runs else ("", "max")
@@ -81,7 +82,7 @@ def write_report(report: Report, folder: Path) -> list[str]:
 def _by_group(
     ladders: Mapping[str, StepLadder], groups: Mapping[str, Group]
 ) -> tuple[dict[str, StepLadder], list[str]]:
-    """Return the ladders by group, and which were measured for a name that several groups share."""
+    """Return the ladders by group, and a description of each ladder whose name matches several groups."""
     placed, unplaced = {}, []
     for name, one in ladders.items():
         meant = [key for key, group in groups.items() if group.ladder_name == name]
@@ -89,7 +90,7 @@ def _by_group(
             placed[meant[0]] = one
         elif meant:
             labels = ", ".join(groups[key].label for key in meant)
-            unplaced.append(f"step ladder of each of {labels} (there is one measurement for all of them)")
+            unplaced.append(f"separate step-time breakdowns of {labels} (there is one measurement for all)")
     return placed, unplaced
 
 
@@ -120,10 +121,10 @@ def _subtitle(cells: Sequence[Cell], runs: Sequence[Run]) -> list[str]:
 
 
 def _hardware(runs: Sequence[Run]) -> list[str]:
-    """Return where the runs were made, where that is one place."""
+    """Return the hardware and torch version of the runs, or a note if they differ."""
     first = runs[0].hardware
     if any(run.hardware != first for run in runs):
-        return ["different hardware or torch versions, see the rows"]
+        return ["different hardware or torch versions (see the rows)"]
     where = first["gpus"] if first["accelerator"] == "cuda" else f"{first['cpu']}, {first['cores']} cores"
     return [where, f"torch {first['torch']}"]
 
@@ -133,7 +134,7 @@ def _full_name(runs: Sequence[Run], name: str) -> str:
 
 
 def _reported_metric(groups: Mapping[str, Group], name: str) -> str:
-    """Return the metric to report with the one that selects: the same on the test split where there is one."""
+    """Return the metric shown next to the selection metric: its test-split counterpart, if there is one."""
     names = [metric for group in groups.values() for metric in group.quality]
     plain = name.partition("/")[2]
     return next((m for m in names if m.partition("/")[2].partition("[")[0] == plain), name)
@@ -152,7 +153,7 @@ def _samples(groups: Mapping[str, Group], runs: Sequence[Run]) -> list[Sample]:
 
 
 def _provenance(runs: Sequence[Run]) -> dict[str, str]:
-    """Return versions and hardware; one that differs between runs has all its values."""
+    """Return versions and hardware; if runs differ, an entry lists all values."""
     names = dict.fromkeys(name for run in runs for name in run.provenance)
     values = {name: list(dict.fromkeys(run.provenance.get(name, "none") for run in runs)) for name in names}
     return {

@@ -1,4 +1,4 @@
-"""Which runs belong in one table."""
+"""Checks that runs can be compared in one table."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from paceline.report.run import Run
 
 
 def check_comparable(runs: Sequence[Run], across_recipes: bool) -> None:
-    """Raise UserError with the names of runs that do not belong in one table."""
+    """Raise UserError if two runs cannot be compared in one table."""
     first = runs[0]
     for other in runs[1:]:
         pair = f"{first.folder} and {other.folder}"
         if other.recipe != first.recipe and not across_recipes:
             raise UserError(
-                f"{pair} are of different recipes ({first.recipe}, {other.recipe}); --across-recipes allows it"
+                f"{pair} have different recipes ({first.recipe}, {other.recipe}); to compare them, use --across-recipes"
             )
         if other.best != first.best:
-            raise UserError(f"{pair} are evaluated by different metrics ({first.best[0]}, {other.best[0]})")
+            metrics = f"{first.best[0]}, {other.best[0]}"
+            raise UserError(f"{pair} are evaluated with different metrics ({metrics}) and cannot be compared")
         if (other.data, other.fingerprint) != (first.data, first.fingerprint):
             was, is_ = (f"{run.data}: {run.fingerprint}" for run in (first, other))
             raise UserError(f"{pair} used different data ({was} ≠ {is_}) and cannot be compared")
@@ -28,5 +29,5 @@ def check_comparable(runs: Sequence[Run], across_recipes: bool) -> None:
     labels = {name for run in runs for name in run.quality if name.partition("[")[0] == first.best[0] and "[" in name}
     if len(labels) > 1:
         raise UserError(
-            f"the runs were evaluated by different networks and cannot be compared ({', '.join(sorted(labels))})"
+            f"the runs were evaluated with different networks and cannot be compared ({', '.join(sorted(labels))})"
         )

@@ -1,4 +1,4 @@
-"""What a report shows, section by section. Its numbers are paths into report.json."""
+"""The sections of a report. Numbers are given as paths into report.json."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from paceline.report.model import Parity, Report
 from paceline.report.parts import Images, Part, Plots, Section, Table
 from paceline.report.phrases import NO_VALUE, at
 
-PARITY = "The same weights?"
+PARITY = "Do all strategies train the same weights?"
 
 
 def sections(report: Report, summary: Sequence[str], plots: Sequence[str]) -> list[Section]:
-    """Return the sections, the summary first and settings last; a section without content is left out."""
+    """Return the non-empty sections, from the summary to the settings."""
     made = [
         Section("Summary", summary),
         _quality(report),
@@ -52,9 +52,9 @@ def _quality(report: Report) -> Section:
         rows.append(row)
     strong = {number for number, key in enumerate(groups) if key == report.best_group}
     note = "Mean ± sample standard deviation over n seeds. "
-    note += f"The checkpoint of each run, and the highlighted row, have the best {metric_in_text(selection)}."
+    note += f"Checkpoints are selected by {metric_in_text(selection)}, and the row with the best value is highlighted."
     if any(group.n == 1 for group in groups.values()):
-        note += " A single seed has no spread: differences may be chance."
+        note += " With a single seed, there is no spread, and differences may be due to chance."
     return Section("Quality", [Table(head, rows, strong, note)])
 
 
@@ -66,15 +66,15 @@ def _curves(plots: Sequence[str]) -> Section:
 def _samples(report: Report) -> Section:
     if not report.samples:
         return Section("Samples", [])
-    words = "Generated at the end of training from the same noise or the same input images; first seed."
+    words = "Generated at the end of training with the first seed, from the same noise or the same input images."
     return Section("Samples", [words, Images(report.samples)])
 
 
 def _parity(report: Report) -> Section:
     parts: list[Part] = []
     for recipe, parity in report.parity.items():
-        words = "gives the same weights under every strategy"
-        words = words if parity.holds else "does NOT give the same weights under every strategy"
+        words = "produces the same weights under every strategy"
+        words = words if parity.holds else "does NOT produce the same weights under every strategy"
         parts += [f"**{recipe}** {words}: {parity.description}.", _parity_table(recipe, parity)]
     return Section(PARITY, parts)
 
@@ -86,8 +86,8 @@ def _parity_table(recipe: str, parity: Parity) -> Table:
         difference = "not finite" if one.value is None else at(".1e", *where, "value")
         tolerance = at(".0e", *where, "tolerance")
         rows.append([one.strategy, one.network, one.kind, difference, tolerance, one.worst or NO_VALUE])
-    head = ["strategy", "network", "tensors", "difference", "tolerance", "first tensor beyond it"]
-    return Table(head, rows, note="Difference from one device: the largest |a − b| of a network ÷ its largest |b|.")
+    head = ["strategy", "network", "tensors", "difference", "tolerance", "first tensor above tolerance"]
+    return Table(head, rows, note="Difference from training on one device: max |a − b| ÷ max |b| over a network.")
 
 
 def _not_measured(report: Report) -> Section:
@@ -96,12 +96,12 @@ def _not_measured(report: Report) -> Section:
     if cells:
         parts.append(Table(["run", "state", "reason"], [[cell.name, cell.state, cell.reason] for cell in cells]))
     parts += [f"Not measured: {line}" for line in report.not_measured]
-    return Section("What was not measured, and why", parts)
+    return Section("What was not measured and why", parts)
 
 
 def _settings(report: Report) -> Section:
     parts: list[Part] = [f"Command: `{report.command}`"] if report.command else []
     parts.append(Table(["versions and hardware", ""], [list(one) for one in report.provenance.items()]))
     settings = [[name, str(value)] for name, value in report.settings.items()]
-    parts.append(Table(["setting, the same in all runs", ""], settings))
-    return Section("Settings, versions, hardware", parts, folded=True)
+    parts.append(Table(["settings common to all runs", ""], settings))
+    return Section("Settings, versions and hardware", parts, folded=True)

@@ -1,4 +1,4 @@
-"""The sections about speed: throughput, time per epoch, costs of several devices, and GPU readings."""
+"""The sections about speed: throughput, time per epoch, scaling costs and GPU measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.report.phrases import NO_VALUE, at, listed
 from paceline.report.step_ladder import COSTS, Explanation
 from paceline.report.time_split import PARTS
 
-SUPERLINEAR = 1.1  # an efficiency that more devices alone do not explain
+SUPERLINEAR = 1.1  # more devices alone do not explain an efficiency above this
 GPU_COLUMNS = {
     "utilisation": ("utilisation, %", ".0f"),
     "peak_memory_gib": ("peak memory, GiB", ".2f"),
@@ -21,7 +21,7 @@ GPU_COLUMNS = {
 
 
 def speed_section(report: Report, plots: Sequence[str]) -> Section:
-    """Return the throughput of each group, and how it scales."""
+    """Return the section with the throughput and scaling of each group."""
     head = ["strategy", "images/s", "without loading", "seconds per run", "× one device", "efficiency"]
     measured = {key: group for key, group in report.groups.items() if group.images_per_second}
     if not measured:
@@ -48,23 +48,28 @@ def _speed_row(key: str, group: Group) -> list[str]:
 
 
 def _speed_note(groups: Mapping[str, Group]) -> str:
-    note = "Training throughput over all devices, without the first log interval after a start (warm-up); ± is over "
-    note += "seeds. Seconds per run include evaluation and saving, but not the start-up."
+    note = "Training throughput over all devices, excluding the first log interval after each start (warm-up); "
+    note += "± is the standard deviation over seeds. Seconds per run include evaluation and saving, but not start-up."
     if unsettled := _labels(group for group in groups.values() if group.includes_warmup):
-        note += f" {unsettled}: a run has only one log interval, so its speed includes the warm-up and excludes the "
-        note += "time between steps."
+        note += f" {unsettled}: a run has only one log interval, so its speed includes warm-up and excludes the time "
+        note += "between steps."
     kinds = {group.scaling.kind for group in groups.values() if group.scaling}
     if kinds:
         same = " and ".join(
             "the same global batch" if kind == "strong" else "the same batch per device" for kind in sorted(kinds)
         )
-        note += f" × one device: relative to one device with {same}."
+        note += f" × one device: speed relative to one device with {same}."
     if any(group.shares_a_gpu for group in groups.values()):
-        note += " Rows “on one GPU” run several processes on one device: they show equal results, not speed."
+        note += (
+            " Rows marked “on one GPU” run several processes on one GPU to check that results are equal, not for speed."
+        )
     if beyond := _labels(group for group in groups.values() if is_superlinear(group)):
-        note += f" Efficiency over 110 % ({beyond}): something else slowed one device down, or a part fits the cache."
+        note += (
+            f" Efficiency above 110 % ({beyond}): other load slowed down the run on one device, or the smaller batch "
+        )
+        note += "per device fits the cache better."
     if crowded := _labels(group for group in groups.values() if group.more_processes_than_cores):
-        note += f" {crowded}: more processes than cores."
+        note += f" {crowded}: there were more processes than CPU cores."
     return note
 
 
@@ -73,12 +78,12 @@ def _labels(groups: Iterable[Group]) -> str:
 
 
 def is_superlinear(group: Group) -> bool:
-    """Return whether a group is faster than its number of devices explains."""
+    """Return whether the efficiency of a group is too high to be explained by its number of devices."""
     return group.scaling is not None and group.scaling.efficiency > SUPERLINEAR
 
 
 def time_section(report: Report, plots: Sequence[str]) -> Section:
-    """Return where the seconds of an epoch are spent."""
+    """Return the section that shows how the time of an epoch is spent."""
     title = "Time per epoch"
     columns = [name for name in PARTS if any(name in row for row in report.time_split.values())]
     if not columns:
@@ -95,7 +100,7 @@ def time_section(report: Report, plots: Sequence[str]) -> Section:
 
 
 def scaling_costs_section(report: Report) -> Section:
-    """Return the step ladder of each group on several devices, and its largest cost."""
+    """Return the section with the step-time breakdown and largest cost of each group on several devices."""
     parts: list[Part] = []
     for key, ladder in report.scaling_costs.items():
         parts += [_largest_cost(report, key, ladder), _ladder_table(report, key, ladder)]
@@ -105,15 +110,15 @@ def scaling_costs_section(report: Report) -> Section:
 def _largest_cost(report: Report, key: str, ladder: Explanation) -> str:
     group, where = report.groups[key], ("scaling_costs", key)
     if ladder.largest_cost is None:
-        return f"**{group.label}** has no measurable loss."
+        return f"**{group.label}** scales without a measurable loss."
     number = next(i for i, rung in enumerate(ladder.rungs) if rung.name == ladder.largest_cost)
     cost, remedy = COSTS[ladder.largest_cost]
-    in_runs = f" (in the runs: {at('.0%', 'groups', key, 'scaling', 'efficiency')}, see Speed)" if group.scaling else ""
+    in_runs = f" (in the runs: {at('.0%', 'groups', key, 'scaling', 'efficiency')}; see Speed)" if group.scaling else ""
     return (
-        f"**{group.label}** reaches {at('.0%', *where, 'efficiency')} of {at('d', *where, 'devices')}× in this "
-        f"measurement{in_runs}. "
-        f"The largest cost, {at('.0%', *where, 'rungs', number, 'share')} of its time: {cost}. "
-        f"The best remedy: {remedy}; without this cost alone, {at('+.0%', *where, 'gain')} images per second."
+        f"**{group.label}** reaches {at('.0%', *where, 'efficiency')} of the ideal {at('d', *where, 'devices')}× "
+        f"in this measurement{in_runs}. "
+        f"The largest cost takes {at('.0%', *where, 'rungs', number, 'share')} of the time: {cost}. "
+        f"Best remedy: {remedy}. Without this cost alone, throughput would change by {at('+.0%', *where, 'gain')}."
     )
 
 
@@ -122,14 +127,14 @@ def _ladder_table(report: Report, key: str, ladder: Explanation) -> Table:
     for number, rung in enumerate(ladder.rungs):
         where = ("scaling_costs", key, "rungs", number)
         what = COSTS[rung.name][0] if rung.name in COSTS else f"{ladder.devices} × one device alone"
-        what += ", each with its part" if rung.name == "ideal" and ladder.weak else ""
+        what += ", each with its slice of the batch" if rung.name == "ideal" and ladder.weak else ""
         share = at(".1%", *where, "share") if rung.share is not None else NO_VALUE
         rows.append([what, at(",.0f", *where, "images_per_second"), share])
-    return Table(["step ladder", "images/s", "share of the time"], rows, note=report.scaling_costs_note)
+    return Table(["step with this cost added", "images/s", "fraction of time"], rows, note=report.scaling_costs_note)
 
 
 def gpu_section(report: Report) -> Section:
-    """Return NVML's readings."""
+    """Return the section with the NVML measurements."""
     with_gpu = {key: group for key, group in report.groups.items() if group.gpu}
     columns = [name for name in GPU_COLUMNS if any(name in group.gpu for group in with_gpu.values())]
     if not columns:
@@ -139,6 +144,6 @@ def gpu_section(report: Report) -> Section:
         + [at(GPU_COLUMNS[name][1], "groups", key, "gpu", name) if name in group.gpu else NO_VALUE for name in columns]
         for key, group in with_gpu.items()
     ]
-    note = "NVML's readings for the GPU of the first process: means over its log lines, and the peak of torch's memory."
-    note += " Energy is that of this GPU times the number of GPUs, which assumes that all draw the same power."
+    note = "NVML measurements for the GPU of the first process, averaged over log lines; peak memory is PyTorch's. "
+    note += "Energy is that of this GPU times the number of GPUs, assuming that all GPUs use the same power."
     return Section("GPU", [Table(["strategy", *(GPU_COLUMNS[name][0] for name in columns)], rows, note=note)])

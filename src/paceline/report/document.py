@@ -1,4 +1,4 @@
-"""A report ready to be rendered: its sections, and the content of report.json that their numbers come from."""
+"""A report ready for rendering: its sections, and the content of report.json, which supplies their numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.report.plots import plot_names
 from paceline.report.run import Run
 from paceline.report.summary import summarise
 
-# The fields of a run in report.json.
+# The fields of a run that report.json contains.
 RUN_KEYS = (
     "recipe",
     "strategy",
@@ -40,16 +40,16 @@ RUN_KEYS = (
 
 @dataclass(frozen=True)
 class Document:
-    """What all three files show."""
+    """The content that all three files share."""
 
     report: Report
-    content: JsonObject  # of report.json
+    content: JsonObject  # written to report.json
     sections: list[Section]
     summary: list[str]
 
 
 def document_of(report: Report) -> Document:
-    """Return the report with its words."""
+    """Return the report with its sections and summary."""
     numbers = _object(replace(report, cells=[], runs={})) | {
         "cells": [_content_of_cell(cell) for cell in report.cells],
         "runs": {folder: _content_of_run(run) for folder, run in report.runs.items()},

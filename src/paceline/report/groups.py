@@ -11,8 +11,8 @@ from paceline.report.known_strategy import known_strategy
 from paceline.report.model import Cell, Group, Scaling, SpeedSpread, Summary
 from paceline.report.run import Run
 
-# Settings of where a run is and how it was started, not of what it computes; the others distinguish groups.
-# The accelerator does so by what "auto" resolved to, along with the hardware.
+# Settings that do not affect what a run computes, such as paths and launch options. All others distinguish groups.
+# The accelerator does too, but through the hardware, because the setting may be "auto".
 IGNORED_SETTINGS = {"seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"}
 IGNORED_SETTINGS |= {"backend", "inception", "inception_sha256", "check_replicas", "keep"}
 IGNORED_SETTINGS |= {
@@ -25,12 +25,12 @@ IGNORED_SETTINGS |= {
     "mirror_wait",
     "loggers",
 }
-MULTI_DEVICE_SETTINGS = {"nnodes", "compress", "sync_batchnorm"}  # these make no difference on one device
-Extras = tuple[tuple[str, str], ...]  # names and values of what else distinguishes groups
+MULTI_DEVICE_SETTINGS = {"nnodes", "compress", "sync_batchnorm"}  # no effect on one device
+Extras = tuple[tuple[str, str], ...]  # (name, value) of other settings and hardware that distinguish groups
 
 
 class _Key(NamedTuple):
-    """What the runs of a group have in common."""
+    """The properties that all runs of a group share."""
 
     recipe: str
     strategy: str
@@ -40,18 +40,18 @@ class _Key(NamedTuple):
     extras: Extras
 
     def reference(self, batch: float) -> tuple[str, float, Extras]:
-        """Return what a run on one device with this batch would share."""
+        """Return the key of the one-device run with this batch size to compare with."""
         return self.recipe, batch, tuple(one for one in self.extras if one[0] not in MULTI_DEVICE_SETTINGS)
 
     @property
     def is_reference(self) -> bool:
-        """Whether other groups are compared with this one: it runs on one device, as its strategy always does."""
+        """Whether other groups are compared with this one: its strategy supports only one device."""
         strategy = known_strategy(self.strategy)
         return self.devices == 1 and strategy is not None and strategy.max_devices == 1
 
 
 def make_groups(cells: Sequence[Cell]) -> dict[str, Group]:
-    """Return the groups of the finished runs by their ids."""
+    """Return the groups of finished runs by ID."""
     runs = [cell.run for cell in cells if cell.run is not None and cell.state == "done"]
     settings, hardware = _differing_settings(runs), _differing_hardware(runs)
     members: dict[_Key, list[Run]] = {}
@@ -80,23 +80,23 @@ def group_name(run: Run, *more: str) -> str:
     """Return a name for the runs that differ from this one only in their seed."""
     words = [Path(run.recipe).stem, run.strategy, str(run.devices), str(run.batch), *more]
     name = "-".join(words + (["on-one-gpu"] if run.shares_a_gpu else []))
-    return name.replace("::", "-")  # which separates the words of a path in the report
+    return name.replace("::", "-")  # "::" separates the components of a path into report.json
 
 
 def summary_of(values: Sequence[float]) -> Summary:
-    """Return mean, sample standard deviation, number and the values themselves."""
+    """Return the mean, sample standard deviation and count of the values, and the values."""
     spread = statistics.stdev(values) if len(values) > 1 else None
     return Summary(statistics.fmean(values), spread, len(values), list(values))
 
 
 def _differing_hardware(runs: Sequence[Run]) -> list[str]:
-    """Return what of the hardware, and whether torch, is not the same for all runs."""
+    """Return which hardware properties (including the torch version) differ between runs."""
     names = runs[0].hardware if runs else {}
     return [name for name in names if len({run.hardware[name] for run in runs}) > 1]
 
 
 def _differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the settings in which runs of one recipe differ."""
+    """Return the settings that differ between runs of the same recipe."""
     found = []
     for name in dict.fromkeys(name for run in runs for name in run.settings):
         if name in IGNORED_SETTINGS:
@@ -164,7 +164,7 @@ def _group(key: _Key, members: Sequence[Run], name: str, label: str, scaling: Sc
 
 
 def _quality(members: Sequence[Run]) -> dict[str, Summary]:
-    """Return the metrics that every run has."""
+    """Return the metrics that all runs have."""
     found = {name: _common([run.quality.get(name) for run in members]) for name in members[0].quality}
     return {name: summary for name, summary in found.items() if summary is not None}
 
@@ -174,13 +174,13 @@ def _speed(members: Sequence[Run]) -> Summary | None:
 
 
 def _common(values: Sequence[float | None]) -> Summary | None:
-    """Return the summary of values that every run has."""
+    """Return the summary of the values, or None if a run has no value."""
     present = [value for value in values if value is not None]
     return summary_of(present) if len(present) == len(values) else None
 
 
 def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each value that every table has."""
+    """Return the mean of each value that occurs in all mappings."""
     return {
         name: statistics.fmean(table[name] for table in tables)
         for name in tables[0]
@@ -189,7 +189,7 @@ def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _speed_spread(first: Run, speed: Summary | None) -> SpeedSpread:
-    """Return how far the speed varies: over seeds, or for a single seed over its log intervals."""
+    """Return the spread of the speed over seeds or, with a single seed, over log intervals."""
     if speed and speed.std is not None:
         return SpeedSpread(speed.std, "seeds")
     std = first.speed.std_over_log_intervals if first.speed else None
@@ -197,7 +197,7 @@ def _speed_spread(first: Run, speed: Summary | None) -> SpeedSpread:
 
 
 def _is_crowded(run: Run) -> bool:
-    """Return whether there were more processes on a CPU than cores; those of other hosts are not known."""
+    """Return whether more processes than cores ran on one CPU host; for several hosts, the placement is unknown."""
     cores, one_host = run.hardware["cores"], str(run.settings.get("nnodes", "1")) == "1"
     return run.hardware["accelerator"] == "cpu" and one_host and cores.isdigit() and run.devices > int(cores)
 
@@ -209,7 +209,7 @@ def _scaling(
     ids: Mapping[_Key, str],
     per_device: bool,
 ) -> Scaling | None:
-    """Return how much faster a group is than one device with the same batch, or with the same batch per device."""
+    """Return the speedup over one device with the same global batch, or with the same batch per device."""
     batches = {"strong": key.batch, "weak": key.batch / key.devices}
     for kind in sorted(batches, reverse=per_device):
         other = references.get(key.reference(batches[kind]))

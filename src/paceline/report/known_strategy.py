@@ -1,4 +1,4 @@
-"""What a strategy declares, for strategies that are installed here."""
+"""Lookup of installed strategies."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from paceline.parallel.strategy import Strategy
 
 
 def known_strategy(name: str) -> type[Strategy] | None:
-    """Return the class of an installed strategy, None for any other.
+    """Return the class of an installed strategy, or None.
 
-    A run may come from a stranger: a file that it names as its strategy is not loaded.
+    Strategies in user files are never loaded, because a run folder may come from an untrusted source.
     """
     if name not in names("strategy"):
         return None
     try:
         return load_class("strategy", name, Strategy)
-    except UserError:  # a plugin that cannot be imported here
+    except UserError:  # the plugin cannot be imported
         return None

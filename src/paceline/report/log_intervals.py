@@ -1,4 +1,4 @@
-"""The speed of a run and where its time was spent, from the intervals between its log lines."""
+"""Speed and time breakdown of a run, computed from the intervals between its log lines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from paceline.report.run import Speed
 
 LOADING, STEPPING = ("time/data_seconds",), ("time/step_seconds", "time/log_seconds")
 SAVING = ("time/save_seconds", "time/sample_seconds")
-NOT_TRAINING = ("time/evaluate_seconds", *SAVING)  # parts of an interval that are not training
+NOT_TRAINING = ("time/evaluate_seconds", *SAVING)  # time within an interval that is not training
 EVALUATION = "time/evaluation_seconds"
-RESUME_SECONDS = 0.5  # the clock of a run stands still while it is stopped; a start takes longer than this
+RESUME_SECONDS = 0.5  # the run was stopped in between if wall time exceeds run time by more than this
 
 
 class Line(NamedTuple):
@@ -20,30 +20,30 @@ class Line(NamedTuple):
 
     images: int
     seconds: float
-    values: Mapping[str, float | None]  # by name; None was not finite
+    values: Mapping[str, float | None]  # by name; None if not finite
 
     def get(self, name: str) -> float | None:
-        """Return a value, None where the line does not have it."""
+        """Return a value, or None if the line does not contain it."""
         return self.values.get(name)
 
 
 class LogInterval(NamedTuple):
-    """What one log line is about."""
+    """The interval that one log line covers."""
 
     images: int
     line: Line
-    settled: bool  # not the first one after a start, which includes the warm-up
+    settled: bool  # False for the first interval after a start, which includes warm-up
 
     @property
     def timed_seconds(self) -> float:
-        """Loading, steps and logging, each by its own clock."""
+        """Time spent on loading, steps and logging, as timed separately."""
         return total([self.line], (*LOADING, *STEPPING))
 
     @property
     def seconds(self) -> float:
-        """All of its time except evaluation, samples and saving; with a warm-up, only what was timed.
+        """Duration without evaluation, samples and saving; with warm-up, only `timed_seconds`.
 
-        The rest of an unsettled interval is the start itself, not what a driver spends between steps.
+        The remaining time of an unsettled interval is start-up time, not time between steps.
         """
         speed = self.line.get("time/images_per_second")
         if not self.settled or not speed:
@@ -52,15 +52,15 @@ class LogInterval(NamedTuple):
 
 
 def total(lines: Iterable[Line], names: Collection[str]) -> float:
-    """Return the sum of the values with these names; a missing one counts as 0."""
+    """Return the sum of the values with these names; missing values count as 0."""
     return sum(line.get(name) or 0.0 for line in lines for name in names)
 
 
 def log_intervals(lines: Sequence[Line], after_gaps: Collection[int] = (), since: int = 0) -> list[LogInterval]:
-    """Return the settled intervals of a run, or all of them where none is settled.
+    """Return the settled intervals of a run, or all intervals if none is settled.
 
-    `after_gaps` are the positions in `lines` that follow a broken line: the length of that interval is unknown.
-    `since` is the number of images at which the last segment starts: what came before is left out.
+    `after_gaps` contains the positions in `lines` that follow a broken line; the length of their intervals is unknown.
+    `since` is the number of images at which the last segment starts; earlier intervals are left out.
     """
     found: list[LogInterval] = []
     images, settled, after_gap = 0, False, False
@@ -77,7 +77,7 @@ def log_intervals(lines: Sequence[Line], after_gaps: Collection[int] = (), since
 
 
 def _resumed(before: Line, line: Line) -> bool:
-    """Return whether the run was stopped between two lines: wall time passed, and the run's clock stood still."""
+    """Return whether the run was stopped between two lines: wall time passed, but run time did not."""
     was, now = before.get("time"), line.get("time")
     if was is None or now is None:
         return False
@@ -85,7 +85,7 @@ def _resumed(before: Line, line: Line) -> bool:
 
 
 def speed_of(intervals: Sequence[LogInterval]) -> Speed | None:
-    """Return the images per second of training alone; None where no interval shows them."""
+    """Return the training throughput, or None if no interval shows it."""
     images, seconds = sum(one.images for one in intervals), sum(one.seconds for one in intervals)
     loading = total([one.line for one in intervals], LOADING)
     if not images or seconds <= loading:
@@ -100,16 +100,16 @@ def speed_of(intervals: Sequence[LogInterval]) -> Speed | None:
 
 
 def _spread(intervals: Sequence[LogInterval]) -> float | None:
-    """Return how the speed varies over intervals; a short one at the end of an epoch is noisy and left out."""
+    """Return the standard deviation of the speed over intervals, without short, noisy ones at epoch ends."""
     longest = max(one.images for one in intervals)
     speeds = [one.images / one.seconds for one in intervals if 2 * one.images >= longest and one.seconds > 0]
     return statistics.stdev(speeds) if len(speeds) > 1 else None
 
 
 def seconds_per_epoch(intervals: Sequence[LogInterval], lines: Sequence[Line], since: int = 0) -> dict[str, float]:
-    """Return where the time of one epoch is spent, by the host's clock; what no line has is left out.
+    """Return how the time of one epoch is spent, by the host's clock, without parts that no line contains.
 
-    What came before the last segment, which starts at `since` images, is left out as well.
+    Lines before the last segment, which starts at `since` images, are not used.
     """
     lines = [line for line in lines if line.images > since]
     taken, images = [one.line for one in intervals], sum(one.images for one in intervals)
@@ -124,6 +124,6 @@ def seconds_per_epoch(intervals: Sequence[LogInterval], lines: Sequence[Line], s
         seconds["between_steps"] = sum(one.seconds - one.timed_seconds for one in intervals) * per_epoch
     if any(line.get(EVALUATION) is not None for line in lines):
         seconds["evaluation"] = total(lines, [EVALUATION]) / epochs
-    if saving := total(lines, SAVING):  # a log line comes before a save: the last save is in no line
+    if saving := total(lines, SAVING):  # each line is logged before a save, so no line includes the last save
         seconds["saving"] = saving / epochs
     return seconds

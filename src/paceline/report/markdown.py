@@ -1,4 +1,4 @@
-"""The report as Markdown: the words, tables and images of the page, without its plots."""
+"""The report as Markdown: text, tables and images, without plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.report.phrases import fill
 
 
 def to_markdown(document: Document, folder: Path) -> str:
-    """Return the whole report for a file in `folder`; report.html next to it has the plots."""
+    """Return the report as Markdown, for a file in `folder`; only report.html contains the plots."""
     made = [f"# {document.report.title}", " · ".join(document.report.subtitle)]
     for section in document.sections:
         parts = [_part(part, document.content, folder) for part in section.parts]
@@ -33,7 +33,7 @@ def _part(part: Part, content: JsonObject, folder: Path) -> str:
 
 
 def _image(sample: Sample, folder: Path) -> str:
-    """Return a link from the folder to an image, under its caption."""
+    """Return the caption of an image and a link to it, relative to the folder."""
     words = sample.caption.translate({ord(sign): f"\\{sign}" for sign in "[]*_"})
     return f"{words}:\n\n![{words}]({quote(os.path.relpath(sample.path, folder))})"
 

@@ -1,4 +1,4 @@
-"""How metrics are named and how their values are shown."""
+"""Display names of metrics, and the formatting of their values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DISPLAY_NAMES = {"top1": "top-1", "top5": "top-5", "loss": "loss"}
 
 
 def metric_heading(name: str) -> str:
-    """Return `test/top1` as the heading of a column."""
+    """Return a metric name such as `test/top1` as a column heading: `test top-1, %`."""
     split, _, metric = name.partition("/")
     plain, bracket, label = metric.partition("[")
     unit = ", %" if plain.startswith("top") else ""
@@ -19,12 +19,12 @@ def metric_heading(name: str) -> str:
 
 
 def metric_in_text(name: str) -> str:
-    """Return `test/top1` as part of a sentence."""
+    """Return a metric name such as `test/top1` for use in a sentence: `test top-1`."""
     return metric_heading(name).replace(", %", "")
 
 
 def format_for(name: str, summary: Summary | None) -> str:
-    """Return a format with decimals that fit the metric's size; mean and spread have the same."""
+    """Return a format whose decimals suit the metric's magnitude, for both mean and spread."""
     size = abs(summary.mean) if summary else 0.0
     if is_share(name):
         return ".2f"
@@ -32,7 +32,7 @@ def format_for(name: str, summary: Summary | None) -> str:
 
 
 def with_spread(spec: str, summary: Summary | None, *path: str | int) -> str:
-    """Return mean ± standard deviation, where there are several values."""
+    """Return the mean, with ± standard deviation if there are several values."""
     if summary is None:
         return NO_VALUE
     mean = at(spec, *path, "mean")
@@ -40,6 +40,6 @@ def with_spread(spec: str, summary: Summary | None, *path: str | int) -> str:
 
 
 def quality_of(group: Group, name: str) -> str:
-    """Return a group's metric, with its spread."""
+    """Return the value of a group's metric, with its spread."""
     summary = group.quality.get(name)
     return with_spread(format_for(name, summary), summary, "groups", group.id, "quality", name)

@@ -1,4 +1,4 @@
-"""The model of a report: built once, then rendered as HTML, as Markdown and as JSON."""
+"""The data model of a report, which is rendered as HTML, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.report.step_ladder import Explanation
 
 @dataclass
 class Cell:
-    """One requested run, and its outcome."""
+    """One requested run and its outcome."""
 
     name: str
     recipe: str
@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Summary:
-    """Values of several seeds; `std` is their sample standard deviation, None for a single one."""
+    """Values over seeds; `std` is their sample standard deviation, or None for a single seed."""
 
     mean: float
     std: float | None
@@ -41,7 +41,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class SpeedSpread:
-    """How far a speed varies, and over what; None and nothing where that is unknown."""
+    """The spread of a speed over "seeds" or "log intervals"; None and "" if unknown."""
 
     std: float | None
     over: str
@@ -52,7 +52,7 @@ class Scaling:
     """Speed relative to one device, with the same batch (strong) or the same batch per device (weak)."""
 
     kind: str
-    baseline: str  # the id of the group on one device
+    baseline: str  # ID of the group on one device
     speedup: float
     efficiency: float
 
@@ -64,9 +64,9 @@ class Group:
     id: str
     label: str
     recipe: str
-    ladder_name: str  # the name that step ladders have
+    ladder_name: str  # key of its step ladder
     extras: Mapping[str, str]  # other settings and hardware that distinguish groups
-    family: str  # of groups that differ only in where they ran
+    family: str  # shared by groups that differ only in strategy and devices
     data: str
     strategy: str
     devices: int
@@ -78,7 +78,7 @@ class Group:
     runs: Sequence[str]
     quality: Mapping[str, Summary]
     selection_metric: Summary | None
-    num_evaluated: float | None  # samples of the split that selects the checkpoint
+    num_evaluated: float | None  # number of samples that the selection metric was computed on
     images_per_second: Summary | None
     speed_spread: SpeedSpread
     includes_warmup: bool
@@ -92,7 +92,7 @@ class Group:
 
 @dataclass(frozen=True)
 class WorseGroup:
-    """How far a group's quality is behind the best, and its speed relative to the recommended group."""
+    """How much worse a group is than the best, and its speed relative to the recommended group."""
 
     gap: float
     relative_speed: float
@@ -100,47 +100,47 @@ class WorseGroup:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The group to use; `max_gap` and `worse` are None where quality was not measured for all groups."""
+    """The recommended group; `max_gap` and `worse` are None if some groups have no quality metric."""
 
     group: str
     fastest: str
-    tied: Sequence[str]  # as fast as the fastest
-    best: str | None  # in quality
+    tied: Sequence[str]  # groups as fast as the fastest, within the spread
+    best: str | None  # group with the best quality
     equal_quality: Sequence[str]
-    max_gap: float | None = field(metadata=OPTIONAL)  # of those to the best
+    max_gap: float | None = field(metadata=OPTIONAL)  # largest gap to the best among `equal_quality`
     worse: Mapping[str, WorseGroup] | None = field(metadata=OPTIONAL)
-    several_seeds: bool  # every group has several seeds
+    several_seeds: bool  # whether every group has several seeds
     unevaluated: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one network is from its reference under one strategy; None is not finite."""
+    """How much one network differs from the reference strategy; `value` is None if not finite."""
 
     strategy: str
     kind: str
     network: str
     value: float | None
     tolerance: float
-    worst: str  # the first tensor beyond the tolerance, if any
+    worst: str  # first tensor above the tolerance, or ""
 
 
 @dataclass(frozen=True)
 class Parity:
-    """Whether strategies give the same weights."""
+    """Whether strategies produce the same weights."""
 
     description: str
     differences: Sequence[Difference]
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Parity:
-        """Return what `paceline verify --json` wrote; raise KeyError, TypeError or ValueError for anything else."""
+        """Parse the output of `paceline verify --json`; raise KeyError, TypeError or ValueError if it is invalid."""
         found = [Difference(**one) for one in content["differences"]]
         return cls(str(content["description"]), [_finite(one) for one in found])
 
     @property
     def holds(self) -> bool:
-        """Whether every difference is within its tolerance; one that is not finite is not."""
+        """Whether every difference is finite and within its tolerance."""
         return all(one.value is not None and one.value <= one.tolerance for one in self.differences)
 
 
@@ -151,7 +151,7 @@ def _finite(one: Difference) -> Difference:
 
 @dataclass(frozen=True)
 class Metric:
-    """The metric that selects checkpoints, and the one that is reported with it."""
+    """The metric that selects checkpoints, and the metric reported next to it."""
 
     name: str
     reported: str
@@ -160,7 +160,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Counts:
-    """Runs that were requested, that have numbers, and that have none."""
+    """The number of runs requested, with results, and without results."""
 
     requested: int
     done: int
@@ -169,7 +169,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run that resumed in another segment."""
+    """A run with several segments."""
 
     run: str
     changes: Sequence[SegmentChange]
@@ -183,12 +183,12 @@ class Sample:
     path: str
 
 
-TimeSplit = Mapping[str, float]  # seconds per epoch by part, and their total
+TimeSplit = Mapping[str, float]  # seconds per epoch for each activity, and their total
 
 
 @dataclass(frozen=True)
 class Report:
-    """All numbers of a report, by the id of a group or the folder of a run."""
+    """The contents of a report. Mappings have group IDs as keys, but `runs` has folders and `parity` has recipes."""
 
     title: str
     subtitle: Sequence[str]
@@ -206,8 +206,8 @@ class Report:
     parity: Mapping[str, Parity]
     samples: Sequence[Sample]
     provenance: Mapping[str, str]
-    settings: Mapping[str, SettingValue]  # that are the same in all runs
-    best_group: str | None  # by the metric that selects checkpoints
+    settings: Mapping[str, SettingValue]  # settings with the same value in all runs
+    best_group: str | None  # group with the best selection metric
     time_split: Mapping[str, TimeSplit]
     time_split_note: str
     not_measured: Sequence[str]

@@ -1,4 +1,4 @@
-"""The report as one HTML file, from templates/report.html."""
+"""The report as a single HTML file, rendered from templates/report.html."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EmbeddedImage(NamedTuple):
 
 
 def to_html(document: Document) -> str:
-    """Return the whole page."""
+    """Return the report as an HTML page."""
     environment = _environment(document.content)
     return environment.get_template("report.html").render(
         report=document.report,
@@ -71,17 +71,17 @@ def _environment(content: JsonObject) -> Environment:
 
 
 def _anchor(title: str) -> str:
-    """Return the id of a section."""
+    """Return the HTML id of a section."""
     return re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
 
 
 def _is_long(cell: str) -> bool:
-    """Return whether a cell may break into lines; short texts and numbers may not."""
+    """Return whether a table cell may wrap; short text and numbers may not."""
     return not has_number(cell) and len(cell) > LONG_CELL
 
 
 def _phrase(phrase: str, content: JsonObject) -> Markup:
-    """Return the phrase as HTML; each number of the report keeps its path and its exact value."""
+    """Return the phrase as HTML; each number carries its path in report.json and its exact value."""
 
     def show(path: str, value: Json, text: str) -> str:
         return Markup('<data value="{}" data-path="{}">{}</data>').format(repr(value), path, text)
@@ -96,13 +96,13 @@ def _phrase(phrase: str, content: JsonObject) -> Markup:
 
 
 def _embedded(sample: Sample) -> EmbeddedImage | None:
-    """Return a smaller copy of a sample image, None where it cannot be read."""
+    """Return a thumbnail of a sample image, or None if it cannot be read."""
     try:
         with Image.open(sample.path) as image:
             image.thumbnail((LARGEST_IMAGE_PX, LARGEST_IMAGE_PX))
             png = io.BytesIO()
             image.save(png, format="png", optimize=True)
             width, height = image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # what Pillow raises for broken files
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # Pillow raises these for damaged files
         return None
     return EmbeddedImage(f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}", width, height)

@@ -1,4 +1,4 @@
-"""What a report consists of, in HTML and in Markdown: sections of phrases, tables, plots and images."""
+"""The building blocks of a report in HTML and Markdown: sections of phrases, tables, plots and images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.report.model import Sample
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are phrases; `strong` rows are highlighted."""
+    """A table whose cells are phrases; rows in `strong` are highlighted."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -21,14 +21,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Plots:
-    """Names of plots that stand side by side; Markdown leaves them out."""
+    """Plots shown side by side, by name; Markdown omits them."""
 
     names: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Images:
-    """Sample images side by side."""
+    """Sample images shown side by side."""
 
     samples: Sequence[Sample]
 
@@ -38,8 +38,8 @@ Part: TypeAlias = str | Table | Plots | Images  # a string is a phrase
 
 @dataclass(frozen=True)
 class Section:
-    """A title and what is under it."""
+    """A titled section of a report."""
 
     title: str
     parts: Sequence[Part]
-    folded: bool = False  # details that a page shows on request
+    folded: bool = False  # collapsed until the reader opens it

@@ -1,4 +1,4 @@
-"""Sentences and table cells whose numbers are paths into report.json, so that no shown number can differ from it."""
+"""Sentences and table cells whose numbers are paths into report.json, so every number shown matches it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from paceline.core.types import Json, JsonObject
 
-# Around a path, and before its format: characters for private use, which no name or message has.
+# Delimiters of a path and its format: Unicode private-use characters, which no name or message contains.
 _OPEN, _SPEC, _CLOSE = "\ue000", "\ue001", "\ue002"
 _NUMBER = re.compile(f"{_OPEN}(.+?){_SPEC}(.*?){_CLOSE}")
 _BETWEEN = "::"
@@ -15,12 +15,12 @@ NO_VALUE = "–"
 
 
 def at(spec: str, *path: str | int) -> str:
-    """Return what stands for the number at a path of report.json, to be shown by a format specification."""
+    """Return a placeholder for the number at a path in report.json, with its format specification."""
     return f"{_OPEN}{_BETWEEN.join(map(str, path))}{_SPEC}{spec}{_CLOSE}"
 
 
 def look_up(content: JsonObject, path: str) -> Json:
-    """Return the value at a path."""
+    """Return the value at a path in report.json."""
     value: Json = content
     for word in path.split(_BETWEEN):
         if isinstance(value, list):
@@ -33,7 +33,7 @@ def look_up(content: JsonObject, path: str) -> Json:
 
 
 def fill(phrase: str, content: JsonObject, show: Callable[[str, Json, str], str] | None = None) -> str:
-    """Return a phrase with its numbers; `show(path, value, text)` may wrap each of them in markup."""
+    """Replace the placeholders in a phrase; `show(path, value, text)` may wrap each number in markup."""
 
     def replace(match: re.Match[str]) -> str:
         path, spec = match.groups()
@@ -45,15 +45,15 @@ def fill(phrase: str, content: JsonObject, show: Callable[[str, Json, str], str]
 
 
 def pieces(phrase: str) -> list[str]:
-    """Return a phrase cut into words and numbers."""
+    """Split a phrase into text and placeholders."""
     return re.split(f"({_OPEN}.+?{_CLOSE})", phrase)
 
 
 def listed(labels: Iterable[str]) -> str:
-    """Return labels separated by commas; those that contain one are quoted."""
+    """Join labels with commas; labels that contain a comma are quoted."""
     return ", ".join(f"“{label}”" if "," in label else label for label in labels)
 
 
 def has_number(phrase: str) -> bool:
-    """Return whether a phrase shows a number of the report."""
+    """Return whether a phrase contains a placeholder."""
     return _OPEN in phrase

@@ -1,4 +1,4 @@
-"""Which plots a report has, drawn from its numbers."""
+"""The plots of a report."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paceline.report.run import Curve, Run
 from paceline.report.svg import Bar, Series, bars, lines
 from paceline.report.time_split import PARTS
 
-MAX_LOSSES = 2  # plots of loss terms; more add little
+MAX_LOSSES = 2  # loss terms that are plotted; more would add little
 AXES = ("images", "seconds")
 
 
 def plot_names(report: Report) -> list[str]:
-    """Return the names of the plots that the numbers are enough for."""
+    """Return the names of the plots for which the report has data."""
     names = []
     if any(run.selection_curve for run in report.runs.values()):
         names += [f"quality-{axis}" for axis in AXES]
@@ -48,7 +48,7 @@ def draw(name: str, report: Report, content: JsonObject) -> Markup:
 
 
 def legend_of(names: Sequence[str], report: Report) -> list[tuple[int, str]]:
-    """Return the colours of plots that stand side by side: of the parts of an epoch, or of the groups."""
+    """Return the colours and labels for a row of plots: activities for the time plot, otherwise groups."""
     if list(names) == ["time"]:
         present = {name for split in report.time_split.values() for name in split}
         return [(number, words) for number, (name, words) in enumerate(PARTS.items()) if name in present]
@@ -56,7 +56,7 @@ def legend_of(names: Sequence[str], report: Report) -> list[tuple[int, str]]:
 
 
 def _losses(report: Report) -> list[str]:
-    """Return the first loss of the first networks that every run has."""
+    """Return the first loss term of each network, at most MAX_LOSSES, among those that all runs have."""
     runs = list(report.runs.values())
     common = [name for name in (runs[0].losses if runs else {}) if all(name in run.losses for run in runs)]
     firsts: dict[str, str] = {}
@@ -66,7 +66,7 @@ def _losses(report: Report) -> list[str]:
 
 
 def _curves(report: Report, loss: str, axis: str) -> list[Series]:
-    """Return a thin line for each seed and a thick one for their mean; for a single seed, a thick one."""
+    """Return a thin line per seed and a thick line for their mean, or one thick line for a single seed."""
     drawn = []
     for number, group in enumerate(report.groups.values()):
         found = [_points(_curve(report.runs[run], loss), axis) for run in group.runs]
@@ -86,7 +86,7 @@ def _points(curve: Curve, axis: str) -> list[tuple[float, float]]:
 
 
 def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Return the mean of curves, as far as the shortest goes."""
+    """Return the pointwise mean of curves, up to the length of the shortest."""
     return [
         (sum(x for x, _ in points) / len(curves), sum(y for _, y in points) / len(curves))
         for points in zip(*curves, strict=False)
@@ -94,7 +94,7 @@ def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, 
 
 
 def _number(content: JsonObject, spec: str, *path: str) -> Markup:
-    """Return a number of the report for a plot, with its path."""
+    """Return a number from report.json as SVG text that carries its path."""
 
     def show(place: str, value: Json, text: str) -> str:
         return Markup('<tspan data-path="{}" data-value="{}">{}</tspan>').format(place, repr(value), text)
@@ -112,7 +112,7 @@ def _speed(report: Report, content: JsonObject) -> Markup:
 
 
 def _scaling(report: Report) -> Markup:
-    """Return speed relative to one device by number of devices, and the ideal line."""
+    """Plot the speedup over one device against the number of devices, with the ideal line."""
     found = _scaling_lines(report)
     largest = max(x for _, points in found.values() for x, _ in points)
     ideal = Series("ideal", [(1.0, 1.0), (largest, largest)], 0, thin=True, dashed=True)
@@ -121,12 +121,12 @@ def _scaling(report: Report) -> Markup:
 
 
 def scaling_legend(report: Report) -> list[tuple[int, str]]:
-    """Return the colour of each line of the scaling plot."""
+    """Return the colour and label of each line in the scaling plot."""
     return [(colour, name) for name, (colour, _) in _scaling_lines(report).items()]
 
 
 def _scaling_lines(report: Report) -> dict[str, tuple[int, list[tuple[float, float]]]]:
-    """Return a line for all groups that differ only in the number of devices: its first group's colour, its points."""
+    """Return the colour and points of each line; a line joins groups that differ only in the number of devices."""
     found: dict[str, tuple[int, list[tuple[float, float]]]] = {}
     scaled = [
         (number, group, group.scaling)
@@ -147,7 +147,7 @@ def _scaling_lines(report: Report) -> dict[str, tuple[int, list[tuple[float, flo
 
 
 def _batch_of_line(group: Group, scaling: Scaling) -> str:
-    """Return what is the same along a line: the batch, or with weak scaling the batch per device."""
+    """Return the batch size that is constant along a line: global, or per device for weak scaling."""
     if scaling.kind == "strong":
         return f"batch {group.batch}"
     return f"batch {group.batch / group.devices:g} per device"

@@ -1,4 +1,4 @@
-"""One run in numbers, as a report needs it."""
+"""The data of one run that a report uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.evaluation.protocol import Protocol
 
 @dataclass(frozen=True)
 class SelectionMetric:
-    """The metric that selected the checkpoint, its value there, and the number of evaluated samples."""
+    """The metric that selected the checkpoint, its value, and the number of evaluated samples."""
 
     name: str
     value: float
@@ -22,7 +22,7 @@ class SelectionMetric:
 
 @dataclass(frozen=True)
 class Speed:
-    """Training alone, without evaluation, samples and saving."""
+    """Training throughput, without evaluation, samples and saving."""
 
     images_per_second: float
     images_per_second_without_loading: float
@@ -33,14 +33,14 @@ class Speed:
 
 @dataclass(frozen=True)
 class SegmentChange:
-    """Where a run resumed with other devices, another strategy or machine, as `name was → is`."""
+    """A resume with different devices, strategy or machine; `changed` has the form `name old → new`."""
 
     images: int
     changed: str
 
 
 class Point(NamedTuple):
-    """A value of a curve."""
+    """A point on a curve."""
 
     images: int
     seconds: float
@@ -52,7 +52,7 @@ Curve = Sequence[Point]
 
 @dataclass(frozen=True)
 class Run:
-    """One run in numbers."""
+    """The data of one run."""
 
     folder: str
     recipe: str
@@ -66,19 +66,19 @@ class Run:
     precision: str
     settings: Mapping[str, SettingValue] = field(repr=False)
     provenance: Mapping[str, str] = field(repr=False)
-    hardware: Mapping[str, str]  # and torch: what a speed depends on besides the settings
+    hardware: Mapping[str, str]  # hardware and torch version, which affect speed
     images: int
     seconds: float
     finished: bool
-    best: tuple[str, str]  # the metric that selects the checkpoint, and its mode: "min" or "max"
-    quality: Mapping[str, float | None]  # None was not finite
+    best: tuple[str, str]  # metric that selects the checkpoint, and its mode: "min" or "max"
+    quality: Mapping[str, float | None]  # None if not finite
     selection_metric: SelectionMetric | None
     speed: Speed | None
     seconds_per_epoch: Mapping[str, float]
     gpu: Mapping[str, float]
     losses: Mapping[str, Curve] = field(repr=False)
-    selection_curve: Curve = field(repr=False)  # of the metric that selects the checkpoint
+    selection_curve: Curve = field(repr=False)  # values of the selection metric
     protocols: Mapping[str, Protocol] = field(repr=False)
-    samples: str = ""  # the last grid of sample images
-    broken_lines: int = 0  # of metrics.jsonl, which are skipped
+    samples: str = ""  # path of the last grid of sample images
+    broken_lines: int = 0  # number of damaged lines in metrics.jsonl, which are skipped
     segment_changes: Sequence[SegmentChange] = ()

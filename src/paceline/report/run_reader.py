@@ -1,4 +1,4 @@
-"""Reads what a report needs of one run from its folder, and from nowhere else."""
+"""Reads the data of one run for a report, using only the run folder."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from paceline.runs.metrics import METRICS, parse_line
 from paceline.runs.record import RunRecord
 from paceline.runs.segments import HARDWARE, changes
 
-MAX_POINTS = 400  # of a curve; more cannot be distinguished on a page
-NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # groups of other metrics
-LARGEST_VALUE = 1e300  # JSON can spell numbers that no float holds
-NOT_QUALITY = {"count", "checkpoint_images"}  # logged with metrics, but not one of them
+MAX_POINTS = 400  # points per curve; more would not be visible on a page
+NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # prefixes of metrics that are not losses
+LARGEST_VALUE = 1e300  # JSON can contain numbers that overflow a float
+NOT_QUALITY = {"count", "checkpoint_images"}  # logged next to metrics
 
 
 def read_run(path: str) -> Run:
-    """Return a run's numbers; raise UserError for a folder that is not a run."""
+    """Read a run; raise UserError if the folder is not a run."""
     config = config_of(path, load_source=False)
     folder = RunFolder(Path(path))
     record = folder.read_record(path)
@@ -73,7 +73,7 @@ def read_run(path: str) -> Run:
 
 
 def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
-    """Return the whole lines, the positions among them that follow a broken one, and the number of broken ones."""
+    """Return the valid lines, the positions of those that follow a damaged line, and the number of damaged lines."""
     lines: list[Line] = []
     after_gaps: set[int] = set()
     broken = 0
@@ -88,7 +88,7 @@ def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
 
 
 def _parse(raw: bytes) -> Line | None:
-    """Return a line whose values are numbers, or null where one was not finite; a line always has its seconds."""
+    """Parse a line of numbers and nulls (for values that were not finite); return None if it is invalid."""
     values = parse_line(raw)
     if values is None:
         return None
@@ -105,36 +105,36 @@ def _parse(raw: bytes) -> Line | None:
 
 
 def _segment_changes(record: RunRecord) -> list[SegmentChange]:
-    """Return where the run resumed in another segment; its speed is that of the last one."""
+    """Return the changes between consecutive segments of the run."""
     pairs = pairwise(record.segments)
     return [SegmentChange(int(one.until_images or 0), ", ".join(changes(one, after))) for one, after in pairs]
 
 
 def _hardware(accelerator: str, provenance: Mapping[str, str]) -> dict[str, str]:
-    """Return it by name: "none" where a machine has no such thing."""
+    """Return the hardware by name; "none" if the machine has no such component."""
     return {"accelerator": accelerator} | {name: provenance.get(name, "none") for name in HARDWARE}
 
 
 def _has_finished(folder: RunFolder, lines: Sequence[Line], images: int, epochs: float) -> bool:
-    """Return whether the last checkpoint is at the length of training that the settings ask for."""
+    """Return whether the last checkpoint is at or past the configured length of training."""
     epoch = next((line.images / passed for line in reversed(lines) if (passed := line.get("epoch"))), 0.0)
     length = images or epochs * epoch
     return bool(lines) and bool(length) and max(folder.checkpoints.all(), default=0) >= round(length)
 
 
 def _full_name(line: Line, metric: str) -> str:
-    """Return a metric's name in a line, with its label in [brackets]; empty where it is not there."""
+    """Return the full name of a metric in a line, including any [label]; empty if the line does not contain it."""
     return next((name for name in line.values if name.partition("[")[0] == metric), "") if metric else ""
 
 
 def _values_of(lines: Sequence[Line], metric: str) -> list[tuple[float, Line]]:
-    """Return the finite values of a metric, with their lines."""
+    """Return the finite values of a metric, each with its line."""
     found = [(line.get(_full_name(line, metric)), line) for line in lines]
     return [(value, line) for value, line in found if value is not None]
 
 
 def _select(lines: Sequence[Line], recipe: type[Recipe]) -> tuple[SelectionMetric | None, Line | None]:
-    """Return the metric that selected the checkpoint, and its line; None where nothing was evaluated."""
+    """Return the metric that selected the checkpoint, and its line; None if nothing was evaluated."""
     metric, mode = recipe.best
     evaluated = _values_of(lines, metric)
     if not evaluated:
@@ -145,7 +145,7 @@ def _select(lines: Sequence[Line], recipe: type[Recipe]) -> tuple[SelectionMetri
 
 
 def _quality(lines: Sequence[Line], recipe: type[Recipe], selected: Line | None) -> dict[str, float | None]:
-    """Return the metrics of the selected checkpoint: on the test split where there is one."""
+    """Return the metrics of the selected checkpoint, on the test split if there is one."""
     tested = [line for line in lines if "test/checkpoint_images" in line.values]
     source = tested[-1] if tested else selected
     split = "test" if tested else recipe.evaluated_on
@@ -154,7 +154,7 @@ def _quality(lines: Sequence[Line], recipe: type[Recipe], selected: Line | None)
 
 
 def _gpu(lines: Sequence[Line], num_gpus: int) -> dict[str, float]:
-    """Return NVML's readings for the GPU of the first process, its energy times `num_gpus`; empty without any."""
+    """Return NVML measurements for the first process's GPU, with its energy multiplied by `num_gpus`."""
     read = [line for line in lines if "gpu/utilisation" in line.values]
     found: dict[str, float] = {}
     for name, key in (("utilisation", "gpu/utilisation"), ("power_watts", "gpu/power_watts")):
@@ -185,6 +185,6 @@ def _selection_curve(lines: Sequence[Line], metric: str) -> list[Point]:
 
 
 def _downsample(points: list[Point]) -> list[Point]:
-    """Return at most MAX_POINTS of the points, the last among them."""
+    """Return at most MAX_POINTS of the points, always including the last."""
     step = -(-len(points) // MAX_POINTS) or 1
     return points[::-1][::step][::-1]

@@ -1,4 +1,4 @@
-"""Why N devices are not N times as fast: the measured step ladder, and the rung that costs most time."""
+"""Explains why N devices are not N times as fast: the cost of each rung of the measured step ladder."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from itertools import accumulate, pairwise
 from paceline.contracts.step_ladder import StepLadder
 from paceline.report.as_json import OPTIONAL
 
-# What each rung adds, in the order of measuring: its cost, and what would reduce it.
+# For each rung, in the order of measurement: the cost that it adds, and a remedy.
 COSTS: dict[str, tuple[str, str]] = {
     "part": (
-        "a smaller batch per device keeps the device less busy",
+        "a smaller batch per device uses the device less efficiently",
         "a larger batch (with --scale-lr), or fewer devices",
     ),
     "together": (
-        "devices that work at the same time slow each other down (memory, cores, power)",
+        "devices that run at the same time slow each other down (memory, cores, power)",
         "fewer processes on this host, or more cores for each",
     ),
     "eager": (
         "the step is launched kernel by kernel instead of as one CUDA graph",
-        "--strategy single, whose step can be captured",
+        "--strategy single, whose step can be captured as a graph",
     ),
     "gradients": (
         "gradients are exchanged between devices",
@@ -29,7 +29,7 @@ COSTS: dict[str, tuple[str, str]] = {
     ),
     "batchnorm": (
         "BatchNorm waits for the statistics of all devices",
-        "--sync-batchnorm off, which changes the trained weights (check the quality), or networks without BatchNorm",
+        "--sync-batchnorm off (this changes the trained weights, so check the quality), or networks without BatchNorm",
     ),
     "loading": ("the step waits for data", "--loader resident if the data fits in memory, or more --workers"),
 }
@@ -37,12 +37,12 @@ COSTS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung of an explained ladder; the first one has no cost."""
+    """One rung with its cost; the first rung has no cost."""
 
     name: str
     images_per_second: float
-    share: float | None = field(default=None, metadata=OPTIONAL)  # of the time per image in training
-    gain: float | None = field(default=None, metadata=OPTIONAL)  # in speed, without this cost alone
+    share: float | None = field(default=None, metadata=OPTIONAL)  # fraction of the time per image in training
+    gain: float | None = field(default=None, metadata=OPTIONAL)  # relative speedup from removing only this cost
 
 
 @dataclass(frozen=True)
@@ -50,24 +50,24 @@ class Explanation:
     """The ladder with the cost of each rung."""
 
     devices: int
-    weak: bool  # the batch per device is the same as on one device
+    weak: bool  # whether the batch per device is the same as on one device
     rungs: Sequence[Rung]
-    largest_cost: str | None  # the rung that costs most, if any does
-    gain: float  # without it
+    largest_cost: str | None  # name of the most expensive rung; None if no rung has a cost
+    gain: float  # relative speedup from removing the largest cost
     efficiency: float
 
 
 def explain(ladder: StepLadder, weak: bool = False) -> Explanation:
-    """Return the ladder from N times one device down to the step in training, with the cost of each rung.
+    """Return the cost of each rung, from N times the speed of one device down to the complete training step.
 
-    With the same batch per device (`weak`), one device has its part alone, and the ladder starts there.
+    With the same batch per device (`weak`), the ladder starts at one device with its slice of the batch.
     """
     names = [rung.name for rung in ladder.rungs]
     first = names.index("part") if weak and "part" in names else 0
-    times = ladder.devices if first == 0 else 1  # a part's speed is that of all parts
+    times = ladder.devices if first == 0 else 1  # the speed of the rung "part" already counts all slices
     measured = [("ideal", times * ladder.rungs[first].images_per_second)]
     measured += [(rung.name, rung.images_per_second) for rung in ladder.rungs[first + 1 :]]
-    # A rung includes all of those above it: one that took longer than a later rung did so by chance.
+    # Each rung includes the costs of the rungs before it, so if a rung is slower than a later one, that is noise.
     seconds = list(accumulate((1 / speed for _, speed in reversed(measured)), min))
     added = [after - before for after, before in pairwise(seconds)][::-1]
     rungs = [Rung(*measured[0])] + [
@@ -86,7 +86,7 @@ def explain(ladder: StepLadder, weak: bool = False) -> Explanation:
 
 
 def communication_share(ladder: StepLadder) -> float | None:
-    """Return the share of a step that is communication: how much longer the step takes with it than without."""
+    """Return the fraction of the step time spent on communication, from steps with and without it."""
     speeds = {rung.name: rung.images_per_second for rung in ladder.rungs}
     without = speeds.get("eager", speeds.get("together"))
     with_it = speeds.get("batchnorm", speeds.get("gradients"))

@@ -1,4 +1,4 @@
-"""The summary of a report: the recommendation first, then what it rests on."""
+"""The summary of a report: the recommendation, then the reasons for it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from paceline.report.step_ladder import COSTS
 
 
 def summarise(report: Report) -> list[str]:
-    """Return phrases, one sentence or more each, the recommendation first."""
+    """Return the paragraphs of the summary as phrases, starting with the recommendation."""
     advice = report.recommendation
     if advice is None:
         requested, done = at("d", "counts", "requested"), at("d", "counts", "done")
-        return [f"No recommendation: {done} of {requested} runs finished with numbers that can be compared."]
+        return [f"No recommendation: {done} of {requested} runs finished, and none has a speed that can be compared."]
     phrases = [_advice(report, advice), *_resumed(report), *_quality(report, advice), *_scaling(report)]
     phrases += [*_scaling_costs(report), *_parity(report), *_float64(report)]
     missing = report.counts.missing
     if missing:
         words = "run has" if missing == 1 else "runs have"
-        phrases.append(f"{at('d', 'counts', 'missing')} {words} no numbers; the reasons are below.")
+        phrases.append(f"{at('d', 'counts', 'missing')} {words} no results; see below for the reasons.")
     return phrases
 
 
 def _selection_value(report: Report, group: Group) -> str:
-    """Return the group's value of the metric that selected its checkpoints."""
+    """Return a group's value of the selection metric."""
     name, summary = report.metric.name, group.selection_metric
     value = with_spread(format_for(name, summary), summary, "groups", group.id, "selection_metric")
     return value + (" %" if is_share(name) else "")
@@ -50,22 +50,22 @@ def _advice(report: Report, advice: Recommendation) -> str:
     if advice.best is None:
         metric = metric_in_text(report.metric.name).strip()
         missing = f"{metric} was not measured for {_labels(report, advice.unevaluated)}"
-        missing = missing if metric else "it was not measured"
-        return f"No recommendation by quality: {missing}. By speed alone, **{chosen.label}**: {words}."
+        missing = missing if metric else "quality was not measured"
+        return f"No recommendation by quality: {missing}. By speed alone, use **{chosen.label}**: {words}."
     return f"Use **{chosen.label}**: {words}{_recommended_quality(report, advice, chosen)}."
 
 
 def _recommended_quality(report: Report, advice: Recommendation, chosen: Group) -> str:
-    """Return how the quality of the recommended group compares, and its value on the test split."""
+    """Describe how the quality of the recommended group compares, with its value on the test split."""
     metric, value = metric_in_text(report.metric.name), _selection_value(report, chosen)
     if not advice.several_seeds:
         words = f" ({metric} {value})"
     elif len(advice.equal_quality) == 1:
-        words = f", and the best {metric} of all, {value}"
+        words = f", with the best {metric} of all, {value}"
     elif advice.worse:
-        words = f" among those with the best {metric} ({value})"
+        words = f" among the rows with the best {metric} ({value})"
     else:
-        words = f", and no other is better by more than the seeds explain ({metric} {value})"
+        words = f", and no other is significantly better, given the spread over seeds ({metric} {value})"
     reported = report.metric.reported
     if reported != report.metric.name and reported in chosen.quality:
         unit = " %" if is_share(reported) else ""
@@ -74,7 +74,7 @@ def _recommended_quality(report: Report, advice: Recommendation, chosen: Group) 
 
 
 def _resumed(report: Report) -> list[str]:
-    """Return which runs have several segments, and which of them their numbers are from."""
+    """Describe the runs that have several segments, and which segments their numbers come from."""
     phrases = []
     for number, one in enumerate(report.resumed_runs):
         places = [at(",d", "resumed_runs", number, "changes", n, "images") for n in range(len(one.changes))]
@@ -82,14 +82,14 @@ def _resumed(report: Report) -> list[str]:
             f"at {place} images ({change.changed})" for place, change in zip(places, one.changes, strict=True)
         )
         phrases.append(
-            f"`{one.run}` resumed differently {changes}: its speed, efficiency and time per epoch are those of its "
-            "last segment, its seconds per run those of all segments."
+            f"`{one.run}` resumed with changes {changes}. Its speed, efficiency and time per epoch are those of its "
+            "last segment; its seconds per run include all segments."
         )
     return phrases
 
 
 def _tie(report: Report, advice: Recommendation) -> str:
-    """Return how the speed of the recommended group compares with those that it was chosen from."""
+    """Describe how the speed of the recommended group compares with that of the other candidates."""
     groups = report.groups
     chosen, others = groups[advice.group], [key for key in advice.tied if key != advice.group]
     if not others:
@@ -101,7 +101,7 @@ def _tie(report: Report, advice: Recommendation) -> str:
         return ", the fastest of equal quality" if faster and not advice.several_seeds else ", the fastest"
     over = dict.fromkeys(groups[key].speed_spread.over for key in advice.tied)
     known = " and ".join(filter(None, over))
-    limit = f"their spread over {known}" if known else "5 %, and a single log interval has no spread"
+    limit = f"their spread over {known}" if known else "5 %, the spread assumed for a single log interval"
     simplest = any(complexity(groups[key]) != complexity(chosen) for key in others)
     end = ", and it is the simplest" if simplest else ""
     return f", a tie with {_labels(report, others)} (the speeds differ by less than {limit}){end}"
@@ -123,22 +123,23 @@ def _quality(report: Report, advice: Recommendation) -> list[str]:
         words += f"; {others} {near}"
     if advice.several_seeds:
         which = f": {worse}" if worse else ""
-        words += f"; {'worse' if worse else 'no other is worse'} by more than the seeds explain{which}"
+        verdict = "significantly worse" if worse else "no other is significantly worse"
+        words += f"; {verdict}, given the spread over seeds{which}"
         return [f"{words}."]
     words += f"; behind: {worse}" if worse else ""
-    words += ". A single seed cannot show whether others would agree"
+    words += ". A single seed cannot show whether these differences are significant"
     compared = [group for group in report.groups.values() if group.images_per_second and not group.shares_a_gpu]
     if len({group.family for group in compared}) < len(compared):
-        words += "; rows that differ only in their strategy are treated as equally good"
+        words += ", so rows that differ only in their strategy are treated as equally good"
     return [f"{words}."]
 
 
 def _worse(report: Report, worse: Mapping[str, WorseGroup], spec: str, unit: str) -> str:
-    """Return which groups are behind the best, how far, and which of them are faster than the recommended one."""
+    """List the groups of lower quality, with their gaps to the best and those faster than the recommended one."""
     if not worse:
         return ""
     ends = [choose(worse, key=lambda key: worse[key].gap) for choose in (min, max)]
-    apart = {format(worse[key].gap, spec): key for key in ends}  # one where they read the same
+    apart = {format(worse[key].gap, spec): key for key in ends}  # a single entry if both gaps are printed the same
     gaps = [at(spec, "recommendation", "worse", key, "gap") for key in apart.values()]
     faster = ", ".join(
         f"{_labels(report, [key])} at {at('.2f', 'recommendation', 'worse', key, 'relative_speed')}× its speed"
@@ -154,7 +155,7 @@ def _scaling(report: Report) -> list[str]:
     if not found:
         return []
     parts = [f"{listed([g.label])} {at('.0%', 'groups', g.id, 'scaling', 'efficiency')}" for g in found]
-    note = " (more than the devices explain: see the note under Speed)" if any(map(is_superlinear, found)) else ""
+    note = " (unusually high: see the note under Speed)" if any(map(is_superlinear, found)) else ""
     return [f"Scaling efficiency of the runs, relative to one device: {', '.join(parts)}{note}."]
 
 
@@ -165,8 +166,8 @@ def _scaling_costs(report: Report) -> list[str]:
             cost, remedy = COSTS[ladder.largest_cost]
             gain, efficiency = at("+.0%", "scaling_costs", key, "gain"), at(".0%", "scaling_costs", key, "efficiency")
             phrases.append(
-                f"Why {report.groups[key].label} is not faster, by a step ladder that was measured separately from the "
-                f"runs (efficiency {efficiency} there): {cost}. Try {remedy} ({gain} at most)."
+                f"Why {report.groups[key].label} is not faster, according to a step-time breakdown measured separately "
+                f"from the runs (with an efficiency of {efficiency}): {cost}. Try {remedy} (at most {gain})."
             )
     return phrases
 
@@ -177,15 +178,15 @@ def _parity(report: Report) -> list[str]:
     failed = [recipe for recipe, parity in report.parity.items() if not parity.holds]
     if failed:
         return [f"Strategies do **not** agree for {', '.join(failed)}: see “{PARITY}” before using any of them."]
-    return [f"Strategies agree: in float64 they give the same weights ({', '.join(report.parity)})."]
+    return [f"Strategies agree: in float64, they produce the same weights ({', '.join(report.parity)})."]
 
 
 def _float64(report: Report) -> list[str]:
-    """Return why strategies end with equal values, where float64 is the reason."""
+    """Explain why the metrics of strategies are equal if all runs use float64."""
     groups = report.groups.values()
     if len({group.strategy for group in groups}) < 2 or {group.precision for group in groups} != {"fp64"}:
         return []
     return [
-        "The runs use float64, in which strategies that compute the same also end with equal values; in float32 the "
-        "rounding of sums makes them differ."
+        "The runs use float64, so equivalent strategies end with equal metrics; in float32, they would differ "
+        "because sums are rounded differently."
     ]

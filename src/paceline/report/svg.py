@@ -1,4 +1,4 @@
-"""Small plots as SVG: lines, bars, stacked bars. Colours and text follow the page's style, light or dark."""
+"""Small SVG plots: lines, bars and stacked bars. Colours and fonts come from the page's light or dark style."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_COLOURS = 8
 
 
 class Series(NamedTuple):
-    """Points of one line; `colour` is a place in the page's palette."""
+    """One line of a plot; `colour` is an index into the page's palette."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -25,12 +25,12 @@ class Series(NamedTuple):
 
 
 def colour_class(place: int) -> str:
-    """Return the CSS class of a place in the palette, which repeats."""
+    """Return the CSS class of a palette index; the palette repeats."""
     return f"c{place % NUM_COLOURS}"
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Return round numbers that cover a range."""
+    """Return round tick values that cover a range."""
     if not math.isfinite(low) or not math.isfinite(high) or high <= low:
         high = low + (abs(low) or 1.0)
     raw = (high - low) / max(1, wanted - 1)
@@ -42,7 +42,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 
 
 def short(value: float) -> str:
-    """Return the text of a tick."""
+    """Return a short label for a tick, such as 20k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 10 or (abs(value) >= size and value % (size / 10) == 0):
             return f"{value / size:g}{letter}"
@@ -50,7 +50,7 @@ def short(value: float) -> str:
 
 
 def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: bool = False) -> Markup:
-    """Return a line plot as SVG; its legend is part of the page."""
+    """Return a line plot as SVG, without a legend, which the page adds."""
     drawn = [one for one in series if one.points]
     if not drawn:
         return Markup()
@@ -77,7 +77,7 @@ def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: 
 
 
 class Bar(NamedTuple):
-    """A row of (name, value, colour) parts one after the other; `total` is the markup at its end."""
+    """A stacked bar of (name, value, colour) parts; `total` is the markup at its end."""
 
     label: str
     parts: Sequence[tuple[str, float, int]]
@@ -85,7 +85,7 @@ class Bar(NamedTuple):
 
 
 def bars(title: str, unit: str, rows: Sequence[Bar], spec: str) -> Markup:
-    """Return horizontal bars as SVG."""
+    """Return a horizontal bar chart as SVG."""
     if not rows:
         return Markup()
     bar, gap = 18, 24
@@ -112,7 +112,7 @@ def bars(title: str, unit: str, rows: Sequence[Bar], spec: str) -> Markup:
     return _svg(title, body, height)
 
 
-Place = Callable[[float], float]  # from a value to its position in the plot
+Place = Callable[[float], float]  # maps a value to its coordinate in the plot
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Place:

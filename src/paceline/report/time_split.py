@@ -1,4 +1,4 @@
-"""Where the seconds of an epoch are spent, by group."""
+"""How the time of an epoch is spent, for each group."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ PARTS = {
     "host_to_device": "host to device",
     "compute": "compute",
     "communication": "communication",
-    "step": "step, not split",
+    "step": "compute and communication",
     "between_steps": "between steps",
     "evaluation": "evaluation",
     "saving": "samples and saving",
 }
 NOTE = (
-    "Data wait, step, evaluation and saving are measured in the runs by the host's clock. "
-    "Communication is the share of a step that the step ladder shows, compute is the rest. "
-    "Between steps is the time of the training loop outside the steps, such as that of a Trainer. "
-    "Samples and checkpoints that are written after the last log line of a run are not included."
+    "Data wait, step, evaluation and saving times are measured in the runs by the host's clock. "
+    "Communication is a fraction of the step time, taken from the step-time breakdown; compute is the rest. "
+    "Between steps is time that the training loop, such as Lightning's Trainer, spends outside the steps. "
+    "Samples and checkpoints written after the last log line of a run are not included."
 )
 
 
 def split_time(
     groups: Mapping[str, Group], ladders: Mapping[str, StepLadder], on_gpu: bool
 ) -> tuple[dict[str, TimeSplit], list[str]]:
-    """Return the seconds per epoch by group and part, and what could not be measured."""
+    """Return the seconds per epoch by group and activity, and descriptions of what could not be measured."""
     split: dict[str, TimeSplit] = {}
     missing = []
     for key, group in groups.items():
@@ -44,11 +44,11 @@ def split_time(
             row |= {"compute": seconds["step"] * (1 - share), "communication": seconds["step"] * share}
         else:
             row["step"] = seconds["step"]
-            missing.append(f"communication of {group.label} separately from compute (it has no step ladder)")
+            missing.append(f"communication of {group.label} separately from compute (it has no step-time breakdown)")
         row |= {name: seconds[name] for name in ("between_steps", "evaluation", "saving") if name in seconds}
         split[key] = row | {"total": sum(row.values())}
-    copies = "copies overlap with the step" if on_gpu else "nothing is copied on a CPU"
+    copies = "copies overlap with the step" if on_gpu else "there are no copies on a CPU"
     missing.append(f"host-to-device time in the runs ({copies})")
     if not on_gpu:
-        missing.append("GPU utilisation, memory and energy (no GPU was used, or NVML did not respond)")
+        missing.append("GPU utilisation, memory and energy (no GPU was used, or NVML is unavailable)")
     return split, missing

@@ -20,11 +20,11 @@ Pixels = npt.NDArray[np.uint8]
 
 
 class Logger:
-    """Receives metrics and sample images. Subclass it in a file of its own.
+    """Receives metrics and sample images. Subclass it in a separate file.
 
-    The file's name is the logger's name. Only rank 0 of a run has loggers. Implement `write` and, for sample images,
-    `image`. A logger that raises is reported once and switched off; it never stops training. `flush` may be called from
-    another thread. Import large packages in `__init__`, not at the top of the file.
+    The file name is the name of the logger. Only rank 0 of a run has loggers. Implement `write` and, for sample images,
+    `image`. If a logger raises an exception, the run reports it once and stops using the logger; training continues.
+    `flush` may be called from another thread. Import large packages in `__init__`, not at the top of the file.
 
     Examples:
         ```python
@@ -50,26 +50,29 @@ class Logger:
     """
 
     def __init__(self, folder: Path, images: int) -> None:
-        """Open the log of the run in `folder`, which exists.
+        """Open the log of the run in `folder`, which already exists.
 
-        A run that resumes has seen `images`; drop entries past that.
+        A resumed run has already seen `images` images. Drop any entries after that point.
         """
 
     def write(self, images: int, values: Mapping[str, float]) -> None:
-        """Log values by `group/name` at this number of images seen.
+        """Log values, named `group/name`, at a number of images seen.
 
         A value may be NaN or infinite.
         """
         raise NotImplementedError
 
     def image(self, name: str, images: int, pixels: Pixels) -> None:
-        """Log a sample image, uint8 [height, width, channels] with 1 or 3 channels."""
+        """Log a sample image.
+
+        `pixels` is a uint8 [height, width, channels] array with 1 or 3 channels.
+        """
 
     def flush(self) -> None:
-        """Return once all entries are stored; called before a checkpoint is written."""
+        """Wait until all entries are stored; called before a checkpoint is written."""
 
     def close(self) -> None:
-        """Close the log; nothing is logged afterwards."""
+        """Close the log; no other method is called afterwards."""
 
 
 def logger_names(setting: str) -> list[str]:
@@ -78,13 +81,13 @@ def logger_names(setting: str) -> list[str]:
 
 
 def check_loggers(setting: str) -> None:
-    """Raise UserError unless every name in `--loggers` is a logger."""
+    """Raise UserError if `--loggers` contains an unknown or broken logger."""
     for name in logger_names(setting):
         load_class("logger", name, Logger)
 
 
 class LoggerGroup:
-    """The loggers of one run. A logger that raises is reported by name and switched off."""
+    """The loggers of one run. If a logger raises an exception, it is reported and switched off."""
 
     def __init__(self, setting: str, folder: Path, images: int) -> None:
         self._open: dict[str, Logger] = {}
@@ -117,7 +120,7 @@ class LoggerGroup:
             try:
                 call(logger)
             except Exception as error:
-                if self._open.pop(name, None):  # the saver thread may have reported it
+                if self._open.pop(name, None):  # otherwise, the saver thread has already reported it
                     _report(name, error)
 
 
