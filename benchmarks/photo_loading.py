@@ -1,6 +1,6 @@
 """Measure how long an epoch of random crops from large photographs takes to load: decoding each time or once.
 
-The images are created once and kept in the folder: enlarged crops of scikit-image's photographs, with a little noise
+The images are created once and kept in the folder: enlarged crops of the bundled photographs, with a little noise
 so that their PNG files are as large as a camera's. The variants, without a model:
 
 - `decode each time`: torch's DataLoader over Pillow, torchvision's RandomCrop and ToTensor, as in a plain script, with

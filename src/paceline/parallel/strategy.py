@@ -79,7 +79,9 @@ class Strategy:
     complexity: ClassVar[int] = 0
     """A rank for reports: among equally good strategies, they recommend the one with the lowest number."""
     package: ClassVar[str] = ""
-    """The package that it needs in addition to torch, which is also the name of the Paceline extra."""
+    """The module that must be installed in addition to torch."""
+    extra: ClassVar[str] = ""
+    """The extra of Paceline that installs this module."""
     cannot_capture: ClassVar[str] = ""
     """Why its step cannot be captured as a CUDA graph; empty if it can."""
     cannot_compile: ClassVar[str] = ""
