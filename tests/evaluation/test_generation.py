@@ -213,7 +213,7 @@ def test_images_are_resized_as_in_tensorflow_1():
         6,
         4,
         4,
-    ]  # output pixel i samples position i / 2; the last pixel is repeated
+    ]  # pixel i samples i / 2; the last is repeated
     assert enlarged.shape == (1, 1, 6, 6)
 
 

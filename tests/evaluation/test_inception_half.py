@@ -68,9 +68,7 @@ def test_a_convolution_rounds_once_and_writes_only_its_own_channels(num_in, num_
     assert (out[..., :8] == -7).all() and (out[..., -24:] == -7).all()
     sums = torch.empty((3, *wanted.shape[2:], num_out), device=DEVICE)
     kernels.convolve(x, kernels.two_halves(weight, bias), sums, stride, padding, relu=False)
-    assert torch.allclose(channels_first(sums).double(), wanted, rtol=1e-4, atol=1e-4), (
-        "accumulation on tensor cores is not float32"
-    )
+    assert torch.allclose(channels_first(sums).double(), wanted, rtol=1e-4, atol=1e-4), "not summed in float32"
 
 
 @pytest.mark.parametrize("stride, padding", [(2, 0), (1, 1)])

@@ -74,7 +74,5 @@ def test_precision_and_recall_equal_those_from_all_distances():
 def test_the_inception_score_of_certain_and_balanced_classes_is_their_number():
     likelihoods, counts = torch.full((2, 5), 20.0, dtype=torch.float64), torch.full((2,), 100.0, dtype=torch.float64)
     assert inception_score(counts, likelihoods, torch.zeros(2)) == pytest.approx(5)
-    entropy = torch.full(
-        (2,), 100 * np.log(0.2), dtype=torch.float64
-    )  # every image is equally likely to be of any class
+    entropy = torch.full((2,), 100 * np.log(0.2), dtype=torch.float64)  # all classes are equally likely
     assert inception_score(counts, likelihoods, entropy) == pytest.approx(1)
