@@ -66,7 +66,7 @@ def modules(package: Path) -> Iterator[tuple[Path, ast.Module]]:
 
 
 def imports(package: Path) -> list[Import]:
-    """Return all imports in a package, including those inside functions, dynamic imports and module names in strings."""
+    """Return all imports in a package, including imports inside functions, dynamic imports and module names."""
     found = []
     for path, tree in modules(package):
         if path.is_relative_to(TEMPLATES):
@@ -93,9 +93,7 @@ def _targets(node: ast.AST, parents: tuple[str, ...]) -> list[str]:
             return [start.rpartition(".")[0]]
         case ast.Constant(value=str(text)):
             named = [text] if MODULE.fullmatch(text) else COMMAND.findall(text)
-            return [
-                name for name in named if name.split(".")[1] in DEPTH
-            ]  # other dotted strings are keys and entry-point groups
+            return [name for name in named if name.split(".")[1] in DEPTH]  # others are keys or entry-point groups
     return []
 
 

@@ -31,7 +31,7 @@ def test_a_resampled_image_equals_that_of_pillow(name, factor):
     height, width = (round(side * factor) for side in image.shape[:2])
     pillows = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
     ours = as_levels(bicubic_as_saved(as_tensor(image), height, width))
-    assert np.abs(ours - ours.round()).max() < 1e-4, "not a multiple of 1/255"
+    assert np.abs(ours - ours.round()).max() < 1e-4, "not rounded to 8-bit levels"
     difference = np.abs(ours - pillows)
     assert difference.max() < 1.01
     assert (difference > 0.5).mean() < 0.02  # only sums on a rounding boundary differ

@@ -11,7 +11,7 @@ from paceline.parallel.world import join
 
 
 def note_sum(config: Config, folder: str, numbers: list[int], *, word: str) -> None:
-    """Write the arguments and their sum over all ranks to one file per process."""
+    """Write the arguments, the ranks and the seed to one file per process."""
     world = join(config.run, distributed=True)
     words = world.gather_strings(str(world.rank))
     (Path(folder) / f"rank-{world.rank}").write_text(f"{word} {sum(numbers)} of {','.join(words)} {config.run.seed}")

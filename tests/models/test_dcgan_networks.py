@@ -30,7 +30,7 @@ def test_the_networks_have_the_known_number_of_parameters(
 @pytest.mark.parametrize("smallest_px", [2, 4])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size_px", [32, 64])
-def test_images_lie_strictly_between_minus_one_and_one_and_each_gets_one_logit(size_px, channels, smallest_px):
+def test_pixels_lie_strictly_between_minus_one_and_one_and_each_image_gets_one_logit(size_px, channels, smallest_px):
     torch.manual_seed(0)
     images = Generator(size_px, channels, nz=7, ngf=2, smallest_px=smallest_px)(torch.randn(3, 7))
     assert images.shape == (3, channels, size_px, size_px)
