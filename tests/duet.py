@@ -1,4 +1,4 @@
-"""A test recipe that uses the whole contract: two networks, three phases, shared tensors, signals, draws."""
+"""A test recipe that uses the whole contract: two networks, three phases, shared tensors, signals and draws."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DuetSettings:
 
 
 class Duet(Recipe):
-    """A generator, a critic that trains twice a step, and a penalty every third step."""
+    """A generator, a critic that trains twice per step, and a penalty every third step."""
 
     Settings = DuetSettings
     evaluator = "accuracy"
@@ -48,11 +48,11 @@ class Duet(Recipe):
 
     def __init__(self, settings: DuetSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
-        self.seen: list[tuple[str, Batch]] = []  # what each phase received, recorded for tests
+        self.seen: list[tuple[str, Batch]] = []  # batches received by each phase, recorded for tests
         self.watched = False
         pixels = spec.channels * spec.height * spec.width
         norm = (lambda: nn.BatchNorm1d(8)) if settings.norm == "batch" else nn.Identity
-        biased = settings.norm == "none"  # BatchNorm cancels a bias: its gradient would be rounding error only
+        biased = settings.norm == "none"  # BatchNorm cancels a bias, so its gradient would be rounding error
         self.generator = nn.Sequential(nn.Linear(5, 8, biased), norm(), nn.Tanh(), nn.Linear(8, pixels), nn.Tanh())
         self.critic = nn.Sequential(nn.Linear(pixels, 8, biased), norm(), nn.Tanh(), nn.Linear(8, 1))
 
@@ -67,7 +67,7 @@ class Duet(Recipe):
         self._record("critic", batch)
         real = self.critic(batch["image"].flatten(1))
         fake = batch["fake"] if "fake" in batch else self.generator(batch["noise"]).detach()
-        assert not fake.requires_grad, "what is shared comes detached"
+        assert not fake.requires_grad, "shared tensors must be detached"
         fake = self.critic(fake)
         loss = F.softplus(-real).mean() + F.softplus(fake).mean()
         return Loss({"both": loss}, signals={"gap": real.mean() - fake.mean(), "real": real.mean()})
@@ -79,7 +79,7 @@ class Duet(Recipe):
         scores = self.critic(mixed)
         (slope,) = torch.autograd.grad(scores.sum(), mixed, create_graph=True)
         penalty = slope.square().sum(1).mean() * (1 + batch["gap"].mean() + batch["level"].mean())
-        return Loss({"slope": penalty + 0 * scores.mean()})  # else the last bias has no gradient
+        return Loss({"slope": penalty + 0 * scores.mean()})  # gives the last bias a gradient
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         self._record("predict", batch)

@@ -1,4 +1,4 @@
-"""The rules of the layout for a package on disk: each yields a line per violation, with file and line."""
+"""Layout rules for a package on disk: each returns one line per violation, with file and line number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from paceline.core.registry import KINDS
 
-LAYERS = (  # from the top; a package imports from the layers below its own
+LAYERS = (  # top to bottom; a package may import only from lower layers
     {"paceline", "__main__"},
     {"cli"},
     {"commands"},
@@ -30,28 +30,28 @@ LAYERS = (  # from the top; a package imports from the layers below its own
 DEPTH = {unit: depth for depth, layer in enumerate(LAYERS) for unit in layer}
 SINGLE_DEVICE = {"models", "recipes"}  # these must not use torch.distributed
 PLUGIN_FOLDERS = tuple(kind.package for kind in KINDS.values())
-TEMPLATES = "commands/templates"  # files for users, who import the public names
+TEMPLATES = "commands/templates"  # templates for users, which import public names
 MAX_LINES = 300
-MAX_SHARE = 0.15  # of all lines, in one package
+MAX_SHARE = 0.15  # largest fraction of all lines in one package
 MODULE = re.compile(r"paceline(\.\w+)+")
 COMMAND = re.compile(r"-m (paceline(?:\.\w+)+)")
 
 
 class Import(NamedTuple):
-    """One imported module or name, and where."""
+    """An imported module or name and its location."""
 
     file: str
     line: int
     unit: str  # the importing unit: the first name under `paceline`
     parents: tuple[str, ...]  # the package that the file is in
-    target: str  # what is imported, with dots
+    target: str  # dotted name of the imported module or name
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.unit} → {self.target}"
 
     @property
     def target_unit(self) -> str | None:
-        """Return the unit that the import points to; None outside the package and for the version."""
+        """Return the imported unit; None for imports from outside the package and of the version."""
         first, _, rest = self.target.partition(".")
         if first != "paceline" or rest == "__version__":
             return None
@@ -60,19 +60,19 @@ class Import(NamedTuple):
 
 
 def modules(package: Path) -> Iterator[tuple[Path, ast.Module]]:
-    """Return every parsed file of a package by its path."""
+    """Yield every file of a package with its path and syntax tree."""
     for file in sorted(package.rglob("*.py")):
         yield file.relative_to(package), ast.parse(file.read_text(), str(file))
 
 
 def imports(package: Path) -> list[Import]:
-    """Return every import in a package, with those inside functions, dynamic ones and strings that name a module."""
+    """Return all imports in a package, including imports inside functions, dynamic imports and module names."""
     found = []
     for path, tree in modules(package):
         if path.is_relative_to(TEMPLATES):
             continue
         unit = "paceline" if path.parts == ("__init__.py",) else path.with_suffix("").parts[0]
-        parents = ("paceline", *path.parts[:-1])  # what `from .` means in this file
+        parents = ("paceline", *path.parts[:-1])  # the package that `from .` refers to
         skipped = _docstrings(tree) | _parts_of_texts(tree)
         for node in ast.walk(tree):
             if node not in skipped:
@@ -93,7 +93,7 @@ def _targets(node: ast.AST, parents: tuple[str, ...]) -> list[str]:
             return [start.rpartition(".")[0]]
         case ast.Constant(value=str(text)):
             named = [text] if MODULE.fullmatch(text) else COMMAND.findall(text)
-            return [name for name in named if name.split(".")[1] in DEPTH]  # others are keys and groups
+            return [name for name in named if name.split(".")[1] in DEPTH]  # others are keys or entry-point groups
     return []
 
 
@@ -106,7 +106,7 @@ def _parts_of_texts(tree: ast.Module) -> set[ast.AST]:
 
 
 def upward(package: Path, allowed: Collection[str] = ()) -> list[str]:
-    """Return the imports that the layout forbids, except in files that may import any package."""
+    """Return imports that point to a higher layer, except in files that may import any package."""
     problems = []
     for one in imports(package):
         here, there = one.unit, one.target_unit
@@ -161,7 +161,7 @@ def plugin_imports(package: Path) -> list[str]:
 
 
 def plugin_comparisons(package: Path) -> list[str]:
-    """Return the comparisons with a plugin's name outside the plugin folders."""
+    """Return comparisons with a plugin name outside the plugin folders."""
     names = {name for folder in PLUGIN_FOLDERS for name in _plugins(package, folder)}
     problems = []
     for path, tree in modules(package):
@@ -175,7 +175,7 @@ def plugin_comparisons(package: Path) -> list[str]:
 
 
 def _compared(node: ast.AST, constants: Mapping[str, set[str]]) -> Iterator[tuple[int, str]]:
-    """Return the strings that a node compares something with, each with its line."""
+    """Return the strings used in a comparison, each with its line number."""
     match node:
         case ast.Compare() if any(isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for op in node.ops):
             for side in (node.left, *node.comparators):
@@ -185,7 +185,7 @@ def _compared(node: ast.AST, constants: Mapping[str, set[str]]) -> Iterator[tupl
 
 
 def _texts(node: ast.AST, constants: Mapping[str, set[str]]) -> set[str]:
-    """Return the strings in an expression; a name stands for what the module assigns to it."""
+    """Return the strings in an expression; names are resolved to the module's assignments."""
     match node:
         case ast.Constant(value=str(text)):
             return {text}
@@ -223,7 +223,7 @@ def long_files(package: Path) -> list[str]:
 
 
 def large_packages(package: Path) -> list[str]:
-    """Return the packages that hold too large a share of all lines."""
+    """Return the packages that contain too large a fraction of all lines."""
     counts = _line_counts(package)
     total, by_unit = sum(counts.values()), dict.fromkeys((path.parts[0] for path in counts), 0)
     for path, count in counts.items():

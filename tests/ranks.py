@@ -1,4 +1,4 @@
-"""What one rank does in multi-process tests: a few recorded steps."""
+"""The work of one rank in multi-process tests: a few recorded steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Mailbox = dict[str, np.ndarray]
 
 
 def make_parts(recipe: str, **settings: Any) -> Parts:
-    """Return the parts of a small float64 run."""
+    """Assemble a small float64 run."""
     return assemble(make_config(recipe, **settings))
 
 
@@ -40,7 +40,7 @@ def weights(parts: Parts) -> dict[str, torch.Tensor]:
 
 
 def difference(first: dict[str, Any], second: dict[str, Any]) -> float:
-    """Return the largest difference of any tensor, relative to the largest value."""
+    """Return the largest difference over all tensors, relative to the largest value."""
     assert first.keys() == second.keys()
     largest = max(float(abs(value).max()) for value in first.values())
     return max(float(abs(first[name] - second[name]).max()) for name in first) / largest
@@ -68,7 +68,7 @@ def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> 
 
 
 def spoil_and_check(recipe: str, spoiled: str, settings: dict[str, Any]) -> None:
-    """Check the replicas at the start, after two steps, and after the last rank changed one of its weights."""
+    """Check the replicas at the start, after two steps, and after the last rank has changed one of its weights."""
     parts = make_parts(recipe, **settings)
     check_replicas(parts.recipe, parts.world)
     run_steps(parts, 2)

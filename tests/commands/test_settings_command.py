@@ -59,7 +59,7 @@ def test_a_user_source_is_listed_too(
     monkeypatch.chdir(tmp_path)
     assert run(["settings", "classification", "--data", "./mine.py"]) == 0
     listed = rows(capsys.readouterr().out)
-    assert " ".join(listed["first"]) == "7 use so many of the samples"
+    assert " ".join(listed["first"]) == "7 number of samples to use"
     assert " ".join(listed["plain"]) == "no choices"
 
 

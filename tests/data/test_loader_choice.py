@@ -178,6 +178,4 @@ def test_a_source_that_no_loader_fits_prints_one_line(monkeypatch: pytest.Monkey
 def test_every_loader_has_a_description(name: str) -> None:
     loader = registry.load_class("loader", name, Loader)
     assert loader.description and bool(loader.package) == bool(loader.extra)
-    assert not loader.package or loader.auto_order is None, (
-        "a loader that needs an extra package must be requested by name"
-    )
+    assert not loader.package or loader.auto_order is None, "loaders with an extra package are never automatic"

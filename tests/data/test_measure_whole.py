@@ -90,7 +90,7 @@ def test_panels_in_folders_a_and_b_use_their_test_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*writers} - {*FOLDERS}))
-def test_sources_without_folders_evaluate_their_test_split(name: str, tmp_path: Path) -> None:
+def test_all_other_sources_evaluate_their_test_split(name: str, tmp_path: Path) -> None:
     settings = settings_of(name, tmp_path)
     assert source_class(name).measure_whole(settings) is settings
 

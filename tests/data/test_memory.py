@@ -46,7 +46,7 @@ def limit_v1(group: Path, most: int, used: int, cached: int = 0) -> None:
     write(group / "memory.stat", f"inactive_file {cached // 2}\ntotal_rss 5\ntotal_inactive_file {cached}")
 
 
-def test_without_a_cgroup_limit_the_machine_s_free_memory_counts(root: Path) -> None:
+def test_without_a_cgroup_limit_the_free_memory_of_the_machine_counts(root: Path) -> None:
     assert free_host_bytes(root) == 64 * GB
     belong(root, "0::/user.slice", V2)
     limit(root / "sys/fs/cgroup/user.slice", "max", 3 * GB)

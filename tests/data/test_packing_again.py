@@ -254,7 +254,7 @@ def test_a_pack_has_the_splits_of_its_source(own: Path, tmp_path: Path) -> None:
     assert Packed.splits_of(RunSettings(data_root=str(again))) == ("train",)
 
 
-def test_a_worker_whose_reader_is_gone_is_silent_and_other_errors_are_printed(
+def test_a_worker_is_silent_if_its_reader_is_gone_and_prints_other_errors(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for error in (BrokenPipeError(), ConnectionResetError(), EOFError()):

@@ -139,7 +139,7 @@ def test_the_files_of_a_sample_contain_the_images_that_reading_returns(name: str
     source = build(name, "train", make_data(name))
     encoded = source.encoded(1)
     if encoded is None:
-        assert name not in ("photos", "pairs"), "these sources store each sample as files"
+        assert name not in ("photos", "pairs"), "the samples are files"
         return
     sample = source.read(1)
     assert encoded.files.keys() | encoded.numbers.keys() == sample.keys()
@@ -154,9 +154,7 @@ def test_a_sample_declares_its_files_and_the_values_that_reading_returns(name: s
     source = build(name, "train", make_data(name))
     sample = source.files_of(1)
     if sample is None:
-        assert name not in ("folder", "photos", "pairs", "degraded", "panels"), (
-            "these sources store each sample as files"
-        )
+        assert name not in ("folder", "photos", "pairs", "degraded", "panels"), "the samples are files"
         return
     numbers = {field: value for field, value in source.read(1).items() if value.ndim == 0}
     assert sample.files and all(file.is_file() for file in sample.files.values())

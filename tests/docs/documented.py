@@ -1,4 +1,4 @@
-"""The commands in the documentation: every fenced bash or console block of README and docs/."""
+"""The commands in the documentation: every fenced bash or console block in README.md and docs/."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ASSIGNMENT = re.compile(r"[A-Z_]+=")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its lines, and why its commands are not run, if they are not."""
+    """A fenced block: its language, its lines, and the reason if its commands are not run."""
 
     page: str
-    line: int  # of its first line in the page, counted from 1
+    line: int  # line number of its first line, starting at 1
     language: str
     lines: tuple[str, ...]
     reason: str
@@ -30,16 +30,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """One command line of a block."""
+    """One command line in a block."""
 
     page: str
     line: int
-    text: str  # without a comment
+    text: str  # without comments
     reason: str
 
     @cached_property
     def words(self) -> list[str]:
-        """Return the command's words without the variables set for it."""
+        """Return the words of the command, without leading environment variables."""
         words = shlex.split(self.text)
         while words and ASSIGNMENT.match(words[0]):
             words.pop(0)
@@ -71,7 +71,7 @@ def blocks() -> Iterator[Block]:
 
 
 def commands() -> list[Command]:
-    """Return every command of every bash and console block, continued lines joined and comments left out."""
+    """Return all commands in bash and console blocks, with continuation lines joined and comments removed."""
     found = []
     for block in blocks():
         if block.language not in ("bash", "console"):

@@ -1,4 +1,4 @@
-"""Every command in the documentation runs at a small size, or a comment above its block gives the reason why not."""
+"""Every command in the documentation runs at a small size, or a comment above its block explains why not."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from running import run_fork, start_function_in_ranks
 
 TINY = str(ROOT / "tests" / "tiny.py")  # a recipe whose steps take a millisecond
 
-# Makes documented commands small, in order: a pattern and its replacement.
-# Commands that become equal run once.
+# Patterns and replacements that make documented commands small, applied in order.
+# Commands that become identical run only once.
 SMALLER: tuple[tuple[str, str], ...] = (
     (r"^paceline verify .*$", f"paceline verify {TINY} --strategies single,ddp --steps 1"),
     (r"^paceline compare (?!runs/).*$", f"paceline compare {TINY} --strategies single --images 16 --no-verify"),
     (r"file:///tmp/", "file://PLACE/"),
-    (r" --epochs 14\b", " --images 48"),  # more than the run has, so that it resumes
+    (r" --epochs 14\b", " --images 48"),  # more than the run has trained, so that it resumes
     (r" --(epochs|batch-size|crop) \S+", ""),
     (r"^(paceline train (super_resolution|restoration) --preset quick)", r"\1 --data-root docs/examples/photos"),
     (r"^(paceline train classification)", r"\1 --batch-size 16 --set width=2"),
@@ -31,7 +31,7 @@ SMALLER: tuple[tuple[str, str], ...] = (
     (r"^(paceline train (?!.*--images)(?!.*--help).*)$", r"\1 --images 32"),
 )
 SMALLER_PYTHON = ((r"epochs=\d", "images=32, width=2, batch_size=16"),)
-# Pages whose runs other pages use come first.
+# Pages whose runs are used by other pages come first.
 FIRST = ("README.md", "docs/index.md", "docs/tour.md", "docs/guide/train.md", "docs/recipes/", "docs/guide/")
 
 
@@ -40,7 +40,7 @@ def order(page: str) -> tuple[int, str]:
 
 
 def runnable_commands() -> dict[str, list[Command]]:
-    """Return the commands that run, by page, in their order."""
+    """Return the commands to run in order, keyed by page."""
     found: dict[str, list[Command]] = {}
     for command in sorted(commands(), key=lambda one: order(one.page)):
         if not command.reason:
@@ -49,16 +49,16 @@ def runnable_commands() -> dict[str, list[Command]]:
 
 
 def python_blocks() -> list[Block]:
-    """Return the examples that use runs; the others define classes, which other tests use."""
+    """Return the examples that use runs; other tests cover the rest, which define classes."""
     return [block for block in blocks() if block.language == "python" and any("runs/" in line for line in block.lines)]
 
 
 class Place:
-    """A folder in which commands run in order, each once."""
+    """A folder in which commands run in order, each only once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ended: dict[str, tuple[int, str]] = {}  # exit code and output by command
+        self.ended: dict[str, tuple[int, str]] = {}  # command: exit code and output
 
     def run(self, command: Command) -> tuple[int, str]:
         text = smaller(command.text).replace("PLACE", str(self.folder))
@@ -90,7 +90,7 @@ def smaller(text: str) -> str:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("documented")
     (folder / "docs").symlink_to(ROOT / "docs")
-    for block in blocks():  # examples that name their file
+    for block in blocks():  # examples that start with their file name
         named = re.fullmatch(r"# (\w+\.py)", block.lines[0]) if block.language == "python" else None
         if named:
             (folder / named[1]).write_text("\n".join(block.lines))
@@ -125,6 +125,6 @@ def test_a_reason_refers_to_an_existing_test() -> None:
 
 
 def test_only_known_programs_run() -> None:
-    """A block with another program needs a reason above it."""
+    """A block that runs another program needs a comment with the reason."""
     unknown = [command for command in commands() if not command.reason and command.words[0] not in ("paceline", "ls")]
     assert not unknown, "\n".join(map(str, unknown))

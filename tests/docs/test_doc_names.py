@@ -23,11 +23,11 @@ from paceline.core.errors import UserError
 from paceline.data.source import Source
 
 LEARNER = {f.name for f in fields(LearnerSettings)}
-# Commands whose settings are those of one recipe; the words of the others are checked by name alone.
+# Commands that take the settings of one recipe; for all others, only setting names are checked.
 RESOLVED = {"train", "verify", "plan"}
-# Settings of the examples of a user's own recipe and source, which docs/guide/ shows.
+# Settings of the example recipe and source in docs/guide/.
 EXAMPLES = {"first", "noise_size"}
-INSTALLED_RECIPES = {"rotation"}  # of examples/paceline-example, which is not installed here
+INSTALLED_RECIPES = {"rotation"}  # from examples/paceline-example, which is not installed during tests
 TABLE_OF_SETTINGS = re.compile(r"^\| *setting *\|", re.IGNORECASE)
 
 
@@ -49,7 +49,7 @@ def known_settings() -> set[str]:
 
 
 def subcommand(words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]] | None:
-    """Return the command behind `paceline WORDS` and the remaining words; None if there is no such command."""
+    """Return the command for `paceline WORDS` and the remaining words; None if there is no such command."""
     command: TyperCommand | TyperGroup = group()
     while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
         if words[0] not in command.commands:
@@ -105,7 +105,7 @@ def is_known(name: str) -> bool:
 
 
 def resolve(name: str, parameters: dict[str, Any]) -> None:
-    """Resolve settings as the command would, independent of this machine's files and devices."""
+    """Resolve settings like the command does, independently of this machine's files and devices."""
     own = {"recipe", "config", "vgg", "set_", "strategies", "steps", "tolerance", "control", "result"}
     own |= {"nodes", "bandwidth", "latency", "check"}
     flags = {key: value for key, value in parameters.items() if key not in own and value is not None}
@@ -146,7 +146,7 @@ def test_tables_of_settings_list_existing_settings() -> None:
 
 
 def test_every_block_has_a_language() -> None:
-    """A block without one would escape the tests."""
+    """Blocks without a language would not be tested."""
     assert not [f"{block.page}:{block.line}" for block in blocks() if not block.language]
 
 

@@ -1,4 +1,4 @@
-"""A narrow Inception as TorchScript, with the layer names and order of the real one."""
+"""A narrow Inception network in TorchScript, with the layer names and order of the real one."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NARROW = 8  # channels of all layers except the last block's
+NARROW = 8  # channels of all layers except those of the last block
 
 
 class Layer(nn.Module):
-    """Convolution, BatchNorm without a scale, ReLU, named as in the file."""
+    """Convolution, BatchNorm without a scale and ReLU, named as in the file."""
 
     def __init__(
         self, channels: int, kernel: tuple[int, int], stride: int = 1, *, padded: bool = True, out: int = NARROW
     ) -> None:
         super().__init__()
         var = torch.rand(out) + 0.01
-        spread = (3 * var / (channels * kernel[0] * kernel[1])).sqrt()  # outputs neither vanish nor explode
+        spread = (3 * var / (channels * kernel[0] * kernel[1])).sqrt()  # keeps outputs from vanishing or exploding
         for name, value in {
             "weight": torch.randn(out, channels, *kernel) * spread[:, None, None, None],
             "beta": torch.randn(out) / 4,
@@ -33,14 +33,14 @@ class Layer(nn.Module):
 
 
 class Block(nn.Module):
-    """Concatenate the outputs of the children as channels."""
+    """Concatenates the outputs of its children along the channels."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([child(x) for child in self.children()], dim=1)
 
 
 class LastBlock(nn.Module):
-    """A block whose towers fork."""
+    """A block whose towers branch."""
 
     def __init__(self, channels: int, pool: nn.Module, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def tower(channels: int, *kernels: tuple[int, int], stride: int = 1) -> nn.Modul
 
 
 def file_network(*, padding_counts: bool) -> nn.Module:
-    """Return a narrow network with the file's names; counting padding in its averages makes another network."""
+    """Return a narrow network with the file's names; `padding_counts` makes it compute different features."""
 
     def average() -> nn.Module:
         return nn.AvgPool2d(3, 1, 1, count_include_pad=padding_counts)
@@ -88,7 +88,7 @@ def file_network(*, padding_counts: bool) -> nn.Module:
         return named(Block(), conv=Layer(channels, (1, 1)), **towers)
 
     one, three, five, flat, high = (1, 1), (3, 3), (5, 5), (1, 7), (7, 1)
-    wide = 4 * NARROW  # channels of four branches
+    wide = 4 * NARROW  # total channels of four branches
     after_3, after_8 = 2 * NARROW + wide, 2 * NARROW + wide
     blocks = {
         "conv": Layer(3, three, 2),

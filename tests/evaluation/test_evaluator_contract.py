@@ -1,4 +1,4 @@
-"""The evaluator contract: complete when constructed, and declares what it reads."""
+"""The evaluator contract: an evaluator is complete when constructed and declares what it reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.data.source import ArraySource
 from paceline.evaluation.contract import Case, Evaluator, OpenedRun, is_classifier
 
 SPEC = DataSpec(channels=3, height=16, width=16, num_classes=4, panels=("stain", "segmentation"))
-COUNT = 200  # images; more than the features of 8×8 pixels
+COUNT = 200  # number of images; must exceed the 192 features of 8×8 RGB pixels
 
 
 def no_run(folder: str) -> OpenedRun:
@@ -32,10 +32,10 @@ def test_an_evaluator_is_complete_when_constructed(name: str, tmp_path: Path, mo
     assert all(isinstance(note, str) for note in evaluator.notes) and isinstance(evaluator.label, str)
     assert not evaluator.needs_samples or evaluator.sample_sums().ndim == 1
     sums = evaluator.sums()
-    assert sums.dtype == torch.float64 and sums.ndim == 1 and not sums.any(), "nothing was measured yet"
+    assert sums.dtype == torch.float64 and sums.ndim == 1 and not sums.any(), "nothing has been measured yet"
 
 
-def test_a_classifier_is_known_by_what_its_evaluator_declares(tmp_path: Path) -> None:
+def test_a_classifier_is_recognised_by_its_evaluator(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from paceline.evaluation.contract import Evaluator\n\n\nclass Own(Evaluator):\n    classifies = True\n"
     )

@@ -1,4 +1,4 @@
-"""Evaluation of generated images: against torchmetrics, over parts, with cached statistics, by given networks."""
+"""Evaluation of generated images: torchmetrics parity, distribution, cached statistics, feature networks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def images(count: int, seed: int) -> Tensor:
-    """Return uint8 images with some structure: mixtures of a few random patterns."""
+    """Return structured uint8 images: mixtures of a few random patterns."""
     generator = torch.Generator().manual_seed(seed)
     patterns = torch.randn(20, 3 * 12 * 12, generator=torch.Generator().manual_seed(0))
     mixed = torch.randn(count, 20, generator=generator) @ patterns * 12 + 128 + 5 * seed
@@ -62,7 +62,7 @@ def evaluator_of(real: Tensor, count: int, **settings: object) -> Generation:
 
 
 def measured(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings: object) -> dict[str, float]:
-    """Return the results when each part between cuts has its own evaluator."""
+    """Return the results when the images are split at `cuts` and each part has a separate evaluator."""
     evaluators = [evaluator_of(real, len(made), **settings) for _ in range(len(cuts) + 1)]
     for pool, add in ((real, "update_samples"), (made, "update")):
         parts = zip(torch.arange(len(pool)).tensor_split(cuts), pool.tensor_split(cuts), evaluators, strict=True)
@@ -119,7 +119,7 @@ def test_statistics_of_real_images_are_cached_by_their_content_and_protocol(tmp_
 
 def test_images_are_evaluated_as_they_would_be_saved():
     real = images(300, 1)
-    made = scaled(real) + 0.3 / 127.5  # rounds away
+    made = scaled(real) + 0.3 / 127.5  # removed by rounding
     evaluator = evaluator_of(real, 300)
     evaluator.update_samples({"image": scaled(real), "index": torch.arange(300)})
     evaluator.end_samples(evaluator.sample_sums())
@@ -141,7 +141,7 @@ def test_fewer_images_than_features_are_rejected_and_few_images_print_a_warning(
     assert evaluator_of(images(960, 1), 960).notes == ()
 
 
-def test_protocols_are_equal_only_if_all_but_the_seed_agrees():
+def test_protocols_are_equal_only_if_everything_but_the_seed_agrees():
     real = images(300, 1)
     protocol = evaluator_of(real, 300).protocol()
     assert {"features", "weights", "resize", "real", "made", "seed", "split", "fingerprint"} <= protocol.keys()
@@ -153,7 +153,7 @@ def test_protocols_are_equal_only_if_all_but_the_seed_agrees():
 
 
 class Scripted(nn.Module):
-    """A stand-in for Inception: some numbers per image."""
+    """A stand-in for Inception that computes a few features per image."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -203,16 +203,23 @@ def test_a_trusted_file_that_is_not_an_inception_network_is_rejected(tmp_path):
         evaluator_of(images(250, 1), 250, inception=str(text), inception_sha256=sha256(text.read_bytes()).hexdigest())
 
 
-def test_images_are_upscaled_as_in_tensorflow_1():
+def test_images_are_resized_as_in_tensorflow_1():
     row = torch.tensor([0.0, 8.0, 4.0]).expand(1, 1, 1, 3)
     enlarged = inception.resize_like_tensorflow(row, 6)
-    assert enlarged[0, 0, 0].tolist() == [0, 4, 8, 6, 4, 4]  # pixel i lies at i / 2; the last one is repeated
+    assert enlarged[0, 0, 0].tolist() == [
+        0,
+        4,
+        8,
+        6,
+        4,
+        4,
+    ]  # pixel i samples i / 2; the last is repeated
     assert enlarged.shape == (1, 1, 6, 6)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny classifier and a tiny generator that was evaluated by it."""
+    """A folder with a tiny classifier and a tiny generator that was evaluated with its features."""
     folder = tmp_path_factory.mktemp("runs")
     classifier = ["train", "classification", "--preset", "quick", "--set", "width=4", "--images", "640"]
     trained = run_fork(folder, *classifier, "--accelerator", "cpu", "--out", "classifier")
@@ -244,7 +251,7 @@ def values_in(text: str) -> dict[str, float]:
 def test_two_processes_measure_the_same_as_one(runs):
     found = []
     for size in (1, 2):
-        # The second run computes its own statistics of the real images, too.
+        # The second run also computes the statistics of the real images itself.
         sets = ["--set", "features=classifier", "--set", f"feature_precision={'fp32' if size == 1 else 'tf32'}"]
         command = ["evaluate", "gan", "--accelerator", "cpu", "--devices", str(size), *sets]
         before = set(runs.glob("stdout-*"))
@@ -264,7 +271,7 @@ def test_a_run_resumes_only_if_it_is_evaluated_as_before(runs):
     )
 
 
-def test_features_of_an_unsuitable_run_or_for_other_images_are_rejected(runs, monkeypatch):
+def test_features_from_an_unsuitable_run_or_for_different_images_are_rejected(runs, monkeypatch):
     rejected = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=gan")
     assert rejected.wait() == 2 and "features=gan: not a classification run" in rejected.stderr
     monkeypatch.chdir(runs)

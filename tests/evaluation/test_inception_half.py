@@ -1,6 +1,6 @@
-"""Inception in float16: kernels accumulate in float32, and weights lose almost nothing.
+"""Inception in float16: kernels accumulate in float32, and weights lose almost no precision.
 
-On a machine without a GPU the kernels run in Triton's interpreter (see conftest.py in the folder above).
+Without a GPU, the kernels run in Triton's interpreter (see tests/conftest.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDED = 2**-11  # the relative rounding error of float16
 
 
 def images(*shape: int, seed: int = 0) -> Tensor:
-    """Return random numbers of both signs in float16, as [n, h, w, c]."""
+    """Return a float16 [n, h, w, c] tensor of positive and negative random numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, torch.float16)
 
 
@@ -33,15 +33,15 @@ def channels_first(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2)
 
 
-def test_two_float16_numbers_keep_what_one_loses_for_large_and_small_weights():
+def test_pairs_of_float16_numbers_keep_the_precision_of_large_and_small_weights():
     weight = torch.randn(40, 8, 3, 3) * torch.logspace(-6, 2, 40)[:, None, None, None]
     whole = kernels.two_halves(weight, torch.randn(40))
     both = (whole.high.double() + whole.low.double()) * whole.scale
     kept = both[:, :8, :40].permute(2, 1, 0).reshape(weight.shape)
     largest = weight.abs().amax(dim=(1, 2, 3), keepdim=True)
     assert ((kept - weight).abs() <= largest * 2**-22).all()
-    assert ((weight.half() - weight).abs() > largest * 2**-14).any(), "one alone would lose more"
-    assert both[:, 8:].abs().sum() == both[:, :, 40:].abs().sum() == 0, "what fills up the tiles adds nothing"
+    assert ((weight.half() - weight).abs() > largest * 2**-14).any(), "a single float16 would lose more"
+    assert both[:, 8:].abs().sum() == both[:, :, 40:].abs().sum() == 0, "the padding of the tiles must be zero"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_two_float16_numbers_keep_what_one_loses_for_large_and_small_weights():
     [
         (64, 48, (1, 1), 1, (0, 0)),
         (32, 80, (3, 3), 2, (0, 0)),
-        (80, 64, (5, 5), 1, (2, 2)),  # a tile and a half of channels
+        (80, 64, (5, 5), 1, (2, 2)),  # one and a half tiles of channels
         (8, 16, (1, 7), 1, (0, 3)),
         (128, 130, (7, 1), 1, (3, 0)),
     ],
@@ -68,11 +68,11 @@ def test_a_convolution_rounds_once_and_writes_only_its_own_channels(num_in, num_
     assert (out[..., :8] == -7).all() and (out[..., -24:] == -7).all()
     sums = torch.empty((3, *wanted.shape[2:], num_out), device=DEVICE)
     kernels.convolve(x, kernels.two_halves(weight, bias), sums, stride, padding, relu=False)
-    assert torch.allclose(channels_first(sums).double(), wanted, rtol=1e-4, atol=1e-4), "tensor cores' float32"
+    assert torch.allclose(channels_first(sums).double(), wanted, rtol=1e-4, atol=1e-4), "not summed in float32"
 
 
 @pytest.mark.parametrize("stride, padding", [(2, 0), (1, 1)])
-def test_a_pool_takes_the_largest_of_nine_neighbours(stride, padding):
+def test_max_pooling_takes_the_largest_of_nine_neighbours(stride, padding):
     x = images(2, 9, 11, 24)
     wanted = F.max_pool2d(channels_first(x).float(), 3, stride, padding)
     out = torch.empty((2, *wanted.shape[2:], 40), dtype=torch.float16, device=DEVICE)
@@ -89,7 +89,7 @@ def test_average_pooling_excludes_padding():
 
 
 @torch.no_grad()
-def test_the_whole_network_gives_the_same_features_in_float16_and_float32():
+def test_the_whole_network_computes_the_same_features_in_float16_and_float32():
     torch.manual_seed(0)
     network = inception_network(file_network(padding_counts=False).state_dict()).to(DEVICE)
     seen = torch.rand(2, 3, 75, 75, device=DEVICE) * 2 - 1  # the smallest supported images

@@ -1,4 +1,4 @@
-"""The 2015 Inception as our own network gives the results of the TorchScript file in all precisions."""
+"""Our implementation of the 2015 Inception network equals the TorchScript file in all precisions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def opened(
     folder: Path, patch: pytest.MonkeyPatch, device: torch.device = CPU, *, padding_counts: bool = False
 ) -> tuple[FeatureNetwork, nn.Module]:
-    """Return the opened network, and the network that the file was made from."""
+    """Return the loaded network and the network from which the file was traced."""
     torch.manual_seed(0)
     network, path = file_network(padding_counts=padding_counts), folder / "narrow.pt"
     trial = inception.enlarged(inception.make_test_image(CPU))
-    with computing_in("fp32"):  # a trace fixes whether its convolutions may use TF32
+    with computing_in("fp32"):  # tracing fixes whether convolutions may use TF32
         torch.jit.trace(network, trial).save(str(path))
     digest = sha256(path.read_bytes()).hexdigest()
     with pytest.raises(UserError, match="not the 2015 Inception network: it computes different features"):
@@ -38,7 +38,7 @@ def opened(
 
 
 def folded_next_to(scripted: FeatureNetwork, folder: Path, device: torch.device) -> str:
-    """Return why our own network was not used, for the failure message; raise if it cannot run at all."""
+    """Describe for the failure message why our network was not used; raise if it cannot run at all."""
     trial = inception.make_test_image(device)
     weights = inception.load_script(str(folder / "narrow.pt"), device).state_dict()
     answer, found = (
@@ -59,7 +59,7 @@ def some_images() -> Tensor:
 
 @pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=[pytest.mark.gpu, no_gpu])], ids=str)
 @torch.no_grad()
-def test_our_network_gives_the_features_of_the_file_in_every_precision(tmp_path, monkeypatch, device):
+def test_our_network_computes_the_features_of_the_file_in_every_precision(tmp_path, monkeypatch, device):
     ours, file = opened(tmp_path, monkeypatch, device)
     assert isinstance(ours, FoldedInception), folded_next_to(ours, tmp_path, device)
     wanted = file(inception.enlarged(some_images()))
@@ -79,7 +79,7 @@ def test_our_network_gives_the_features_of_the_file_in_every_precision(tmp_path,
     ],
 )
 @torch.no_grad()
-def test_fp16_is_rejected_where_it_does_not_work(tmp_path, monkeypatch, broken, reason):
+def test_fp16_is_rejected_if_it_does_not_work(tmp_path, monkeypatch, broken, reason):
     pytest.importorskip("triton")
     ours, _ = opened(tmp_path, monkeypatch)
     monkeypatch.setattr("paceline.evaluation.features.inception_half.Half", broken)
@@ -87,7 +87,7 @@ def test_fp16_is_rejected_where_it_does_not_work(tmp_path, monkeypatch, broken, 
         ours(some_images(), "fp16")
 
 
-def test_a_file_with_the_same_names_but_other_results_is_run_unchanged(tmp_path, monkeypatch):
+def test_a_file_with_the_same_names_but_different_results_is_run_unchanged(tmp_path, monkeypatch):
     network, file = opened(tmp_path, monkeypatch, padding_counts=True)
     assert isinstance(network, ScriptedInception)
     wanted = file(inception.enlarged(some_images()))

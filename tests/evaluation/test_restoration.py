@@ -1,4 +1,4 @@
-"""PSNR and SSIM equal scikit-image's, under named protocols, however images are distributed."""
+"""PSNR and SSIM equal scikit-image's under named protocols, however images are distributed."""
 
 import sys
 
@@ -69,7 +69,7 @@ def test_values_equal_scikit_image(colours):
 
 
 def test_luma_equals_matlab():
-    # The values that MATLAB documents for rgb2ycbcr: black, white and the primaries.
+    # Values that MATLAB documents for rgb2ycbcr: black, white and the primary colours.
     colours = torch.tensor([[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 0], [0, 0, 255]]).double()
     found = luma(colours[:, :, None, None]).flatten()
     assert found.tolist() == pytest.approx([16, 235, 81.481, 144.553, 40.966])
@@ -94,7 +94,7 @@ def test_images_of_the_same_size_are_compared_with_their_border():
     assert measure([prediction], output_scale=1)["psnr[y]"] < 30
 
 
-def test_results_are_rounded_as_files_would_be():
+def test_results_are_rounded_to_8_bit_as_in_image_files():
     within = IMAGE + 0.4 / 127.5
     beyond = IMAGE + (IMAGE > 0.99) * 3.0
     assert measure([{"image": within, "target": IMAGE}])["psnr[y]"] == PSNR_OF_IDENTICAL
@@ -141,7 +141,7 @@ def test_an_image_smaller_than_the_window_is_reported_before_any_is_restored():
         UserError, match=r"sample 1: a side of 19 pixels is too short .* only 8 can be used; .* the test split"
     ):
         make_evaluator(sizes=((40, 40), (40, 19), (40, 23)))
-    make_evaluator(sizes=((20, 20),))  # 12 of them, without a border of 4
+    make_evaluator(sizes=((20, 20),))  # 12 pixels remain without the border of 4
     make_evaluator(output_scale=1, sizes=((11, 30),))
 
 
@@ -162,7 +162,7 @@ class LPIPS(torch.nn.Module):
 
 @pytest.fixture
 def perceptual_package(tmp_path, monkeypatch):
-    """A stand-in for the package, whose own weights come from a download."""
+    """A stand-in for the lpips package, which would download its weights."""
     (tmp_path / "lpips.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(tmp_path)
     _lpips_network.cache_clear()
@@ -171,7 +171,7 @@ def perceptual_package(tmp_path, monkeypatch):
     sys.modules.pop("lpips", None)
 
 
-def test_the_perceptual_distance_is_measured_where_its_package_is_installed(perceptual_package):
+def test_the_perceptual_distance_is_measured_if_its_package_is_installed(perceptual_package):
     found = measure([{"image": NOISY, "target": IMAGE}])
     wanted = (to_levels(NOISY) - to_levels(IMAGE)).abs().mean().item() / 127.5
     assert found["lpips[y]"] == pytest.approx(wanted, rel=1e-5)

@@ -25,7 +25,7 @@ def by_scipy(first: Tensor, second: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("count", "size"), [(500, 8), (900, 200), (300, 256)])
-def test_the_frechet_distance_equals_the_one_with_a_general_matrix_square_root(count, size):
+def test_the_frechet_distance_equals_the_formula_with_a_general_matrix_square_root(count, size):
     first, second = features(count, size, 1), features(count, size, 2)
     assert frechet_distance(*moments(first), *moments(second)) == pytest.approx(by_scipy(first, second), rel=1e-6)
 
@@ -34,7 +34,7 @@ def test_the_frechet_distance_is_correct_for_singular_covariances():
     first = torch.zeros(100, 5, dtype=torch.float64)
     first[:, 0] = torch.linspace(-1, 1, 100)
     second = 3 * first + torch.tensor([0.0, 2, 0, 0, 0])
-    spread = first[:, 0].std().item()  # along a line: (σ₁ - σ₂)² and the squared distance of the means
+    spread = first[:, 0].std().item()  # for points on a line: (σ₁ - σ₂)² plus the squared distance between the means
     assert frechet_distance(*moments(first), *moments(second)) == pytest.approx(4 * spread**2 + 4, rel=1e-9)
     assert frechet_distance(*moments(first), *moments(first)) == pytest.approx(0, abs=1e-9)
 
@@ -74,5 +74,5 @@ def test_precision_and_recall_equal_those_from_all_distances():
 def test_the_inception_score_of_certain_and_balanced_classes_is_their_number():
     likelihoods, counts = torch.full((2, 5), 20.0, dtype=torch.float64), torch.full((2,), 100.0, dtype=torch.float64)
     assert inception_score(counts, likelihoods, torch.zeros(2)) == pytest.approx(5)
-    entropy = torch.full((2,), 100 * np.log(0.2), dtype=torch.float64)  # every image could be anything
+    entropy = torch.full((2,), 100 * np.log(0.2), dtype=torch.float64)  # all classes are equally likely
     assert inception_score(counts, likelihoods, entropy) == pytest.approx(1)

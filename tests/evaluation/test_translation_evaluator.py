@@ -78,7 +78,7 @@ def test_psnr_of_each_panel_equals_torchmetrics_and_the_total_is_their_mean():
 def test_the_metrics_do_not_depend_on_how_samples_are_distributed():
     whole, parts = sums_of([5]), sums_of([1, 3, 1])
     torch.testing.assert_close(whole, parts, rtol=1e-13, atol=0)
-    assert torch.equal(whole[-12:], parts[-12:])  # counts of pixels are exact
+    assert torch.equal(whole[-12:], parts[-12:])  # pixel counts are exact
 
 
 def test_a_perfect_segmentation_has_an_overlap_of_one_and_one_class_needs_no_names():

@@ -1,4 +1,4 @@
-"""A comparison where there is one GPU: equality cells share it and are labelled, other counts are not measured."""
+"""A comparison on one GPU: processes that share it are labelled, and unavailable device counts are not measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that need one GPU. Two processes share it over gloo, DataParallel uses it twice."""
+"""Tests that need one GPU. Two processes share it over gloo; DataParallel uses it twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACELINE = [sys.executable, "-m", "paceline"]
 
 
 def trained(recipe: str, steps: int = STEPS, **settings: Any) -> Parts:
-    """Return a run's parts after some steps, without a folder."""
+    """Assemble a run without a folder, train some steps and return its parts."""
     small = {"deterministic": True, "precision": "bf16", "images": 10**6} | settings
     parts = assemble(configure(recipe, small, small=True))
     parts.recipe.train()
@@ -52,7 +52,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("recipe", "settings"), CASES, ids=str)
-def test_a_captured_step_gives_the_bits_of_an_eager_one(recipe: str, settings: dict[str, Any]) -> None:
+def test_a_captured_step_is_bit_identical_to_an_eager_one(recipe: str, settings: dict[str, Any]) -> None:
     eager, graphed = trained(recipe, graph="off", **settings), trained(recipe, graph="on", **settings)
     assert isinstance(graphed.run_step, GraphedStep) and graphed.run_step.captured, "nothing was captured"
     ours, theirs = graphed.recipe.state_dict(), eager.recipe.state_dict()
@@ -66,7 +66,7 @@ def test_a_captured_step_gives_the_bits_of_an_eager_one(recipe: str, settings: d
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> str:
-    """A recipe that synchronizes with the device in its step."""
+    """The path of a recipe that synchronizes with the device in its step."""
     recipe = tmp_path / "waiting.py"
     recipe.write_text(
         "from paceline.contracts.recipe import Loss\n"
@@ -100,10 +100,10 @@ def test_after_a_failed_capture_dropout_still_works_and_memory_does_not_grow(wai
     assert torch.cuda.memory_allocated() <= taken + 2**20
 
 
-def test_graph_on_fails_a_run_that_cannot_be_captured(waiting: str) -> None:
+def test_graph_on_raises_if_the_step_cannot_be_captured(waiting: str) -> None:
     with pytest.raises(UserError, match=r"--graph on: classifier_loss \(.*waiting.py:8\) cannot be part"):
         trained(waiting, steps=20, graph="on")
-    torch.rand(3, device="cuda")  # the process is no longer in capture mode
+    torch.rand(3, device="cuda")  # fails if the process is still in capture mode
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The loop's copy of GPU state is complete when the loop continues, whatever the GPU does next."""
+"""A snapshot of GPU state is complete before the loop continues, whatever the GPU does next."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paceline.runs.tensors import copy_to_host, pack
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
 
-def test_copies_hold_the_gpu_state_of_that_moment_and_serialize_to_the_same_bytes() -> None:
+def test_copies_hold_the_gpu_state_at_the_time_of_the_request_and_serialize_to_the_same_bytes() -> None:
     weight = torch.randn(64, 32, 3, 3, device="cuda").to(memory_format=torch.channels_last)
     tensors = {"a": weight, "b": weight, "step": torch.tensor(3.0, device="cuda"), "on_cpu": torch.ones(2)}
     bytes_before = pack(tensors)

@@ -35,7 +35,7 @@ def test_the_size_and_pixels_of_a_tiff_are_upright(kind: str, orientation: int, 
     file = tmp_path / "turned.tif"
     pixels = DEEP[..., :3] if "colour" in kind else DEEP[..., 0]
     pixels = pixels if "deep" in kind else (pixels >> 8).astype(np.uint8)
-    compression = "zlib" if kind == "packed_grey" else None  # others may be mapped into memory
+    compression = "zlib" if kind == "packed_grey" else None  # uncompressed files may be memory-mapped
     tifffile.imwrite(file, pixels, compression=compression, extratags=[(0x0112, "H", 1, orientation, True)])
     upright = TURNED[orientation](pixels)
     assert upright_size(file) == upright.shape[:2]
@@ -45,7 +45,7 @@ def test_the_size_and_pixels_of_a_tiff_are_upright(kind: str, orientation: int, 
     assert np.abs(np.asarray(decode(file)) - eight).max() <= 1
 
 
-def test_sixteen_bit_colour_is_rgb_and_a_fourth_channel_is_what_the_file_declares(tmp_path: Path) -> None:
+def test_sixteen_bit_colour_is_rgb_and_the_fourth_channel_is_used_as_declared(tmp_path: Path) -> None:
     file = tmp_path / "deep.tif"
     tifffile.imwrite(file, DEEP, photometric="rgb", extrasamples=["unassalpha"])
     found = read_image(file)
@@ -58,7 +58,7 @@ def test_sixteen_bit_colour_is_rgb_and_a_fourth_channel_is_what_the_file_declare
     assert "not transparency was ignored" in found.note
 
     half = np.full_like(DEEP, 32768)
-    half[..., :3] //= 2  # premultiplied colours stay as they are
+    half[..., :3] //= 2  # premultiplied colours are left unchanged
     tifffile.imwrite(file, half, photometric="rgb", extrasamples=["assocalpha"])
     assert np.abs(read_image(file).pixels.astype(int) - 32768).max() <= 2
 
@@ -72,7 +72,7 @@ def test_sixteen_bit_colour_is_rgb_and_a_fourth_channel_is_what_the_file_declare
 
 def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
     file = tmp_path / "planes.tif"
-    narrow = DEEP[:, :3, :3]  # as many columns as channels
+    narrow = DEEP[:, :3, :3]  # as many columns as channels, which is ambiguous
     tifffile.imwrite(file, np.moveaxis(narrow, -1, 0), photometric="rgb", planarconfig="separate")
     assert np.array_equal(read_image(file).pixels, narrow)
     with pytest.raises(BadImage, match="16-bit colours in separate planes"):
@@ -82,7 +82,7 @@ def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
     assert np.array_equal(found.pixels, DEEP[..., :3]) and found.note == "only the first page was read"
 
 
-def test_sixteen_bit_grey_runs_from_black_to_white_for_any_photometric_and_bit_depth(tmp_path: Path) -> None:
+def test_sixteen_bit_grey_spans_black_to_white_for_any_photometric_and_bit_depth(tmp_path: Path) -> None:
     file = tmp_path / "negative.tif"
     tifffile.imwrite(file, DEEP[..., 0], photometric="miniswhite")
     assert np.array_equal(read_image(file).pixels[..., 0], 65535 - DEEP[..., 0])
@@ -93,7 +93,7 @@ def test_sixteen_bit_grey_runs_from_black_to_white_for_any_photometric_and_bit_d
 
 
 def row_of_twelve_bits(*values: int) -> bytes:
-    """Return a grey TIFF of one row with 12 bits, which tifffile cannot write."""
+    """Return a one-row 12-bit grey TIFF, which tifffile cannot write."""
     bits = "".join(f"{value:012b}" for value in values)
     row = int(bits, 2).to_bytes(len(bits) // 8, "big")
     tags = {256: len(values), 257: 1, 258: 12, 259: 1, 262: 1, 273: 8 + 2 + 9 * 12 + 4, 277: 1, 278: 1, 279: len(row)}
@@ -113,7 +113,7 @@ def test_a_16_bit_grey_png_with_transparency_stays_grey_and_prints_a_note(tmp_pa
     assert found.alpha is not None and np.array_equal(np.asarray(found.alpha), DEEP[..., 1] >> 8)
 
 
-def test_colour_profiles_are_kept_where_colours_are_kept(tmp_path: Path) -> None:
+def test_colour_profiles_are_kept_if_colours_are_not_converted(tmp_path: Path) -> None:
     colours = Image.fromarray((DEEP[..., :3] >> 8).astype(np.uint8))
     tifffile.imwrite(tmp_path / "deep.tif", DEEP[..., :3], photometric="rgb", iccprofile=PROFILE)
     colours.quantize(16).save(tmp_path / "palette.png", icc_profile=PROFILE)
@@ -155,12 +155,12 @@ def test_alpha_with_16_bit_colour_is_written_without_a_second_copy(tmp_path: Pat
 
 @pytest.mark.parametrize("suffix", [".jpg", ".tif", ".png"])
 @pytest.mark.parametrize("mode", ["RGB", "L", "I;16"])
-def test_exif_is_kept_except_for_what_is_no_longer_true(mode: str, suffix: str, tmp_path: Path) -> None:
+def test_exif_is_kept_except_for_fields_that_no_longer_apply(mode: str, suffix: str, tmp_path: Path) -> None:
     if (mode, suffix) == ("I;16", ".jpg"):
-        pytest.skip("JPEG has 8 bits")
+        pytest.skip("JPEG is 8-bit")
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
-    artist = "Ann A." if suffix == ".tif" else "Ann Ä."  # Pillow writes nothing but ASCII into TIFF
+    artist = "Ann A." if suffix == ".tif" else "Ann Ä."  # Pillow writes only ASCII to TIFF
     exif[ExifTags.Base.Artist] = artist.encode()
     exif[ExifTags.IFD.Exif] = {
         ExifTags.Base.DateTimeOriginal: "2024:05:06 07:08:09",

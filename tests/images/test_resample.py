@@ -26,18 +26,18 @@ def as_levels(images: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("factor", [1 / 8, 1 / 4, 1 / 2, 2, 4])
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_resampled_image_equals_the_one_of_pillow(name, factor):
+def test_a_resampled_image_equals_that_of_pillow(name, factor):
     image = IMAGES[name]
     height, width = (round(side * factor) for side in image.shape[:2])
     pillows = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
     ours = as_levels(bicubic_as_saved(as_tensor(image), height, width))
-    assert np.abs(ours - ours.round()).max() < 1e-4, "not one of 256 levels"
+    assert np.abs(ours - ours.round()).max() < 1e-4, "not rounded to 8-bit levels"
     difference = np.abs(ours - pillows)
     assert difference.max() < 1.01
-    assert (difference > 0.5).mean() < 0.02  # sums that lie on a rounding boundary
+    assert (difference > 0.5).mean() < 0.02  # only sums on a rounding boundary differ
 
 
-def test_the_plain_filter_keeps_what_eight_bit_rounding_would_lose():
+def test_the_plain_filter_keeps_detail_that_8_bit_rounding_would_lose():
     steps = torch.linspace(-0.9, 0.9, 64).expand(1, 3, 64, 64)
     small = bicubic(steps, 16, 16)
     assert small.dtype == torch.float32
@@ -53,13 +53,13 @@ def test_autocast_to_half_precision_changes_nothing():
         assert bicubic(images.bfloat16(), 40, 38).dtype == torch.float32
 
 
-def test_a_batch_gives_the_same_as_each_image_alone():
+def test_resampling_a_batch_equals_resampling_each_image():
     images = torch.rand(3, 3, 32, 40, generator=torch.Generator().manual_seed(0)) * 2 - 1
     together = bicubic_as_saved(images, 8, 10)
     assert torch.equal(together, torch.cat([bicubic_as_saved(one[None], 8, 10) for one in images]))
 
 
-def test_the_remainder_of_a_multiple_is_cropped_at_the_end():
+def test_images_are_cropped_at_the_end_to_a_multiple_of_the_scale():
     image = torch.arange(7 * 9.0).view(1, 1, 7, 9)
     assert torch.equal(cut_to_multiple(image, 4), image[..., :4, :8])
     assert cut_to_multiple(image, 1) is not None and cut_to_multiple(image, 1).shape == image.shape

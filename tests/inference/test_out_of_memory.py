@@ -1,4 +1,4 @@
-"""Errors that mean too little memory are recognised on every platform, and no others."""
+"""Out-of-memory errors are recognised on every platform, and no other errors are."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def raised_by_torch() -> Exception:
         raised_by_torch(),
     ],
 )
-def test_too_little_memory_is_recognised(error: Exception) -> None:
+def test_an_out_of_memory_error_is_recognised(error: Exception) -> None:
     assert is_out_of_memory(error)
 
 
-def test_other_errors_are_not_mistaken_for_too_little_memory() -> None:
+def test_other_errors_are_not_mistaken_for_out_of_memory() -> None:
     assert not is_out_of_memory(RuntimeError("expected scalar type Float but found Half"))

@@ -1,4 +1,4 @@
-"""Tiles with the computed halo give the result of the whole image; one pixel less does not always."""
+"""Tiles with the computed halo equal the whole image; with a halo one pixel smaller they may differ."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lively(network: nn.Module) -> nn.Module:
 
 
 def middle_from_a_tile(network: nn.Module, whole: Tensor, halo: int, begin: int, side: int, scale: int) -> Tensor:
-    """Compute a tile in the middle of the image from itself and its halo alone."""
+    """Compute a tile in the middle of the image from its own pixels and its halo."""
     rows = slice(max(0, begin - halo), begin + side + halo)
     made = network(whole[..., rows, rows])
     place = slice((begin - rows.start) * scale, (begin - rows.start + side) * scale)
@@ -78,7 +78,7 @@ def test_the_halo_is_not_much_wider_than_needed():
     assert (near - wanted).abs().max() > 1e-12
 
 
-def test_strides_determine_the_multiple():
+def test_strides_determine_the_required_multiple():
     assert field_of(UNet(3, 4, 3)).multiple_px == 8
     assert field_of(ResnetGenerator(ngf=2, num_blocks=1).eval()).multiple_px == 4
     assert field_of(UnetGenerator(ngf=1, num_levels=5).eval()).multiple_px == 32
@@ -124,7 +124,7 @@ def test_pooling_dilation_and_upsampling_are_traced():
         assert torch.equal(middle_from_a_tile(network, whole, field.tiled_halo_px, 16, 4, 1), wanted)
 
 
-def test_the_tensors_that_take_part_are_listed():
+def test_the_tensors_that_affect_the_result_are_listed():
     network = nn.ModuleDict({"used": nn.Conv2d(3, 3, 1), "idle": nn.Conv2d(3, 3, 1)})
     field = receptive_field(lambda images: {"image": network["used"](images)}, 3)
     used = {name for name, tensor in network.named_parameters() if id(tensor) in field.used}
@@ -132,8 +132,8 @@ def test_the_tensors_that_take_part_are_listed():
     assert field.results == ("image",)
 
 
-def test_memory_grows_with_the_features_alive_at_one_time():
+def test_memory_grows_with_the_features_alive_at_the_same_time():
     narrow, wide = (field_of(SRResNet(2, width=width, num_blocks=1), 2).bytes_per_px for width in (8, 16))
     assert 1.8 < wide / narrow < 2.2
     deep = field_of(SRResNet(2, width=8, num_blocks=9), 2).bytes_per_px
-    assert deep == pytest.approx(narrow)  # blocks come one after the other
+    assert deep == pytest.approx(narrow)  # blocks run in sequence, so depth needs no more memory

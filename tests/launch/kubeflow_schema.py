@@ -1,4 +1,4 @@
-"""JSON Schema, without extra keys, of the parts of Kubeflow's TrainJob and TrainingRuntime that we write."""
+"""JSON schema of the parts of Kubeflow's TrainJob and TrainingRuntime that we write; rejects unknown keys."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TRAINING_RUNTIME = _object(
                                     _object(
                                         {
                                             "name": {"const": "node"},
-                                            # A Job's template, which is a core object and checked as one.
+                                            # The Job template is a core Kubernetes object and is validated as one.
                                             "template": _object(
                                                 {"metadata": _object({"labels": TEXTS}), "spec": {"type": "object"}}
                                             ),

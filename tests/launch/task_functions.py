@@ -11,7 +11,7 @@ from paceline.parallel.world import join
 
 
 def note_sum(config: Config, folder: str, numbers: list[int], *, word: str) -> None:
-    """Write the arguments and their sum over all ranks, from each process."""
+    """Write the arguments, the ranks and the seed to one file per process."""
     world = join(config.run, distributed=True)
     words = world.gather_strings(str(world.rank))
     (Path(folder) / f"rank-{world.rank}").write_text(f"{word} {sum(numbers)} of {','.join(words)} {config.run.seed}")
@@ -19,12 +19,12 @@ def note_sum(config: Config, folder: str, numbers: list[int], *, word: str) -> N
 
 
 def end_with(config: Config, code: int) -> int:
-    """End in every process with an exit code."""
+    """Exit every process with the given code."""
     return code
 
 
 def raise_user_error(config: Config, rank: int) -> None:
-    """Raise a user error in one process while the others wait for it."""
+    """Raise a user error in one process while the others wait for that process."""
     world = join(config.run, distributed=True)
     if world.rank == rank:
         raise UserError(f"--data {os.getpid()}: is of no use; give another")
@@ -32,7 +32,7 @@ def raise_user_error(config: Config, rank: int) -> None:
 
 
 def outer() -> object:
-    """Return a function that no other process can import."""
+    """Return a nested function, which no other process can import."""
 
     def inner(config: Config) -> None: ...
 

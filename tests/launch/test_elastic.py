@@ -1,4 +1,4 @@
-"""Processes on one machine: a killed one is restarted, a hung one is ended, and none listens on the network."""
+"""Processes on one machine: killed ones are restarted, hung ones are terminated, none listens on the network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_training(seen: Path) -> bool:
 
 
 def listeners(processes: list[int]) -> list[str]:
-    """Return the addresses on which some processes listen."""
+    """Return the addresses on which the given processes listen."""
     found = []
     for process in processes:
         sockets = {os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()}
@@ -36,15 +36,15 @@ def listeners(processes: list[int]) -> list[str]:
     return found
 
 
-def test_a_killed_process_is_restarted_and_the_bits_are_the_same(tmp_path: Path) -> None:
+def test_a_killed_process_is_restarted_and_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     run, seen = tmp_path / "run", tmp_path / "seen"
     command = ("train", TINY, *SLOWLY, "--devices", "2", "--set", f"record={seen}")
     running = start_command(tmp_path, *command, "--max-restarts", "1", "--out", str(run))
     wait_until(lambda: is_training(seen), running)
     ranks = workers_of(running.pid)
     addresses = listeners([running.pid, *ranks.values()])
-    assert len(addresses) >= 3, "the launcher's store, the first process's, and the group's"
-    assert set(addresses) == {"0100007F"}, "127.0.0.1 as the kernel writes it"
+    assert len(addresses) >= 3, "expected the stores of the launcher and of rank 0, and the process group"
+    assert set(addresses) == {"0100007F"}, "not only 127.0.0.1, in the kernel's notation"
     os.kill(ranks[1], signal.SIGKILL)
     assert running.wait() == 0, running.stderr
     assert "rank 1 was killed by signal 9; restarting from the last checkpoint (0 restarts left)" in running.stderr
@@ -53,7 +53,7 @@ def test_a_killed_process_is_restarted_and_the_bits_are_the_same(tmp_path: Path)
     assert weights_of(run) == weights_of(tmp_path / "whole")
 
 
-def test_a_hung_process_is_detected_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_hung_process_is_detected_and_no_process_is_left_behind(tmp_path: Path) -> None:
     run, seen = tmp_path / "run", tmp_path / "seen"
     command = ("train", TINY, *SLOWLY, "--devices", "2", "--set", f"record={seen}", "--timeout", "6")
     running = start_command(tmp_path, *command, "--out", str(run))
@@ -71,7 +71,7 @@ def test_a_user_error_is_not_retried(tmp_path: Path) -> None:
 
 
 def test_ranks_rendezvous_under_real_torchrun_too(tmp_path: Path) -> None:
-    """torchrun's agent serves the store, and our ranks join it."""
+    """torchrun's agent serves the store, and our ranks connect to it."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "paceline"]
     done = subprocess.run(
         [sys.executable, *words, "train", TINY, "--images", "96", "--out", str(tmp_path / "run")],

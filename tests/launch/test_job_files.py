@@ -1,4 +1,4 @@
-"""Job files and commands for other machines: each argument arrives unchanged, and nothing in it is executed."""
+"""Job files and commands for other machines: arguments arrive unchanged and are never executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ exit 0
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with stand-ins for srun and scontrol that record their calls."""
+    """A working directory with stand-ins for srun and scontrol that record their calls."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in {"srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >> scontrol\n'}.items():
@@ -40,7 +40,7 @@ def slurm(*more: str) -> int:
     return run(["launch", "slurm", "classification", "--nodes", "2", "--devices", "3", "--time", "2:00:00", *more])
 
 
-def test_the_arguments_of_a_slurm_job_are_those_of_the_user(here: Path) -> None:
+def test_a_slurm_job_receives_the_arguments_of_the_user_unchanged(here: Path) -> None:
     assert slurm("--out", ODD, "--no-deterministic", "--set", "save_every=3 steps", "--set", "few_images=allow") == 0
     subprocess.run(["bash", here / ODD / "launch" / "slurm.sh"], check=True, timeout=30)
     words = (here / "words").read_text().split("\0")[:-1]
@@ -53,7 +53,7 @@ def test_the_arguments_of_a_slurm_job_are_those_of_the_user(here: Path) -> None:
     assert not list(here.rglob("pwned"))
 
 
-def test_a_job_that_receives_a_stop_signal_passes_it_on_and_is_requeued(here: Path) -> None:
+def test_a_job_forwards_a_stop_signal_and_is_requeued(here: Path) -> None:
     (here / "hold").touch()
     assert slurm("--out", "run") == 0
     job = subprocess.Popen(["bash", "run/launch/slurm.sh"], stdout=subprocess.PIPE, text=True)
@@ -121,5 +121,5 @@ def test_invalid_hosts_are_rejected(here: Path, capsys: pytest.CaptureFixture[st
     ("text", "name"),
     [("My Run", "my-run"), ("../../etc", "etc"), ("$(x)", "x"), ("7", "run-7"), ("", "run"), ("a" * 99, "a" * 40)],
 )
-def test_any_text_becomes_a_plain_name(text: str, name: str) -> None:
+def test_any_text_becomes_a_valid_job_name(text: str, name: str) -> None:
     assert plain_name(text) == name

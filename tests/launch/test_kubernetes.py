@@ -32,7 +32,7 @@ def check_core(one: dict[str, Any]) -> None:
 
 
 def words(pod: dict[str, Any]) -> list[str]:
-    """Return the command as the container receives it: Kubernetes turns $$ into $."""
+    """Return the command as the container receives it: Kubernetes replaces $$ with $."""
     return [word.replace("$$", "$") for word in pod["containers"][0]["command"]]
 
 
@@ -84,7 +84,7 @@ def test_user_arguments_arrive_unchanged(tmp_path: Path) -> None:
     check_core(job)
     pod = job["spec"]["template"]["spec"]
     assert pod["containers"][0]["env"] == [{"name": "WORDS", "value": ODD.replace("$", "$$")}]
-    assert words(pod)[words(pod).index("--out") + 1] == "/runs/d-e", "by the folder's own name, and nowhere else"
+    assert words(pod)[words(pod).index("--out") + 1] == "/runs/d-e", "only the base name of --out is used"
     assert f"inception={ODD}" in words(pod)
     assert service["metadata"]["name"] == "d-e"
 

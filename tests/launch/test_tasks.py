@@ -1,4 +1,4 @@
-"""A task runs in one process per device, and its exit code is the command's."""
+"""A task runs in one process per device, and its exit code becomes that of the command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Return settings for two CPU processes that can import the functions of these tests."""
+    """Return settings for two CPU processes that can import the task functions."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     flags = {"devices": "2", "strategy": "ddp", "accelerator": "cpu", "seed": "7"}
     return configure(TINY, flags)

@@ -13,8 +13,8 @@ def num_parameters(network: nn.Module) -> int:
     ("size_px", "smallest_px", "generator_parameters", "discriminator_parameters"),
     [
         (64, 4, 3_576_704, 2_765_568),  # DCGAN
-        (32, 4, 1_068_928, 663_296),  # the same with a layer less
-        (32, 2, 2_962_304, 2_759_424),  # the dual-discriminator project's
+        (32, 4, 1_068_928, 663_296),  # DCGAN with one layer fewer
+        (32, 2, 2_962_304, 2_759_424),  # the dual-discriminator project
     ],
 )
 def test_the_networks_have_the_known_number_of_parameters(
@@ -30,7 +30,7 @@ def test_the_networks_have_the_known_number_of_parameters(
 @pytest.mark.parametrize("smallest_px", [2, 4])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size_px", [32, 64])
-def test_images_lie_in_the_open_range_and_each_gets_one_logit(size_px, channels, smallest_px):
+def test_pixels_lie_strictly_between_minus_one_and_one_and_each_image_gets_one_logit(size_px, channels, smallest_px):
     torch.manual_seed(0)
     images = Generator(size_px, channels, nz=7, ngf=2, smallest_px=smallest_px)(torch.randn(3, 7))
     assert images.shape == (3, channels, size_px, size_px)
@@ -47,7 +47,7 @@ def test_weights_are_named_as_in_the_pytorch_example():
     assert discriminator.main[0].weight.shape == (2, 3, 4, 4) and discriminator.main[8].weight.shape == (1, 8, 4, 4)
 
 
-def test_weights_start_as_in_the_paper():
+def test_weights_are_initialized_as_in_the_paper():
     torch.manual_seed(0)
     for network in (Generator(32, 3), Discriminator(32, 3)):
         for module in network.modules():

@@ -8,7 +8,7 @@ ALMOST_ONE = 1 - 2**-24
 
 
 def numbers(num: int, **chosen: float) -> torch.Tensor:
-    """Return draws that change nothing, except for the given ones."""
+    """Return neutral random numbers, except for the given ones."""
     uniforms = torch.full((num, NUM_UNIFORMS), 0.5)
     for name, value in chosen.items():
         uniforms[:, getattr(diffaugment, name)] = value
@@ -28,7 +28,7 @@ def test_no_augmentations_change_nothing():
     assert torch.equal(augment(images(), torch.rand(4, NUM_UNIFORMS), ()), images())
 
 
-def test_brightness_saturation_and_contrast_act_as_described():
+def test_brightness_saturation_and_contrast_follow_their_definition():
     given = images()
     brighter = augment(given, numbers(4, BRIGHTNESS=0.75), ("color",))
     torch.testing.assert_close(brighter, given + 0.25)
@@ -50,13 +50,13 @@ def test_a_translation_moves_by_an_eighth_at_most_and_fills_with_zero(uniform, s
 
 
 @pytest.mark.parametrize(("uniform", "rows"), [(0.0, range(0, 4)), (0.5, range(4, 12)), (ALMOST_ONE, range(12, 16))])
-def test_a_cutout_blanks_half_the_side_around_any_centre(uniform, rows):
+def test_a_cutout_covers_half_the_side_length_around_any_centre(uniform, rows):
     cut = augment(torch.ones(1, 1, 16, 16), numbers(1, CUTOUT_ROW=uniform, CUTOUT_COLUMN=0.5), ("cutout",))[0, 0]
     assert [row for row in range(16) if (cut[row] == 0).any()] == list(rows)
     assert [column for column in range(16) if (cut[:, column] == 0).any()] == list(range(4, 12))
 
 
-def test_each_image_is_changed_by_its_own_draws_alone():
+def test_each_image_is_changed_only_by_its_own_draws():
     given, uniforms = images(), torch.rand(4, NUM_UNIFORMS, generator=torch.Generator().manual_seed(1))
     whole = augment(given, uniforms, KINDS)
     parts = [augment(given[i : i + 1], uniforms[i : i + 1], KINDS) for i in range(4)]

@@ -1,4 +1,4 @@
-"""VGG19 features: from torchvision's files or the rescaled network, frozen, and in no module tree."""
+"""VGG19 features: from torchvision's files or the rescaled network, frozen, and not registered as a module."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ IMAGES = torch.rand(2, 3, 40, 48, generator=torch.Generator().manual_seed(0)) * 
 
 
 def layers(padding: str = "zeros") -> nn.Sequential:
-    """A narrow VGG19 in torchvision's order."""
+    """A narrow VGG19 with torchvision's layer order."""
     torch.manual_seed(0)
     modules: list[nn.Module] = []
     widths, channels = iter(WIDTHS), 3
@@ -43,7 +43,7 @@ def normalised(images: torch.Tensor) -> torch.Tensor:
     return ((images + 1) / 2 - mean) / std
 
 
-def test_images_too_small_for_the_poolings_are_rejected():
+def test_images_too_small_for_the_pooling_layers_are_rejected():
     assert Features("random", "conv5_4")(torch.zeros(1, 3, 16, 17)).shape[-2:] == (1, 1)
     with pytest.raises(UserError, match="vgg_layer=conv5_4: needs images of at least 16×16 pixels, not 20×15"):
         Features("random", "conv5_4")(torch.zeros(1, 3, 15, 20))
@@ -72,7 +72,7 @@ def test_the_rescaled_network_converts_colours_in_its_first_layer(tmp_path):
     network = layers()
     torch.manual_seed(1)
     colours = nn.Conv2d(3, 3, 1)
-    numbers = iter((2, 5, 9, 12, 16, 19, 22, 25, 29, 32, 35, 38, 42, 45, 48, 51))  # padding layers lie in between
+    numbers = iter((2, 5, 9, 12, 16, 19, 22, 25, 29, 32, 35, 38, 42, 45, 48, 51))  # with padding layers in between
     tensors = {f"0.{name}": tensor for name, tensor in colours.state_dict().items()}
     for module in network:
         if isinstance(module, nn.Conv2d):

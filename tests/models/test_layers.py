@@ -1,4 +1,4 @@
-"""Layers that compute what torch's layers do, in another way."""
+"""Alternative implementations of torch layers compute the same results."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from paceline.models.losses import BCE, HINGE, LEAST_SQUARES, d2gan, log_softplu
 LOGITS = torch.tensor([-3.0, -0.5, 0.0, 0.7, 4.0], dtype=torch.float64)
 
 
-def test_bce_is_the_cross_entropy_of_a_sigmoid():
+def test_bce_equals_the_cross_entropy_of_a_sigmoid():
     probability, ones = LOGITS.sigmoid(), torch.ones_like(LOGITS)
     as_real = F.binary_cross_entropy(probability, ones, reduction="none")
     as_fake = F.binary_cross_entropy(probability, 0 * ones, reduction="none")
@@ -29,13 +29,13 @@ def test_hinge_is_zero_beyond_its_margin():
     assert torch.equal(HINGE.generator(LOGITS), -LOGITS)
 
 
-def test_least_squares_aims_at_one_for_real_and_at_zero_for_fake():
+def test_least_squares_targets_one_for_real_and_zero_for_fake():
     assert torch.equal(LEAST_SQUARES.real(LOGITS), (LOGITS - 1) ** 2 / 2)
     assert torch.equal(LEAST_SQUARES.fake(LOGITS), LOGITS**2 / 2)
     assert torch.equal(LEAST_SQUARES.generator(LOGITS), LEAST_SQUARES.real(LOGITS))
 
 
-def test_d2gan_rewards_real_images_in_one_discriminator_and_fakes_in_the_other():
+def test_d2gan_rewards_high_scores_for_real_images_in_one_discriminator_and_for_fakes_in_the_other():
     alpha, beta, output = 0.2, 0.1, F.softplus(LOGITS)
     first, second = d2gan(alpha, beta)
     torch.testing.assert_close(first.real(LOGITS), -alpha * output.log())

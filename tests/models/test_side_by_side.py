@@ -4,7 +4,7 @@ from torch import nn
 from paceline.models.side_by_side import side_by_side
 
 
-def test_concurrent_networks_give_what_each_gives_alone():
+def test_concurrent_networks_compute_the_same_results_as_each_alone():
     torch.manual_seed(0)
     networks, images = (nn.Conv2d(3, 1, 3), nn.Conv2d(3, 2, 3)), torch.rand(2, 3, 8, 8)
     outputs = side_by_side(networks, images)

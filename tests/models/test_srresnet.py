@@ -17,7 +17,7 @@ def random_images(height: int, width: int, count: int = 2) -> torch.Tensor:
     return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
-def test_the_parameters_are_those_of_srresnet_and_of_its_shared_variant():
+def test_the_parameter_counts_match_srresnet_and_its_shared_variant():
     assert parameters(SRResNet()) == 1_549_462
     assert parameters(SRResNet(shared=True)) == 290_054
 
@@ -29,7 +29,7 @@ def test_images_of_any_size_are_upscaled_by_the_scale(scale, shared):
     assert network(random_images(5, 7)).shape == (2, 3, 5 * scale, 7 * scale)
 
 
-def test_shared_blocks_are_one_block_used_repeatedly():
+def test_shared_blocks_reuse_the_weights_of_one_block():
     torch.manual_seed(0)
     shared = SRResNet(4, width=4, num_blocks=3, shared=True, norm="none")
     separate = SRResNet(4, width=4, num_blocks=3, norm="none")
@@ -50,7 +50,7 @@ def test_a_network_without_normalisation_starts_as_bicubic_upscaling():
     assert (network(low) - bicubic(low, 24, 24)).abs().mean() < 0.1
 
 
-def test_tanh_keeps_images_in_range_and_reads_them_as_0_to_1():
+def test_tanh_keeps_outputs_in_range_and_inputs_are_scaled_to_0_to_1():
     network = SRResNet(2, width=4, num_blocks=1, output="tanh")
     with torch.no_grad():
         for parameter in network.parameters():
@@ -62,25 +62,25 @@ def test_tanh_keeps_images_in_range_and_reads_them_as_0_to_1():
     assert seen[0].min() >= 0 and seen[0].max() <= 1
 
 
-def test_half_precision_gives_full_precision_outputs():
+def test_outputs_are_float32_under_half_precision_autocast():
     for network in (SRResNet(2, width=4, num_blocks=1), UNet(width=4, depth=2), Discriminator(width=2)):
         with torch.autocast("cpu", torch.bfloat16):
             assert network(random_images(32, 32)).dtype == torch.float32
 
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (23, 40), (96, 17)])
-def test_a_discriminator_gives_a_logit_for_images_of_any_size(height, width):
+def test_a_discriminator_returns_one_logit_for_images_of_any_size(height, width):
     assert Discriminator(width=2)(random_images(height, width)).shape == (2,)
     assert parameters(Discriminator()) == 5_215_425
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (13, 22), (1, 9), (64, 31)])
-def test_a_unet_takes_images_of_any_size(height, width):
+def test_a_unet_accepts_images_of_any_size(height, width):
     torch.manual_seed(0)
     network = UNet(width=4, depth=3)
     some = random_images(height, width)
     assert network(some).shape == some.shape
-    assert (network(some) - some).abs().mean() < 0.1, "it starts near its input image"
+    assert (network(some) - some).abs().mean() < 0.1, "an untrained network should return nearly its input"
 
 
 def test_a_unet_has_a_large_receptive_field():

@@ -19,7 +19,7 @@ def test_the_networks_have_the_known_number_of_parameters():
         assert num_parameters(ResnetGenerator(num_blocks=9)) == 11_383_427
         assert num_parameters(ResnetGenerator(num_blocks=6)) == 7_841_411
         assert num_parameters(PatchDiscriminator(num_layers=3)) == 2_768_705
-        assert num_parameters(ResnetGenerator(norm="instance")) == 11_378_179  # CycleGAN's
+        assert num_parameters(ResnetGenerator(norm="instance")) == 11_378_179  # the generator of CycleGAN
         assert num_parameters(PatchDiscriminator(3, norm="instance")) == 2_764_737
 
 
@@ -33,7 +33,7 @@ def test_generators_return_images_of_the_input_size(norm):
         assert made.shape == (1, 2, height, width) and made.abs().max() < 1
 
 
-def test_a_discriminator_gives_a_logit_per_patch_and_sees_the_condition():
+def test_a_discriminator_returns_a_logit_per_patch_and_depends_on_the_condition():
     torch.manual_seed(0)
     network = PatchDiscriminator(6, ndf=2, num_layers=3, norm="none")
     image, condition = torch.randn(2, 3, 256, 256), torch.randn(2, 3, 256, 256)
@@ -42,7 +42,7 @@ def test_a_discriminator_gives_a_logit_per_patch_and_sees_the_condition():
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 4])
-def test_the_smallest_side_is_the_smallest_that_gives_a_logit(num_layers):
+def test_smallest_side_is_the_smallest_size_that_yields_a_logit(num_layers):
     network = PatchDiscriminator(2, ndf=1, num_layers=num_layers, norm="none")
     side = smallest_side_px(num_layers)
     assert network(*torch.zeros(2, 1, 1, side, side)).numel() == 1
@@ -50,7 +50,7 @@ def test_the_smallest_side_is_the_smallest_that_gives_a_logit(num_layers):
         network(*torch.zeros(2, 1, 1, side - 1, side - 1))
 
 
-def test_layers_have_the_numbers_of_pix2pix():
+def test_layers_are_numbered_as_in_pix2pix():
     with torch.device("meta"):
         resnet = ResnetGenerator(num_blocks=9, dropout=0.5, padding="reflect").state_dict()
         without_dropout = ResnetGenerator(num_blocks=9, padding="zero").state_dict()

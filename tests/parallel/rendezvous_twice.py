@@ -1,4 +1,4 @@
-"""A rank that joins the others, leaves, and joins again; the first one is slow to leave."""
+"""A rank that joins the others, leaves and rejoins; rank 0 is slow to leave."""
 
 import os
 import time

@@ -29,7 +29,9 @@ def test_batchnorm_equals_torch_far_from_zero(mean: float, std: float) -> None:
     images = mean + std * torch.randn(8, 3, 5, 5)
     exact = nn.BatchNorm2d(3).double()(images.double())
     theirs(images)
-    of_the_mean = 2 * torch.finfo(torch.float32).eps * mean / max(std, theirs.eps**0.5)  # as float32 rounds it
+    of_the_mean = (
+        2 * torch.finfo(torch.float32).eps * mean / max(std, theirs.eps**0.5)
+    )  # float32 rounding error of the mean
     allowed = of_the_mean + 1e-5
     assert (ours(images).double() - exact).abs().max() <= allowed
     assert torch.allclose(ours.running_mean, theirs.running_mean, rtol=1e-5)
@@ -63,7 +65,7 @@ def test_batchnorm_can_be_differentiated_twice() -> None:
     assert torch.autograd.gradgradcheck(norm, torch.randn(5, 2, dtype=torch.float64, requires_grad=True))
 
 
-def test_batchnorm_can_have_a_weight_and_no_bias() -> None:
+def test_batchnorm_can_have_a_weight_but_no_bias() -> None:
     theirs = nn.BatchNorm2d(3).double()
     nn.init.normal_(theirs.weight)
     theirs.bias = None
@@ -94,7 +96,7 @@ def test_batchnorm_accepts_weights_in_half_precision() -> None:
     assert normal.dtype == norm.weight.grad.dtype == torch.bfloat16
 
 
-def test_later_layers_may_overwrite_the_output_but_not_the_input() -> None:
+def test_later_layers_may_modify_the_output_in_place_but_not_the_input() -> None:
     norm = synchronize(nn.BatchNorm2d(3), ours=True)
     images = torch.randn(4, 3, 5, 5, requires_grad=True)
     norm(images).relu_().sum().backward()

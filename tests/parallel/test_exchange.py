@@ -1,4 +1,4 @@
-"""Sums over processes keep a tensor's shape and dtype with either exchange."""
+"""Sums over processes keep the tensor's shape and dtype with both exchanges."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def one_process() -> Iterator[None]:
 @pytest.mark.parametrize(
     "own",
     [torch.tensor(2), torch.tensor([1, 2], dtype=torch.int32), torch.tensor(1.5), torch.rand(2, 3), torch.zeros(0)],
-    ids=["a number", "32-bit integers", "a fraction", "a table", "nothing"],
+    ids=["scalar", "32-bit integers", "fraction", "matrix", "empty"],
 )
 def test_exchanges_keep_shape_and_dtype(own: torch.Tensor, few_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "SMALL_BYTES", few_bytes)

@@ -1,4 +1,4 @@
-"""The threads of dp's replicas."""
+"""The threads of the replicas under `dp`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_a_replica_keeps_its_thread_across_steps() -> None:
     both = threading.Barrier(2, timeout=30)
 
     def name() -> str:
-        both.wait()  # only two concurrent threads pass
+        both.wait()  # passes only if two threads run concurrently
         return threading.current_thread().name
 
     steps = [threads.run([name, name]) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What `--strategy` comes to on a machine."""
+"""Which strategy and device count `--strategy` resolves to."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from paceline.parallel.strategy import strategy_name
         (("lightning", 2), "cpu", ("lightning", 2)),
     ],
 )
-def test_auto_and_strategies_without_use_on_a_cpu_are_resolved(
+def test_auto_and_strategies_that_are_pointless_on_a_cpu_are_resolved(
     requested: tuple[str, int], accelerator: str, found: tuple[str, int]
 ) -> None:
     assert strategy_name(*requested, accelerator) == found

@@ -1,4 +1,4 @@
-"""The private interfaces of torch that Paceline uses exist as expected, and only one file uses them."""
+"""The private torch APIs that Paceline uses exist as expected, and only one file uses them."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_only_one_file_uses_private_names_of_torch() -> None:
 
 
 def _torch_names(node: ast.AST) -> list[str]:
-    """Return the dotted names under `torch` of an import or an attribute; none for other nodes."""
+    """Return the dotted torch names in an import or attribute; empty for other nodes."""
     match node:
         case ast.Import(names=names):
             return [part for one in names if one.name.split(".")[0] == "torch" for part in one.name.split(".")]
@@ -186,7 +186,7 @@ def test_a_private_name_is_reported(text: str) -> None:
     assert any(part[0] == "_" for node in ast.walk(ast.parse(text)) for part in _torch_names(node))
 
 
-def test_a_rendezvous_can_be_left_without_closing_it() -> None:
+def test_a_process_can_leave_a_rendezvous_without_closing_it() -> None:
     handler = Rendezvous().open()
     assert local_address(handler)
     stop_heartbeats(handler)
@@ -220,7 +220,7 @@ def test_compilation_can_be_undone() -> None:
     assert not calls
 
 
-def test_foreach_operations_equal_those_on_each_tensor() -> None:
+def test_foreach_operations_equal_operations_on_each_tensor() -> None:
     ours, theirs = [torch.zeros(2), torch.ones(3)], [torch.full((2,), 4.0), torch.full((3,), -3.0)]
     lerp_all(ours, theirs, 0.25)
     assert [one.tolist() for one in ours] == [[1.0] * 2, [0.0] * 3]

@@ -79,7 +79,7 @@ def test_jobs_and_steps_on_one_host_use_separate_ports() -> None:
 
 
 class Gpus:
-    """Simulated GPUs for a process whose environment gives its rank."""
+    """Simulated GPUs for a process whose rank is set in its environment."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.patch = monkeypatch
@@ -113,7 +113,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     ("visible", "named", "ids", "backend"),
     [
         (4, "", [0, 1, 2, 3], "nccl"),
-        (1, "", [0, 0, 0, 0], "nccl"),  # srun --gpus-per-task=1: one GPU each, and each is number 0
+        (1, "", [0, 0, 0, 0], "nccl"),  # srun --gpus-per-task=1: each process sees one GPU, with index 0
         (4, "3,2,1,0", [3, 2, 1, 0], "nccl"),
         (4, "0,0,1,1", [0, 0, 1, 1], "gloo"),
         (1, "0,0,0,0", [0, 0, 0, 0], "gloo"),
@@ -153,7 +153,7 @@ def test_processes_that_share_the_only_visible_gpu_are_rejected(gpus: Gpus, monk
         join(RunSettings(devices=2), distributed=True)
 
 
-def test_processes_rendezvous_again_though_the_first_one_is_slow_to_leave() -> None:
+def test_processes_rendezvous_again_even_if_rank_0_is_slow_to_leave() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

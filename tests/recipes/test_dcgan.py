@@ -33,7 +33,7 @@ def after_generator(recipe: Dcgan) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("objective", ["bce", "hinge", "lsgan"])
-def test_the_loss_terms_are_those_of_the_objective(objective):
+def test_the_loss_terms_follow_the_objective(objective):
     recipe = build(objective=objective, d_norm="none")
     batch = after_generator(recipe)
     functions = OBJECTIVES[objective]
@@ -57,7 +57,7 @@ def test_the_discriminator_trains_on_fakes_generated_from_the_noise_of_the_batch
     assert torch.equal(before["real"], after["real"]) and not torch.equal(before["fake"], after["fake"])
 
 
-def test_real_and_fake_images_have_batchnorm_statistics_of_their_own():
+def test_real_and_fake_images_have_separate_batchnorm_statistics():
     recipe = build(d_norm="batch")
     batch = after_generator(recipe)
     alone = recipe.discriminator(batch["image"])
@@ -79,7 +79,7 @@ def test_r1_adds_a_lazy_phase_with_a_gradient_for_every_parameter():
     torch.testing.assert_close(loss, 2.0 / 2 * 16 * gradient.square().sum((1, 2, 3)).mean())
 
 
-def test_r1_reaches_through_batchnorm_spectral_norm_and_augmentation():
+def test_r1_backpropagates_through_batchnorm_spectral_norm_and_augmentation():
     recipe = build(r1=1.0, spectral_norm=True, diffaugment="color,translation,cutout")
     recipe("penalty", make_batch(recipe)).terms["r1"].backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in recipe.discriminator.parameters())
@@ -87,7 +87,7 @@ def test_r1_reaches_through_batchnorm_spectral_norm_and_augmentation():
 
 
 @pytest.mark.parametrize("phase", ["generator", "discriminator", "penalty"])
-def test_losses_depend_on_the_batch_alone(phase):
+def test_losses_depend_only_on_the_batch(phase):
     recipe = build(r1=1.0, diffaugment="color,translation,cutout", d_norm="none")
     batch = after_generator(recipe)
     torch.manual_seed(1)
@@ -97,7 +97,7 @@ def test_losses_depend_on_the_batch_alone(phase):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_augmentation_changes_what_the_discriminator_sees_and_not_what_is_shared():
+def test_augmentation_changes_the_input_of_the_discriminator_but_not_shared_images():
     plain, changed = build(), build(diffaugment="color, translation")
     batch = make_batch(changed)
     ours, theirs = plain("generator", batch), changed("generator", batch)
@@ -137,7 +137,7 @@ def test_invalid_settings_are_reported(settings, message):
         build(**dataclasses.asdict(configure("dcgan", settings).recipe))
 
 
-def test_defaults_are_those_of_dcgan():
+def test_defaults_match_dcgan():
     config = configure("dcgan", {})
     learner, run = config.learner, config.run
     assert (learner.optimizer, learner.lr, learner.beta1, learner.beta2) == ("adam", 2e-4, 0.5, 0.999)

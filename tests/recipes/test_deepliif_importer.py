@@ -7,14 +7,14 @@ from paceline.recipes.importers.deepliif import networks_of, renamed
 from paceline.recipes.translation import Translation, TranslationSettings
 
 
-def test_files_of_pix2pix_are_its_two_networks():
+def test_pix2pix_files_map_to_its_two_networks():
     assert networks_of(["latest_net_G.pth", "latest_net_D.pth", "train_opt.txt"]) == {
         "latest_net_G.pth": "generators.G1",
         "latest_net_D.pth": "discriminators.D1",
     }
 
 
-def test_files_of_deepliif_are_modalities_and_segmentations_by_number():
+def test_deepliif_files_map_to_modalities_and_segmentations_by_number():
     found = networks_of(
         [f"latest_net_{name}.pth" for name in ("G1", "G2", "G3", "G4", "G51", "G52", "G55", "D4", "D53")]
     )
@@ -25,16 +25,16 @@ def test_files_of_deepliif_are_modalities_and_segmentations_by_number():
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_later_files_have_a_letter_for_the_segmentation_and_count_from_zero_or_one(first):
+def test_newer_files_mark_the_segmentation_with_a_letter_and_count_from_zero_or_one(first):
     files = [f"{epoch}_net_{name}.pth" for epoch in (20,) for name in ("G1", f"GS{first}", f"GS{first + 1}")]
     assert list(networks_of(files).values()) == ["generators.G1", "generators.GS0", "generators.GS1"]
 
 
-def test_one_file_alone_is_accepted():
+def test_a_single_file_is_accepted():
     assert networks_of(["latest_net_G51.pth"]) == {"latest_net_G51.pth": "generators.GS0"}
 
 
-def test_files_of_two_models_in_one_folder_are_rejected_by_name():
+def test_files_of_two_models_in_one_folder_are_rejected():
     with pytest.raises(UserError, match=r"latest_net_G51.pth: with 3 modalities.*G41, G42"):
         networks_of(["latest_net_G1.pth", "latest_net_G2.pth", "latest_net_G3.pth", "latest_net_G51.pth"])
 
@@ -45,7 +45,7 @@ def test_the_tensors_of_a_file_fit_the_recipe():
     recipe = Translation(TranslationSettings(**tiny, norm="instance"), spec)
     other = Translation(TranslationSettings(**tiny, norm="instance"), spec)
     written = dict(other.generators["GS1"].state_dict())
-    written["model.1.running_mean"] = torch.zeros(1)  # as old versions of torch stored for InstanceNorm
+    written["model.1.running_mean"] = torch.zeros(1)  # old versions of torch stored this for InstanceNorm
     network = networks_of(["latest_net_G1.pth", "latest_net_G22.pth"])["latest_net_G22.pth"]
     state = renamed(network, written, recipe.state_dict())
     assert {name for name in recipe.state_dict() if name.startswith("generators.GS1.")} == state.keys()

@@ -27,7 +27,7 @@ def make_batch(recipe: DualGan, **columns: float) -> dict[str, torch.Tensor]:
 
 
 def generator_losses(recipe: DualGan, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Return the generator's loss against the first and against the second discriminator."""
+    """Return the generator's loss against each of the two discriminators."""
     fake = recipe.predict(batch)["image"]
     return tuple(BCE.generator(d(fake)).mean().item() for d in (recipe.discriminator_1, recipe.discriminator_2))
 
@@ -53,7 +53,7 @@ def test_the_discriminator_with_the_larger_claim_trains_the_generator(against, c
 @pytest.mark.parametrize(
     ("against", "sign_of_real", "sign_of_fake"), [("stronger", -1, -1), ("weaker", 1, 1), ("swapped", 1, -1)]
 )
-def test_a_claim_is_made_of_the_discriminators_own_losses(against, sign_of_real, sign_of_fake):
+def test_a_claim_is_computed_from_the_losses_of_its_discriminator(against, sign_of_real, sign_of_fake):
     recipe = build(against=against)
     assert recipe.signals == {"claim_1": 0.0, "claim_2": 0.0}
     batch = make_batch(recipe, claim_1=0.0, claim_2=0.0)
@@ -65,7 +65,7 @@ def test_a_claim_is_made_of_the_discriminators_own_losses(against, sign_of_real,
         assert not loss.signals[f"claim_{number}"].requires_grad
 
 
-def test_the_choice_reaches_the_gradient():
+def test_only_the_chosen_discriminator_affects_the_gradient():
     recipe = build(against="weaker")
     gradients = []
     for batch in (make_batch(recipe, claim_1=1.0, claim_2=0.0), make_batch(recipe, claim_1=1.0, claim_2=0.0)):
@@ -73,11 +73,11 @@ def test_the_choice_reaches_the_gradient():
         recipe("generator", batch).terms["adversarial"].backward()
         gradients.append(recipe.generator.main[0].weight.grad.clone())
         with torch.no_grad():
-            recipe.discriminator_2.main[0].weight.zero_()  # was not chosen, so it does not matter
+            recipe.discriminator_2.main[0].weight.zero_()  # not chosen, so it has no effect
     assert torch.equal(*gradients)
 
 
-def test_a_coin_flip_chooses_for_the_whole_step():
+def test_a_coin_flip_chooses_the_discriminator_for_the_whole_step():
     recipe = build(against="random")
     assert recipe.signals == {} and recipe.draws["coin"] == Draw((), "uniform", common=True)
     for coin, chosen in ((0.2, 0), (0.7, 1)):
@@ -85,7 +85,7 @@ def test_a_coin_flip_chooses_for_the_whole_step():
         assert generator_loss(recipe, batch) == generator_losses(recipe, batch)[chosen]
 
 
-def test_a_common_draw_is_one_number_per_step_for_all_samples():
+def test_a_common_draw_is_one_number_per_step_shared_by_all_samples():
     drawer = Drawer({"coin": Draw((), "uniform", common=True)}, 0, torch.device("cpu"), torch.float32)
     first, larger, later = drawer.table(0, 4)["coin"], drawer.table(0, 7)["coin"], drawer.table(4, 4)["coin"]
     assert first.shape == (4,) and larger.shape == (7,)
@@ -140,7 +140,7 @@ def test_r1_adds_a_lazy_phase_for_each_discriminator():
 
 
 @pytest.mark.parametrize("against", ["random", "weaker"])
-def test_losses_depend_on_the_batch_alone(against):
+def test_losses_depend_only_on_the_batch(against):
     recipe = build(against=against)
     batch = make_batch(recipe, coin=0.3, claim_1=0.0, claim_2=1.0)
     batch["fake"] = recipe.predict(batch)["image"].detach()

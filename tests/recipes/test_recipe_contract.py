@@ -1,4 +1,4 @@
-"""The recipe contract, for every file in recipes/ and for the files that `paceline new` writes."""
+"""The recipe contract, for every recipe in recipes/ and for the files that `paceline new` writes."""
 
 import ast
 import dataclasses
@@ -35,7 +35,7 @@ def load(name: str) -> type[Recipe]:
 
 
 def load_small(name: str) -> dict[str, Any]:
-    """Return the recipe's settings that make it small."""
+    """Return the settings that make the recipe small."""
     own = {field.name for field in dataclasses.fields(load(name).Settings)}
     return {key: value for key, value in load(name).small.items() if key in own}
 
@@ -60,7 +60,7 @@ def make_batch(recipe: Recipe) -> Batch:
 
 
 def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:
-    """Run each phase once, in order, and yield it with its own gradients."""
+    """Run each phase once in order and yield it with its gradients."""
     batch = make_batch(recipe)
     for phase in recipe.phases:
         recipe.requires_grad_(False)
@@ -86,7 +86,7 @@ def test_settings_of_a_recipe_have_help_texts_and_unique_names(name):
 
 
 @every_recipe
-def test_defaults_and_presets_of_a_recipe_are_settings_that_exist(name):
+def test_defaults_and_presets_of_a_recipe_use_existing_settings(name):
     recipe_class = load(name)
     resolve_config(name, [("defaults", recipe_class.defaults)])
     for preset, values in recipe_class.presets.items():
@@ -94,7 +94,7 @@ def test_defaults_and_presets_of_a_recipe_are_settings_that_exist(name):
 
 
 @every_recipe
-def test_phases_of_a_recipe_name_their_loss_and_a_real_network(name):
+def test_phases_of_a_recipe_refer_to_an_existing_loss_and_network(name):
     recipe = build(name)
     assert recipe.phases
     for phase in recipe.phases:
@@ -103,11 +103,11 @@ def test_phases_of_a_recipe_name_their_loss_and_a_real_network(name):
     assert set(recipe.ema) <= set(recipe.networks)
     assert set(recipe.double_backward) <= set(recipe.networks)
     in_networks = {id(p) for network in recipe.networks.values() for p in network.parameters()}
-    assert in_networks == {id(p) for p in recipe.parameters()}, "a parameter that no phase updates"
+    assert in_networks == {id(p) for p in recipe.parameters()}, "no phase updates some parameter"
 
 
 @every_recipe
-def test_each_phase_gives_gradients_to_its_whole_network_and_nothing_else(name):
+def test_each_phase_computes_gradients_for_its_whole_network_and_nothing_else(name):
     recipe = build(name)
     for phase, _ in run_phases(recipe):
         own = {id(parameter) for parameter in recipe.networks[phase.network].parameters()}
@@ -116,7 +116,7 @@ def test_each_phase_gives_gradients_to_its_whole_network_and_nothing_else(name):
                 assert parameter.grad is not None, f"{phase.name} leaves {parameter_name} without a gradient"
                 assert parameter.grad.isfinite().all()
             else:
-                assert parameter.grad is None, f"{phase.name} reaches {parameter_name}"
+                assert parameter.grad is None, f"{phase.name} has a gradient for {parameter_name} of another network"
 
 
 @every_recipe
@@ -129,11 +129,11 @@ def test_losses_are_scalars_and_shared_tensors_have_a_row_per_sample(name):
 
 
 @every_recipe
-def test_losses_of_a_recipe_draw_no_random_numbers_of_their_own(name):
+def test_losses_of_a_recipe_use_no_random_numbers_except_draws(name):
     recipe = build(name)
     for module in recipe.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.eval()  # the only exception: the engine seeds dropout
+            module.eval()  # dropout is the only exception, since the engine seeds it
     before = torch.get_rng_state()
     for _ in run_phases(recipe):
         assert torch.equal(before, torch.get_rng_state())
@@ -176,7 +176,7 @@ def test_a_recipe_uses_no_device_and_no_stream(name):
 
 
 def choices(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield settings of a recipe with values to try: allowed choices, and numbers plus one."""
+    """Yield settings of a recipe with values to try: allowed choices, and integers increased by one."""
     recipe_class = load(name)
     hints = typing.get_type_hints(recipe_class.Settings)
     for field in dataclasses.fields(recipe_class.Settings):
@@ -210,4 +210,6 @@ def test_settings_that_change_the_meaning_of_weights_are_declared(name):
             found = recipe.predict(make_batch(recipe))
         made.update(made or found)
         same = all(torch.equal(found[key], value) for key, value in made.items())
-        assert same, f"weights learned with {before} fit {settings}, and compute something else: must_match_weights"
+        assert same, (
+            f"weights trained with {before} fit {settings} but compute something else: declare must_match_weights"
+        )

@@ -11,7 +11,7 @@ def num_parameters(network: nn.Module) -> int:
 
 
 def with_meta_weights(make, **settings) -> nn.Module:
-    """Return a network on the meta device, to count its weights without memory."""
+    """Return a network on the meta device, to count its weights without allocating them."""
     with torch.device("meta"):
         return make(**settings)
 
@@ -22,7 +22,7 @@ def test_resnet18_for_cifar100_has_the_known_number_of_parameters():
 
 
 @pytest.mark.parametrize("depth", [18, 34, 50])
-def test_plain_resnets_have_the_parameters_of_torchvision(depth):
+def test_plain_resnets_have_as_many_parameters_as_in_torchvision(depth):
     ours = with_meta_weights(ResNet, depth=depth, num_classes=1000)
     theirs = with_meta_weights(getattr(torchvision.models, f"resnet{depth}"))
     assert num_parameters(ours) == num_parameters(theirs)
@@ -31,7 +31,7 @@ def test_plain_resnets_have_the_parameters_of_torchvision(depth):
 
 
 @pytest.mark.parametrize("depth", [18, 50])
-def test_plain_resnets_with_the_weights_of_torchvision_give_its_outputs(depth):
+def test_plain_resnets_with_torchvision_weights_compute_the_same_outputs(depth):
     torch.manual_seed(0)
     theirs = getattr(torchvision.models, f"resnet{depth}")(num_classes=7).eval()
     ours = ResNet(depth, num_classes=7).eval()
@@ -42,7 +42,7 @@ def test_plain_resnets_with_the_weights_of_torchvision_give_its_outputs(depth):
 
 
 @pytest.mark.parametrize(("stem", "side_px"), [("small", 32), ("plain", 8)])
-def test_the_small_stem_keeps_the_size_that_the_plain_one_quarters(stem, side_px):
+def test_the_small_stem_keeps_the_image_size_and_the_plain_stem_quarters_it(stem, side_px):
     network = ResNet(18, num_classes=5, in_channels=1, stem=stem, width=4)
     sides = []
     network.layer1.register_forward_hook(lambda module, inputs, output: sides.append(output.shape[-1]))

@@ -1,4 +1,4 @@
-"""Super-resolution and paired restoration: their loss terms, and where low-resolution images come from."""
+"""Super-resolution and paired restoration: loss terms and the origin of low-resolution images."""
 
 import dataclasses
 from typing import Any
@@ -74,7 +74,7 @@ def test_the_adversarial_stage_adds_features_and_a_discriminator():
 
 
 @pytest.mark.parametrize("term", ["perceptual", "adversarial", "tv", "pixel"])
-def test_a_term_without_weight_is_omitted(term, monkeypatch):
+def test_a_term_with_zero_weight_is_omitted(term, monkeypatch):
     if term == "perceptual":
         monkeypatch.setattr(Features, "__call__", lambda *_: pytest.fail("VGG19 was called"))
     recipe = build(stage="adversarial", **{term: 0.0})
@@ -101,7 +101,7 @@ def test_total_variation_is_a_mean_over_images():
 
 
 @pytest.mark.parametrize("scale", ["2", "4", "8"])
-def test_low_resolution_images_are_made_from_whole_ones_cropped_to_a_multiple(scale):
+def test_low_resolution_images_are_made_from_images_cropped_to_a_multiple_of_the_scale(scale):
     recipe, batch = build(scale=scale), make_batch(37, 42)
     assert recipe.output_scale == int(scale)
     made = recipe.predict(batch)
@@ -147,7 +147,7 @@ def test_restoration_maps_images_to_their_targets(network):
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_restoration_can_have_features_and_a_discriminator():
+def test_restoration_can_use_features_and_a_discriminator():
     recipe = restoration(adversarial=0.01, perceptual=0.1)
     loss, batch = after(recipe, "restorer")
     assert set(loss.terms) == {"pixel", "perceptual", "adversarial"}
@@ -169,7 +169,7 @@ def test_conflicting_settings_are_reported(spec, settings, message):
         build(spec, **settings)
 
 
-def test_files_of_another_scale_are_rejected_in_every_split(tmp_path):
+def test_files_with_a_different_scale_are_rejected_in_every_split(tmp_path):
     for folder, side in (("own", 32), ("HR", 32), ("LR", 8)):
         (tmp_path / folder).mkdir()
         for number in range(2):

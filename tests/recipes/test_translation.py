@@ -39,7 +39,7 @@ def test_deepliif_has_a_generator_and_a_discriminator_for_each_modality_and_each
     assert list(recipe.networks) == ["generators", "discriminators"]
 
 
-def test_the_preset_on_the_rows_of_the_paper_is_the_model_of_the_paper():
+def test_the_preset_builds_the_model_of_the_paper():
     config = configure("translation", {"preset": "deepliif"})
     assert config.run.panels == "image,hematoxylin,dapi,lap2,marker,segmentation" and config.run.crop == 512
     settings = dataclasses.replace(config.recipe, ngf=1, ndf=1)
@@ -61,7 +61,7 @@ def test_the_segmentation_is_the_weighted_sum_over_the_input_and_generated_modal
     assert torch.equal(made["nuclei"], recipe.generators["G2"](batch["image"]))
 
 
-def test_a_segmentation_without_weight_has_no_network():
+def test_a_segmentation_with_zero_weight_has_no_network():
     recipe = build(segmentation_weights="0.5,0,0.5")
     assert list(recipe.generators) == ["G1", "G2", "GS0", "GS2"]
     recipe("generators", make_batch())
@@ -76,7 +76,7 @@ def test_the_segmentation_loss_backpropagates_through_its_modalities():
 
 
 @pytest.mark.parametrize("distance", ["l1", "smooth_l1"])
-def test_the_terms_of_the_generators_are_weighted_by_panel(distance):
+def test_generator_loss_terms_are_weighted_by_panel(distance):
     recipe = build(distance=distance, generator_weights="0.2,0.3,0.5", norm="none")
     batch = make_batch()
     terms, made = recipe("generators", batch).terms, recipe.translate(batch["image"])
@@ -101,7 +101,7 @@ def test_the_segmentation_discriminators_see_input_and_real_modalities_and_are_f
     torch.testing.assert_close(terms["stain_real"], 0.2 / 2 * F.softplus(-real).mean())
 
 
-def test_discriminators_train_on_what_the_generators_made_in_this_step():
+def test_discriminators_train_on_images_generated_in_the_same_step():
     recipe = build()
     batch = after_generators(recipe)
     assert {name for name in batch if name.startswith("made_")} == {f"made_{name}" for name in DATA_SPEC.panels}
@@ -110,7 +110,7 @@ def test_discriminators_train_on_what_the_generators_made_in_this_step():
     assert [name for name in same if not torch.equal(same[name], changed[name])] == ["stain_fake"]
 
 
-def test_a_weighted_perceptual_term_is_added_without_weights_in_the_recipe():
+def test_a_perceptual_term_adds_no_network_weights_to_the_recipe():
     recipe = build(perceptual=1.0, vgg="random", vgg_layer="relu1_2")
     loss = recipe("generators", make_batch())
     assert len(loss.terms) == 9 and loss.terms["stain_perceptual"] > 0
@@ -172,7 +172,7 @@ def test_images_of_any_size_are_translated_and_strips_show_generated_and_real_pa
         ({"d_layers": 4}, "d_layers=4: needs at least 48 pixels per side.*32×32"),
     ],
 )
-def test_settings_that_do_not_fit_the_data_are_reported(settings, message):
+def test_settings_that_do_not_match_the_data_are_reported(settings, message):
     with pytest.raises(UserError, match=message):
         build(**settings)
 
@@ -186,7 +186,7 @@ def test_a_segmentation_weight_needs_a_panel_and_translation_needs_panels():
         build(dataclasses.replace(DATA_SPEC, panels=()))
 
 
-def test_defaults_are_those_of_pix2pix():
+def test_defaults_match_pix2pix():
     config = configure("translation", {})
     learner, run, own = config.learner, config.run, config.recipe
     assert (learner.optimizer, learner.lr, learner.beta1, learner.schedule, learner.hold) == (
