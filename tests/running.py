@@ -1,4 +1,4 @@
-"""Real processes for tests: `paceline` commands that start fast, and what is left of them afterwards."""
+"""Real processes for tests: `paceline` commands that start quickly, and the processes they leave behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline.core.heartbeat import die_with_parent
 
-TIMEOUT_SECONDS = 120.0  # seconds for anything that must happen, on a busy machine
+TIMEOUT_SECONDS = 120.0  # generous, since the machine may be busy
 _PRELOAD = [  # imported before forking, so that a command starts in a fraction of a second
     "paceline.cli.app",
     "paceline.commands.train",
@@ -33,7 +33,7 @@ _PRELOAD = [  # imported before forking, so that a command starts in a fraction 
     "paceline.evaluation.evaluators.accuracy",
     "paceline.parallel.strategies.ddp",
     "paceline.parallel.strategies.lightning",
-    "torch._inductor",  # optimizers import it
+    "torch._inductor",  # imported by optimizers
     "torch.utils.tensorboard",
 ]
 _forks = multiprocessing.get_context("forkserver")
@@ -42,9 +42,9 @@ _forks.set_forkserver_preload(_PRELOAD)
 
 @dataclass
 class Running:
-    """A command in its own process and session."""
+    """A command running in a separate process and session."""
 
-    folder: Path  # the working folder, also of its output
+    folder: Path  # working directory, also holds its output
     pid: int
     wait_for_end: Callable[[float], int | None] = field(repr=False)
 
@@ -57,7 +57,7 @@ class Running:
         return (self.folder / f"stderr-{self.pid}").read_text()
 
     def wait(self, seconds: float = TIMEOUT_SECONDS) -> int:
-        """Return the exit code, negative if a signal ended the process."""
+        """Wait and return the exit code; it is negative if a signal killed the process."""
         code = self.wait_for_end(seconds)
         assert code is not None, f"still running after {seconds:g} s:\n{self.stdout}\n{self.stderr}"
         return code
@@ -66,7 +66,7 @@ class Running:
         os.kill(self.pid, number)
 
     def interrupt_group(self, number: int = signal.SIGINT) -> None:
-        """Send SIGINT as a terminal does for Ctrl-C."""
+        """Send SIGINT to the process group, as a terminal does on Ctrl-C."""
         os.killpg(self.pid, number)
 
     @property
@@ -77,31 +77,31 @@ class Running:
 def start_fork(
     folder: Path, *arguments: str, largest_file: int | None = None, environment: dict[str, str] | None = None
 ) -> Running:
-    """Start `paceline ARGUMENTS` in a process forked from one that has imported everything."""
+    """Start `paceline ARGUMENTS` in a fork of a process that has imported everything."""
     return _fork(folder, environment or {}, largest_file, _run_command, arguments)
 
 
 def start_ranks(folder: Path, size: int, *arguments: str) -> list[Running]:
-    """Start `paceline ARGUMENTS` in several processes, in the environment that torchrun would set."""
+    """Start `paceline ARGUMENTS` in several processes with the environment variables of torchrun."""
     return start_function_in_ranks(folder, size, _run_command, arguments)
 
 
 def start_function_in_ranks(
     folder: Path, size: int, function: Callable[..., int | None], *values: Any
 ) -> list[Running]:
-    """Start an importable function in several processes that can connect; it may return an exit code."""
+    """Start an importable function in several processes that can rendezvous; it may return an exit code."""
     shared = {**_meeting_point(), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     environments = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(size)] if size > 1 else [{}]
     return [_fork(folder, environment, None, function, *values) for environment in environments]
 
 
 def run_hosts(folders: list[Path], *arguments: str) -> list[Running]:
-    """Run `paceline ARGUMENTS` in one process per folder, as on hosts without a shared disk, and wait."""
+    """Run `paceline ARGUMENTS` to completion in one process per folder, as on hosts without a shared disk."""
     return run_function_on_hosts(folders, _run_command, arguments)
 
 
 def run_function_on_hosts(folders: list[Path], function: Callable[..., int | None], *values: Any) -> list[Running]:
-    """Run a function in one process per folder, as on hosts without a shared disk, and wait."""
+    """Run a function to completion in one process per folder, as on hosts without a shared disk."""
     shared = {**_meeting_point(), "WORLD_SIZE": len(folders), "GROUP_WORLD_SIZE": len(folders)}
     shared |= {"LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}
     hosts = [_fork(folder, {**shared, "RANK": rank}, None, function, *values) for rank, folder in enumerate(folders)]
@@ -132,7 +132,7 @@ def _fork(
 
 
 def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -> Running:
-    """Start `paceline ARGUMENTS` as a user does; `before` is a command that it is passed to."""
+    """Start `paceline ARGUMENTS` as a user does; `before` is a command prefix."""
     pending = [(folder / name).open("wb") for name in ("stdout", "stderr")]
     command = [*before, sys.executable, "-m", "paceline", *arguments]
     process = subprocess.Popen(
@@ -141,7 +141,7 @@ def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -
         stdout=pending[0],
         stderr=pending[1],
         start_new_session=True,
-        preexec_fn=die_with_parent,  # the command of a failed test does not outlive the tests
+        preexec_fn=die_with_parent,  # commands of failed tests must not outlive the tests
     )
     for file in pending:
         file.close()
@@ -159,7 +159,7 @@ def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -
 def run_fork(
     folder: Path, *arguments: str, largest_file: int | None = None, environment: dict[str, str] | None = None
 ) -> Running:
-    """Run a forked command and wait for it."""
+    """Run a forked command to completion."""
     running = start_fork(folder, *arguments, largest_file=largest_file, environment=environment)
     running.wait()
     return running
@@ -205,15 +205,15 @@ def _run_command(arguments: tuple[str, ...]) -> int:
 
 
 def wait_until(condition: Callable[[], Any], running: Running | None = None, seconds: float = TIMEOUT_SECONDS) -> Any:
-    """Return the first truthy value of a condition, polled while a command runs."""
+    """Poll a condition while a command runs and return its first truthy value."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         value = condition()
         if value:
             return value
         if running and running.ended:
-            value = condition()  # it may have come true at the very end
-            assert value, f"ended before: exit code {running.wait()}\n{running.stdout}\n{running.stderr}"
+            value = condition()  # it may have become true just before the exit
+            assert value, f"ended too early: exit code {running.wait()}\n{running.stdout}\n{running.stderr}"
             return value
         time.sleep(0.005)
     raise AssertionError(
@@ -233,7 +233,7 @@ def workers_of(launcher: int) -> dict[int, int]:
 
 
 def processes_naming(text: str) -> list[int]:
-    """Return the other processes with a text in their command or environment; zombies have neither."""
+    """Return other processes with this text in their command line or environment; zombies have neither."""
     found = [pid for pid in _processes() if text in _read(pid, "cmdline") + _read(pid, "environ")]
     return [pid for pid in found if pid != os.getpid()]
 
@@ -250,7 +250,7 @@ def _read(pid: int, name: str) -> str:
 
 
 def metrics_without_times(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics, without what differs between equal runs."""
+    """Return the metrics lines of a run without times, which differ between identical runs."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in row.items() if name not in ("time", "seconds") and not name.startswith("time/")}
@@ -259,7 +259,7 @@ def metrics_without_times(run: Path) -> list[dict[str, Any]]:
 
 
 def weights_of(run: Path, images: int | None = None) -> dict[str, bytes]:
-    """Return the tensor files of a run's last checkpoint, or of the one at `images`."""
+    """Return the tensor files of the last checkpoint, or of the checkpoint at `images`."""
     folders = sorted(path for path in (run / "checkpoints").iterdir() if path.name.isdigit())
     folder = folders[-1] if images is None else run / "checkpoints" / f"{images:012d}"
     return {name: (folder / name).read_bytes() for name in ("weights.safetensors", "state.safetensors", "state.json")}

@@ -29,9 +29,7 @@ def test_batchnorm_equals_torch_far_from_zero(mean: float, std: float) -> None:
     images = mean + std * torch.randn(8, 3, 5, 5)
     exact = nn.BatchNorm2d(3).double()(images.double())
     theirs(images)
-    of_the_mean = (
-        2 * torch.finfo(torch.float32).eps * mean / max(std, theirs.eps**0.5)
-    )  # float32 rounding error of the mean
+    of_the_mean = 2 * torch.finfo(torch.float32).eps * mean / max(std, theirs.eps**0.5)  # float32 rounding error
     allowed = of_the_mean + 1e-5
     assert (ours(images).double() - exact).abs().max() <= allowed
     assert torch.allclose(ours.running_mean, theirs.running_mean, rtol=1e-5)

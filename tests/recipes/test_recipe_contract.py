@@ -103,7 +103,9 @@ def test_phases_of_a_recipe_refer_to_an_existing_loss_and_network(name):
     assert set(recipe.ema) <= set(recipe.networks)
     assert set(recipe.double_backward) <= set(recipe.networks)
     in_networks = {id(p) for network in recipe.networks.values() for p in network.parameters()}
-    assert in_networks == {id(p) for p in recipe.parameters()}, "no phase updates some parameter"
+    assert in_networks == {id(p) for p in recipe.parameters()}, (
+        "a parameter belongs to no network, so no phase updates it"
+    )
 
 
 @every_recipe
@@ -210,6 +212,4 @@ def test_settings_that_change_the_meaning_of_weights_are_declared(name):
             found = recipe.predict(make_batch(recipe))
         made.update(made or found)
         same = all(torch.equal(found[key], value) for key, value in made.items())
-        assert same, (
-            f"weights trained with {before} fit {settings} but compute something else: declare must_match_weights"
-        )
+        assert same, f"weights trained with {before} fit {settings} but compute differently: declare must_match_weights"

@@ -1,4 +1,4 @@
-"""A report of finished runs shows the numbers of the runs everywhere."""
+"""A report of finished runs shows the same numbers as the runs in all its formats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY += ["--epochs", "2", "--accelerator", "cpu"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds in one process, one of them also in two, and their report."""
+    """Two seeds trained in one process, one of them also in two processes, and their report."""
     folder = tmp_path_factory.mktemp("finished")
     for seed in ("2", "4"):
         done = run_fork(folder, *TINY, "--seed", seed, "--out", f"single-{seed}")
@@ -43,11 +43,11 @@ def report(runs: Path) -> dict[str, Any]:
 
 
 class Page(HTMLParser):
-    """Collect the numbers of a page with their positions, and everything that would be fetched."""
+    """Collects the numbers on a page with their JSON paths, and all URLs that a browser would fetch."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.numbers: list[tuple[str, str, str]] = []  # place, exact value, as shown
+        self.numbers: list[tuple[str, str, str]] = []  # JSON path, exact value, displayed text
         self.fetched: list[str] = []
         self.tags: set[str] = set()
         self._open: tuple[str, str] | None = None
@@ -89,7 +89,7 @@ def test_markdown_shows_the_tables_of_the_page(runs: Path, report: dict[str, Any
         assert sentence in words and "::" not in sentence
 
 
-def test_the_json_has_what_the_runs_wrote(runs: Path, report: dict[str, Any]) -> None:
+def test_the_json_contains_the_results_of_the_runs(runs: Path, report: dict[str, Any]) -> None:
     single = report["groups"]["classification-single-1-64"]
     tested = [next(x for x in lines_of(runs / f"single-{seed}") if "test/top1" in x) for seed in (2, 4)]
     for name in ("test/top1", "test/top5", "test/loss"):
@@ -112,7 +112,7 @@ def test_the_json_has_what_the_runs_wrote(runs: Path, report: dict[str, Any]) ->
     assert ddp["scaling"]["efficiency"] == pytest.approx(ddp["scaling"]["speedup"] / 2)
 
 
-def test_evaluation_is_part_of_an_epoch(runs: Path, report: dict[str, Any]) -> None:
+def test_the_time_of_an_epoch_includes_evaluation(runs: Path, report: dict[str, Any]) -> None:
     evaluated = [line["time/evaluation_seconds"] for line in lines_of(runs / "ddp-2") if "validation/top1" in line]
     epochs = next(line["epoch"] for line in reversed(lines_of(runs / "ddp-2")) if "epoch" in line)
     split = report["time_split"]["classification-ddp-2-64"]
@@ -120,7 +120,7 @@ def test_evaluation_is_part_of_an_epoch(runs: Path, report: dict[str, Any]) -> N
     assert split["total"] == pytest.approx(sum(value for name, value in split.items() if name != "total"))
 
 
-def test_the_page_needs_nothing_but_itself(runs: Path) -> None:
+def test_the_page_is_self_contained(runs: Path) -> None:
     text = (runs / "compared/report.html").read_text()
     page = Page(text)
     assert page.fetched and all(address.startswith("data:") for address in page.fetched)
@@ -128,7 +128,7 @@ def test_the_page_needs_nothing_but_itself(runs: Path) -> None:
     assert "prefers-color-scheme: dark" in text and "@media print" in text and "svg" in page.tags
 
 
-def test_what_was_not_measured_is_listed(report: dict[str, Any]) -> None:
+def test_missing_measurements_are_listed(report: dict[str, Any]) -> None:
     expected = " ".join(report["not_measured"])
     assert (
         "GPU utilisation" in expected
@@ -137,7 +137,7 @@ def test_what_was_not_measured_is_listed(report: dict[str, Any]) -> None:
     )
 
 
-def test_other_data_another_recipe_or_no_run_is_rejected_by_name(
+def test_runs_with_different_data_or_recipe_and_folders_without_a_run_are_rejected(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
@@ -171,7 +171,7 @@ def test_broken_lines_of_metrics_are_skipped_and_counted(runs: Path, monkeypatch
     monkeypatch.chdir(runs)
     shutil.copytree("single-2", "torn")
     with open("torn/metrics.jsonl", "a") as file:
-        file.write('{"images": 9000, "test/top1": 99.0, "test/checkpoint_images": 9000}\n')  # no seconds
+        file.write('{"images": 9000, "test/top1": 99.0, "test/checkpoint_images": 9000}\n')  # lacks seconds
         file.write('{"images": 9000, "seconds": 9.0, "test/top1": "high", "test/checkpoint_images": 9000}\n')
         file.write('{"images": 9000, "seconds": 1e999, "validation/top1": 99.0}\n{"images": 90')
     assert run(["compare", "torn", "single-4", "--out", "with-torn"]) == 0
@@ -194,7 +194,7 @@ def test_a_run_without_provenance_is_rejected(
     assert capsys.readouterr().err.startswith("paceline: unknown: run format 1, but this version reads ")
 
 
-def test_a_run_of_another_machine_has_its_own_row(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_from_another_machine_has_a_separate_row(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("single-4", "elsewhere")
     text = Path("elsewhere/config.toml").read_text()
@@ -234,7 +234,7 @@ def test_dp_on_a_cpu_is_reported_as_single(runs: Path, monkeypatch: pytest.Monke
     assert only["label"] == "single" and only["devices"] == 1 and only["n"] == 2
 
 
-def test_a_run_of_a_strategy_that_is_not_installed_is_shown(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_a_strategy_that_is_not_installed_is_shown(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("single-2", "elsewhere-2")
     text = Path("elsewhere-2/config.toml").read_text()
@@ -245,7 +245,7 @@ def test_a_run_of_a_strategy_that_is_not_installed_is_shown(runs: Path, monkeypa
     assert report["groups"]["classification-from-a-plugin-1-64"]["scaling"]["baseline"] == "classification-single-1-64"
 
 
-def test_a_report_that_replaces_another_prints_which(
+def test_a_report_that_replaces_another_lists_the_runs_left_out(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
@@ -283,7 +283,7 @@ def test_a_stopped_run_is_shown_and_not_averaged(runs: Path) -> None:
     assert [group["n"] for group in report["groups"].values()] == [1]
 
 
-def test_generators_are_shown_side_by_side_and_need_equal_protocols(tmp_path: Path) -> None:
+def test_generators_are_shown_side_by_side_only_with_equal_protocols(tmp_path: Path) -> None:
     for seed in ("0", "1"):
         done = run_fork(
             tmp_path, "train", TINY_GAN, "--accelerator", "cpu", "--images", "640", "--seed", seed, "--out", seed
@@ -291,7 +291,9 @@ def test_generators_are_shown_side_by_side_and_need_equal_protocols(tmp_path: Pa
         assert done.wait() == 0, done.stderr
     assert run_fork(tmp_path, "compare", "0", "1", "--out", "both").wait() == 0
     page = Page((tmp_path / "both/report.html").read_text())
-    assert sum(address.startswith("data:image/png;base64,") for address in page.fetched) == 1  # of the first seed
+    assert (
+        sum(address.startswith("data:image/png;base64,") for address in page.fetched) == 1
+    )  # samples of the first seed only
     (image,) = re.findall(r"!\[single, seed 0\]\((.+)\)", (tmp_path / "both/report.md").read_text())
     assert (tmp_path / "both" / image).resolve() == tmp_path / "0/samples/samples-000000000640.png"
     report = json.loads((tmp_path / "both/report.json").read_text())
@@ -309,7 +311,7 @@ def test_generators_are_shown_side_by_side_and_need_equal_protocols(tmp_path: Pa
     assert "0 and 1 were measured differently and cannot be compared (resize: area to 8 ≠ none)" in rejected.stderr
 
 
-def test_a_phrase_shows_the_number_in_its_place() -> None:
+def test_a_phrase_shows_its_number_in_the_text() -> None:
     report = {"a": {"b/c": [1.5, None]}}
     assert fill(f"x {at('.2f', 'a', 'b/c', 0)} y {at('d', 'a', 'b/c', 1)}", report) == "x 1.50 y –"
 

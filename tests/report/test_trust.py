@@ -1,4 +1,4 @@
-"""What a report may conclude: it compares equal settings, and accounts for noise."""
+"""What a report may conclude: it compares runs with equal settings and accounts for noise."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cell(
     hardware: dict[str, str] | None = None,
     **settings: str,
 ) -> Cell:
-    """Return a finished run as read from its folder."""
+    """Return a finished run as if read from its folder."""
     place = HARDWARE | (hardware or {})
     speeds = Speed(speed, speed, num_log_intervals=3, std_over_log_intervals=spread, includes_warmup=includes_warmup)
     name = f"{strategy}-{devices}-{batch}-{seed}-{'-'.join([*settings.values(), *(hardware or {}).values()])}"
@@ -74,13 +74,13 @@ def cell(
 
 
 def made(*cells: Cell, **more: Any) -> tuple[Report, str]:
-    """Return a report and its summary as text."""
+    """Return a report and the text of its summary."""
     report = make_report("a title", cells, **more)
     return report, " ".join(document_of(report).summary)
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_speed_is_compared_with_one_device_of_the_same_settings_in_any_order(turned: bool) -> None:
+def test_speed_is_compared_with_one_device_with_the_same_settings_in_any_order(turned: bool) -> None:
     cells = [
         cell(speed=1000, precision="fp32"),
         cell(speed=250, precision="fp64"),
@@ -97,13 +97,13 @@ def test_speed_is_compared_with_one_device_of_the_same_settings_in_any_order(tur
     assert speedups == {"fp64": 2.0, "fp32": 1.5, "bf16": None}
 
 
-def test_settings_between_devices_do_not_separate_a_run_from_its_single_one() -> None:
+def test_communication_settings_do_not_prevent_comparison_with_one_device() -> None:
     report, _ = made(cell(speed=1000), cell("ddp", 4, speed=2000, nnodes="2", compress="fp16"))
     alone, ddp = [group.scaling for group in report.groups.values()]
     assert alone is None and ddp is not None and ddp.speedup == 2.0
 
 
-def test_a_per_device_batch_is_compared_with_that_batch_on_one_device() -> None:
+def test_a_per_device_batch_is_compared_with_the_same_batch_on_one_device() -> None:
     cells = [cell(batch=b, speed=s, requested=f"{b}/device") for b, s in ((32, 1000), (64, 1100))]
     cells += [cell("ddp", 2, b * 2, speed=s, requested=f"{b}/device") for b, s in ((32, 1800), (64, 2090))]
     report, _ = made(*cells)
@@ -111,7 +111,7 @@ def test_a_per_device_batch_is_compared_with_that_batch_on_one_device() -> None:
     assert [(one.kind, one.speedup) for one in found if one] == [("weak", 1.8), ("weak", 1.9)]
 
 
-def test_runs_of_other_hardware_or_another_torch_are_not_averaged() -> None:
+def test_runs_with_different_hardware_or_torch_versions_are_not_averaged() -> None:
     cells = [cell(seed=0, speed=100, hardware={"torch": "2.11"}), cell(seed=1, speed=300)]
     cells += [cell("ddp", 2, speed=400), cell("ddp", 2, seed=1, hardware={"accelerator": "cuda", "gpus": "2 × GPU"})]
     report, _ = made(*cells)
@@ -138,7 +138,7 @@ def test_one_seed_far_behind_is_neither_recommended_nor_ruled_out() -> None:
     assert "A single seed cannot show" in printed and "worse" not in printed and "of all" not in printed
 
 
-def test_seeds_that_agree_by_chance_keep_the_error_of_few_evaluated_images() -> None:
+def test_seeds_that_agree_by_chance_still_have_the_sampling_error_of_few_images() -> None:
     def cells(num_evaluated: int) -> list[Cell]:
         tops = ((64, 91.0), (128, 90.3))
         return [
@@ -179,7 +179,7 @@ def test_speeds_that_differ_by_less_than_their_spread_tie_and_the_simplest_wins(
     )
 
 
-def test_the_spread_over_seeds_decides_and_five_percent_without_one() -> None:
+def test_speeds_tie_within_the_spread_over_seeds_or_within_five_percent_without_one() -> None:
     seeds = [cell("ddp", 2, speed=s, spread=999.0, seed=n) for n, s in enumerate((1099, 1100, 1101))]
     seeds += [cell("single", speed=s, spread=999.0, seed=n) for n, s in enumerate((999, 1000, 1001))]
     assert made(*seeds)[0].recommendation.group == "classification-ddp-2-64"
@@ -225,13 +225,13 @@ def test_the_largest_time_loss_is_reported_with_the_gain_of_removing_it() -> Non
     )
 
 
-def test_a_rung_slower_than_a_later_one_predicts_no_impossible_gain() -> None:
+def test_a_measurement_slower_than_a_later_one_predicts_no_impossible_gain() -> None:
     found = ladder(500, 100, 200)
     assert found.largest_cost == "part" and found.gain == pytest.approx(4.0)
     assert ladder(100, 250).largest_cost is None
 
 
-def test_with_the_same_batch_per_device_the_smaller_share_is_not_a_loss() -> None:
+def test_with_a_fixed_batch_per_device_a_smaller_batch_is_not_a_loss() -> None:
     found = ladder(100, 120, 100, 90, weak=True)
     assert [rung.name for rung in found.rungs] == ["ideal", "together", "gradients"]
     assert found.efficiency == pytest.approx(90 / 120) and found.largest_cost == "together"
@@ -240,7 +240,7 @@ def test_with_the_same_batch_per_device_the_smaller_share_is_not_a_loss() -> Non
     assert report.scaling_costs["classification-ddp-2-128"].weak and "gradients are exchanged" in printed
 
 
-def test_an_efficiency_states_whether_it_is_from_runs_or_the_step_ladder(tmp_path: Path) -> None:
+def test_an_efficiency_is_labelled_as_coming_from_runs_or_the_step_ladder(tmp_path: Path) -> None:
     ladders = {"classification-ddp-2-64": measured(one=500, part=900, gradients=450)}
     report, printed = made(cell(speed=1000), cell("ddp", 2, speed=440), step_ladders=ladders)
     assert "Scaling efficiency of the runs, relative to one device: ddp × 2 22%" in printed
@@ -253,7 +253,7 @@ def test_an_efficiency_states_whether_it_is_from_runs_or_the_step_ladder(tmp_pat
     assert "**ddp × 2** reaches 45% of the ideal 2× in this measurement (in the runs: 22%; see Speed)." in words
 
 
-def test_step_ladders_match_their_row_also_under_a_longer_name() -> None:
+def test_step_ladders_match_their_row_even_if_it_has_a_longer_name() -> None:
     ladders = {"classification-ddp-2-64": measured(one=500, part=400, gradients=300)}
     rows = [cell(precision="bf16"), cell("ddp", 2)]
     assert list(made(*rows, step_ladders=ladders)[0].scaling_costs) == ["classification-ddp-2-64-fp32"]
@@ -261,19 +261,19 @@ def test_step_ladders_match_their_row_also_under_a_longer_name() -> None:
     assert not report.scaling_costs and "there is one measurement for all" in " ".join(report.not_measured)
 
 
-def test_each_line_of_the_scaling_plot_is_one_named_family(tmp_path: Path) -> None:
+def test_each_line_of_the_scaling_plot_is_a_named_group_of_rows(tmp_path: Path) -> None:
     rows = [cell(batch=b, speed=1000) for b in (64, 128)]
     rows += [cell("ddp", n, b, speed=s) for b, n, s in ((64, 2, 1900), (128, 2, 1200), (64, 4, 3600), (128, 4, 1300))]
     report, _ = made(*rows)
     write_report(report, tmp_path)
     page = (tmp_path / "report.html").read_text()
     drawn = page[page.index('aria-label="× one device') :].partition("</figure>")[0]
-    assert drawn.count('<path class="line c') == 3  # two and the ideal
+    assert drawn.count('<path class="line c') == 3  # two families and the ideal line
     assert "ddp, batch 64: 3.6 at 4<" in drawn and "ddp, batch 128: 1.3 at 4<" in drawn
     named = re.findall(r'<li class="(c\d)">(ddp, batch \d+)</li>', drawn)
     assert [name for _, name in named] == ["ddp, batch 64", "ddp, batch 128"]
     for colour, label in ((named[0][0], "ddp × 2, batch 64"), (named[1][0], "ddp × 2, batch 128")):
-        assert f'<li class="{colour}">{label}</li>' in page, "a line has the colour of its first row"
+        assert f'<li class="{colour}">{label}</li>' in page, "a line must have the colour of its first row"
 
 
 def test_the_fastest_good_row_is_not_called_the_fastest_of_all() -> None:
@@ -284,19 +284,19 @@ def test_the_fastest_good_row_is_not_called_the_fastest_of_all() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])
-def test_nan_weights_do_not_agree(tmp_path: Path, value: float) -> None:
+def test_nan_weights_never_count_as_equal(tmp_path: Path, value: float) -> None:
     difference = {"strategy": "ddp", "network": "n", "kind": "weights", "value": value, "tolerance": 0.1, "worst": "w"}
     parity = {"classification": Parity.from_json({"description": "5 steps", "differences": [difference]})}
     report, printed = made(cell(), cell("ddp", 2), parity=parity)
     assert "Strategies do **not** agree for classification" in printed
     write_report(report, tmp_path)
     text = (tmp_path / "report.json").read_text()
-    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not valid JSON"))
     assert "does NOT produce the same weights" in (tmp_path / "report.md").read_text()
 
 
 def line(images: int, at: float, total: float, length: int = 100, *, clock: float = 0.0, **more: float) -> Line:
-    """A log line whose interval took `total` seconds, 0.1 of them loading, 0.5 in steps."""
+    """Return a log line for an interval of `total` seconds, of which loading took 0.1 and steps took 0.5."""
     values = {"time": 1000 + at + clock, "epoch": images / 100, "time/images_per_second": length / total}
     values |= {"time/data_seconds": 0.1, "time/step_seconds": 0.5, "time/log_seconds": 0.0}
     return Line(images, at, values | {f"time/{name}_seconds": value for name, value in more.items()})
@@ -328,9 +328,11 @@ def test_the_interval_after_a_resume_is_warm_up_and_one_after_a_broken_line_has_
     assert speed_of(log_intervals(lines)).std_over_log_intervals == pytest.approx(0.0)
 
 
-def test_speed_ignores_everything_before_the_last_segment() -> None:
+def test_speed_is_measured_in_the_last_segment_only() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, save=0.3), line(300, 8.0, 2.0), line(400, 10.0, 2.0, save=0.5)]
-    assert [one.line.images for one in log_intervals(lines, since=200)] == [400], "the first one has the warm-up"
+    assert [one.line.images for one in log_intervals(lines, since=200)] == [400], (
+        "the first interval includes the warm-up"
+    )
     assert [one.line.images for one in log_intervals(lines, since=300)] == [400]
     assert [one.line.images for one in log_intervals(lines, {2}, since=200)] == [400]
     assert speed_of(log_intervals(lines, since=200)).images_per_second == pytest.approx(100 / 1.5)

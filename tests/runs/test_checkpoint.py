@@ -52,7 +52,7 @@ def test_a_checkpoint_round_trips_and_has_no_pickle(tmp_path: Path) -> None:
     ]
     for file in path.iterdir():
         content = file.read_bytes()
-        assert not content.startswith((b"\x80", b"PK"))  # pickle, and torch's archive of pickles
+        assert not content.startswith((b"\x80", b"PK"))  # pickle files, and torch's zip archives of pickles
         assert file.suffix == ".safetensors" or json.loads(content)
 
 
@@ -132,14 +132,14 @@ def test_every_bit_of_a_checkpoint_is_checked(tmp_path: Path) -> None:
             broken = bytearray(content)
             broken[position] ^= 1 << (position % 8)
             file.write_bytes(broken)
-            # A changed bit in the manifest's white space may go undetected if the content is the same.
+            # A flipped bit in the manifest's whitespace may go undetected if the content stays the same.
             unchanged = file.name == "manifest.json" and is_whole(path) and json.loads(file.read_text()) == whole
             assert not is_whole(path) or unchanged, f"{file.name}: byte {position}"
         file.write_bytes(content)
     assert is_whole(path)
 
 
-def test_when_no_checkpoint_is_intact_nothing_is_deleted(tmp_path: Path) -> None:
+def test_nothing_is_deleted_if_no_checkpoint_is_intact(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for images in (640, 1280):
         checkpoints.save(snapshot(images))
@@ -149,7 +149,7 @@ def test_when_no_checkpoint_is_intact_nothing_is_deleted(tmp_path: Path) -> None
     assert checkpoints.all() == [640, 1280]
 
 
-def test_a_damaged_checkpoint_is_set_aside_when_the_run_resumes_before_it(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_set_aside_when_the_run_resumes_from_an_earlier_one(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for images in (640, 1280):
         checkpoints.save(snapshot(images))
@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_set_aside_when_the_run_resumes_before_it(tmp_pa
     assert checkpoints.all() == [640, 1280] and is_whole(checkpoints.path(1280))
 
 
-def test_a_save_replaces_a_damaged_checkpoint_of_the_same_moment(tmp_path: Path) -> None:
+def test_a_save_replaces_a_damaged_checkpoint_at_the_same_image_count(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     truncate("weights.safetensors")(checkpoints.save(snapshot(640, 1.0)))
     assert same(load(checkpoints.save(snapshot(640, 2.0))), snapshot(640, 2.0))
@@ -178,7 +178,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["000000003000"]
 
 
-def test_a_run_that_falls_back_finds_the_best_of_that_moment(tmp_path: Path) -> None:
+def test_a_run_that_falls_back_uses_the_best_checkpoint_of_that_time(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for images, best in ((50, 50), (100, 100), (200, 100), (300, 300)):
         checkpoints.save(with_best(snapshot(images), best))
@@ -202,7 +202,7 @@ def test_each_file_of_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pyt
     assert sorted(read) == sorted(path.iterdir())
 
 
-def test_leftovers_of_an_interrupted_save_or_removal_are_deleted(tmp_path: Path) -> None:
+def test_leftovers_of_an_interrupted_save_or_deletion_are_removed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for leftover in (".writing-000000000640", ".writing-000000000320", ".removing-000000000100"):
         (tmp_path / leftover).mkdir()
@@ -225,7 +225,7 @@ def test_a_checkpoint_that_was_being_replaced_is_restored(tmp_path: Path, monkey
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "rename", killed)
         checkpoints.save(with_best(first, 640))
-    assert checkpoints.latest(pytest.fail) is None, "between two names, which is no reader's to end"
+    assert checkpoints.latest(pytest.fail) is None, "a reader must not complete the replacement"
     checkpoints.restore_replaced()
     found = checkpoints.latest(pytest.fail)
     assert found and same(found, first)
@@ -242,7 +242,9 @@ def test_a_run_keeps_its_last_checkpoints_and_the_best(tmp_path: Path, tiny: str
     assert checkpoints.all() == sorted({*last, *(load(checkpoints.path(one)).best_images for one in last)})
 
 
-def test_a_run_reports_its_damaged_checkpoint_resumes_before_it_and_ends_the_same(tmp_path: Path, tiny: str) -> None:
+def test_a_run_reports_a_damaged_checkpoint_resumes_from_an_earlier_one_and_ends_the_same(
+    tmp_path: Path, tiny: str
+) -> None:
     command = ("train", tiny, "--out", "run", "--set", "keep=9", "--set", "evaluate_every=30 steps")
     assert run_fork(tmp_path, *command).wait() == 0
     whole = weights_of(tmp_path / "run")
@@ -280,11 +282,11 @@ def test_a_save_that_does_not_fit_prints_one_line(tmp_path: Path, tiny: str, dev
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte, if this user may mount one."""
+    """A one-megabyte file system; skips the test if the user may not mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:
-        pytest.skip("cannot mount a small file system here")
+        pytest.skip("cannot mount a small file system")
     yield disk
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
@@ -293,7 +295,7 @@ def test_a_full_disk_prints_one_line_and_keeps_the_last_checkpoint(tmp_path: Pat
     run, constant = small_disk / "run", ("--set", "schedule=constant")
     command = ("train", tiny, "--out", str(run), *constant)
     assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
-    for room in (0, 8192, 16384, 24576):  # the disk fills up at the settings, the log, the metrics or a checkpoint
+    for room in (0, 8192, 16384, 24576):  # the disk fills up while writing settings, log, metrics or checkpoint
         kept = Checkpoints(run / "checkpoints").all()[-1]
         before = weights_of(run)
         filler = small_disk / "filler"
@@ -305,7 +307,7 @@ def test_a_full_disk_prints_one_line_and_keeps_the_last_checkpoint(tmp_path: Pat
         assert full.wait() == 2
         assert len(full.stderr.splitlines()) == 1, full.stderr
         assert "No space left on device" in full.stderr
-        last = Checkpoints(run / "checkpoints").all()[-1]  # a later one may have fitted
+        last = Checkpoints(run / "checkpoints").all()[-1]  # a later checkpoint may have fitted
         assert f"the checkpoint at {last} images is intact" in full.stderr
         assert weights_of(run, kept) == before
         filler.unlink()

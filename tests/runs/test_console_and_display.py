@@ -1,4 +1,4 @@
-"""What the user sees on a terminal, what is printed elsewhere, and what the run folder logs."""
+"""Output on a terminal, output without a terminal, and the logs in the run folder."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ with Display(100, 0, "title", True):
 
 
 class Terminal:
-    """A program on its own terminal."""
+    """A program in a pseudo-terminal."""
 
     def __init__(self, code: str, *arguments: str, columns: int = 100, **streams: int) -> None:
         self.master, slave = pty.openpty()
@@ -65,11 +65,11 @@ class Terminal:
         self.text = ""
 
     def read(self, until: str | None = None) -> str:
-        """Return the output so far, up to a text or to the program's end."""
+        """Return the output up to a given text or to the end of the program."""
         while until is None or until not in self.text:
             try:
                 piece = os.read(self.master, 65536)
-            except OSError:  # the program closed its end
+            except OSError:  # the program closed its side of the terminal
                 break
             self.text += piece.decode()
         return self.text
@@ -84,7 +84,7 @@ def kept(folder: Path, rank: int = 0) -> str:
     return (folder / "logs" / f"rank-{rank}.txt").read_text()
 
 
-def test_a_terminal_shows_a_bar_and_the_log_file_only_what_was_printed(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_progress_bar_and_the_log_file_only_printed_lines(tmp_path: Path) -> None:
     terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path))
     assert terminal.end() == 0
     assert "━" in terminal.text and "tiny on digits" in terminal.text
@@ -107,7 +107,7 @@ def test_printed_lines_stay_above_the_bar(tmp_path: Path) -> None:
     assert screen[-2].startswith("tiny on digits ━") and screen[-1].startswith("44,800 / 45,000 images")
 
 
-def test_a_program_still_knows_its_terminal_under_the_bar(tmp_path: Path) -> None:
+def test_a_program_still_detects_its_terminal_while_the_bar_is_shown(tmp_path: Path) -> None:
     assert Terminal(WITHIN, str(tmp_path)).end() == 0
     assert kept(tmp_path) == "terminal True utf-8 1\n"
 
@@ -161,7 +161,7 @@ def test_a_disabled_display_is_silent(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_resumed_run_counts_only_its_own_images_in_the_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rate_of_a_resumed_run_counts_only_images_since_the_resume(capsys: pytest.CaptureFixture[str]) -> None:
     with Display(2_000_000, 1_000_000, "", True) as display:
         time.sleep(0.05)
         display.update(1_000_100, {})
@@ -199,7 +199,7 @@ def test_output_is_appended_across_resumes(tmp_path: Path) -> None:
     assert kept(tmp_path) == "one\ntwo\n"
 
 
-def test_other_ranks_are_silent_and_log_even_what_c_code_prints(tmp_path: Path) -> None:
+def test_other_ranks_are_silent_and_log_even_output_of_c_code(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -219,7 +219,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rendered(text: str) -> list[str]:
-    """Return the lines that a terminal finally shows, for the few codes that the display uses."""
+    """Return the lines that a terminal would finally show; handles only the escape codes that the display uses."""
     lines, row, column = [""], 0, 0
     position = 0
     while position < len(text):

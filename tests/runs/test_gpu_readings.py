@@ -14,7 +14,7 @@ def test_a_run_on_the_cpu_has_no_readings() -> None:
     assert GpuReadings(None).read() == {}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
 def test_a_machine_without_gpus_has_no_readings() -> None:
     assert GpuReadings(0).read() == {}
 
@@ -30,6 +30,6 @@ def test_a_gpu_reports_load_memory_power_temperature_and_energy() -> None:
     assert values["gpu/memory_gib"] > 1 and values["gpu/peak_memory_gib"] >= 1
     assert 0 <= values["gpu/utilisation"] <= 100
     assert values["gpu/power_watts"] > 10 and 10 < values["gpu/temperature_celsius"] < 110
-    assert readings.read() == {}, "so soon after the last"
+    assert readings.read() == {}, "too soon after the last reading"
     assert GpuReadings(0).read()["gpu/energy_joules"] >= values["gpu/energy_joules"] > 0
     del held

@@ -1,4 +1,4 @@
-"""Every logger keeps the contract; a failing one is switched off, and a user file can be one."""
+"""The logger contract; a failing logger is disabled, and a user file can define one."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def log_something(logger: Logger, images: int) -> None:
 
 
 @pytest.mark.parametrize("name", names("logger"))
-def test_a_logger_accepts_all_that_a_run_logs_and_resumes(tmp_path: Path, name: str) -> None:
+def test_a_logger_accepts_everything_that_a_run_logs_and_resumes(tmp_path: Path, name: str) -> None:
     logger_class = load_class("logger", name, Logger)
     for start in (0, 100):
         (tmp_path / "run").mkdir(exist_ok=True)
@@ -89,17 +89,17 @@ def test_a_logger_accepts_all_that_a_run_logs_and_resumes(tmp_path: Path, name: 
         for images in (start, start + 50, start + 150):
             log_something(logger, images)
         logger.close()
-    assert [entry.name for entry in tmp_path.iterdir()] in ([], ["run"]), "it writes into the run's folder only"
+    assert [entry.name for entry in tmp_path.iterdir()] in ([], ["run"]), "a logger may write only into the run folder"
 
 
 @pytest.mark.parametrize("name", names("logger"))
-def test_a_logger_imports_nothing_large_before_it_is_used(name: str) -> None:
+def test_a_logger_imports_no_large_packages_before_it_is_used(name: str) -> None:
     code = f"import sys, {KINDS['logger'].package}.{name}; sys.exit('torch' in sys.modules or {name!r} in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("where", ["open", "write", "image", "flush", "close"])
-def test_a_logger_that_fails_is_reported_once_and_switched_off(
+def test_a_logger_that_fails_is_reported_once_and_disabled(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -118,7 +118,7 @@ def test_a_logger_that_fails_is_reported_once_and_switched_off(
     ]
     lines = (tmp_path / "run" / "lines.txt").read_text().splitlines()
     each = [f"write {{}},image samples {{}} {(4, 6, 3)} uint8,flush".replace("{}", str(n)) for n in (10, 20)]
-    assert ",".join(lines) == ",".join(["open 0", *each, "close"]), "the others go on"
+    assert ",".join(lines) == ",".join(["open 0", *each, "close"]), "the other loggers must continue"
 
 
 def test_an_unknown_logger_and_a_file_without_one_are_rejected_before_training(tmp_path: Path, tiny: str) -> None:
@@ -134,7 +134,7 @@ def test_an_unknown_logger_and_a_file_without_one_are_rejected_before_training(t
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_trains_with_a_user_logger_with_a_failing_one_and_with_none(tmp_path: Path, tiny: str) -> None:
+def test_a_run_trains_with_a_user_logger_a_failing_logger_and_no_logger(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "failing.py").write_text(FAILING.format(where="write"))
     command = ("train", tiny, "--images", "96")
@@ -151,4 +151,4 @@ def test_a_run_trains_with_a_user_logger_with_a_failing_one_and_with_none(tmp_pa
         assert weights_of(tmp_path / out) == weights_of(tmp_path / "own")
         assert metrics_without_times(tmp_path / out) == metrics_without_times(tmp_path / "own")
     longer = run_fork(tmp_path, *command[:-1], "112", "--out", "none", "--loggers", "tensorboard")
-    assert longer.wait() == 0, "a resumed run may have other loggers"
+    assert longer.wait() == 0, "a resumed run may have different loggers"

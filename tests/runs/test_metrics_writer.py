@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl and samples: whole lines, truncated on resume, and shown in TensorBoard."""
+"""metrics.jsonl and samples of a run: complete lines, truncated on resume, and shown in TensorBoard."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def events(folder: Path) -> EventAccumulator:
     return accumulator
 
 
-def test_a_line_holds_images_seconds_time_and_values(tmp_path: Path) -> None:
+def test_a_line_contains_images_seconds_time_and_values(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path)
     writer.write(128, {"classifier/cross_entropy": 2.5})
-    (line,) = lines(tmp_path)  # before close: the line is on disk as soon as it is written
+    (line,) = lines(tmp_path)  # not closed yet: a line is on disk as soon as it is written
     writer.close()
     assert list(line) == ["images", "seconds", "time", "classifier/cross_entropy"]
     assert line["images"] == 128 and line["classifier/cross_entropy"] == 2.5 and line["seconds"] >= 0
 
 
-def test_values_that_are_not_finite_are_null_in_json_and_themselves_in_tensorboard(tmp_path: Path) -> None:
+def test_non_finite_values_are_null_in_json_and_unchanged_in_tensorboard(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, loggers="tensorboard")
     writer.write(1, {"a/nan": math.nan, "a/inf": math.inf, "a/fine": 1.0})
     writer.close()
@@ -119,7 +119,7 @@ def test_a_sample_is_saved_as_a_png_of_its_pixels(tmp_path: Path, channels: int)
     assert np.array_equal(np.asarray(Image.open(path)).reshape(pixels.shape), pixels)
 
 
-def test_lines_and_flushed_events_survive_a_kill(tmp_path: Path) -> None:
+def test_written_lines_and_flushed_events_survive_a_kill(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
@@ -140,7 +140,7 @@ def test_reading_metrics_imports_no_tensorboard() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_metrics_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_metrics_file_that_is_a_symlink_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("not metrics")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").symlink_to(tmp_path / "nowhere")
@@ -150,7 +150,7 @@ def test_a_metrics_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "run" / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
     MetricsWriter(tmp_path / "run").close()
     assert (tmp_path / "elsewhere").read_text() == "not metrics"
-    assert not (tmp_path / "run" / "metrics.jsonl").is_symlink(), "another file has taken the link's place"
+    assert not (tmp_path / "run" / "metrics.jsonl").is_symlink(), "a regular file replaces the symlink"
 
 
 def test_partial_samples_of_a_killed_writer_are_removed(tmp_path: Path) -> None:

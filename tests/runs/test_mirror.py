@@ -1,4 +1,4 @@
-"""A run mirrored as it trains: readers see whole snapshots only, and failures never disturb training."""
+"""Mirroring during training: readers see only complete snapshots, and failures never disturb training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_run(folder: Path, *moments: int) -> Checkpoints:
-    """Create a run folder with checkpoints at these images, the last two of them kept."""
+    """Create a run folder with checkpoints at these image counts; only the last two are kept."""
     folder.mkdir(exist_ok=True)
     checkpoints = Checkpoints(folder / "checkpoints")
     for images in moments:
@@ -65,7 +65,7 @@ def mirror_once(folder: Path, destination: Destination, run: str = "one") -> str
 
 
 def assert_whole(destination: Destination, scratch: Path) -> list[int]:
-    """Check every manifest against its files, bit for bit; return their images."""
+    """Check every manifest bit for bit against its files; return the image counts."""
     manifests = [read_manifest(destination, name) for name in list_manifests(destination)]
     for manifest in manifests:
         for name, piece in manifest.files.items():
@@ -81,11 +81,11 @@ def test_a_credential_that_a_library_printed_is_not_mirrored_with_the_log(tmp_pa
     (tmp_path / "run" / "logs" / "rank-1.txt").write_text(printed, "utf-8")
     mirror_once(tmp_path / "run", open_destination(f"file://{tmp_path}/away", "--mirror"))
     assert (tmp_path / "away" / "logs" / "rank-1.txt").read_text("utf-8") == printed.replace("ann:hunter2", "***")
-    assert (tmp_path / "run" / "logs" / "rank-1.txt").read_text("utf-8") == printed, "on this disk it stays as it is"
+    assert (tmp_path / "run" / "logs" / "rank-1.txt").read_text("utf-8") == printed, "the local log must stay unchanged"
 
 
 class Watched:
-    """A real destination; `before` is called with each operation's number first."""
+    """A real destination that calls `before` with the operation number before each operation."""
 
     def __init__(self, destination: Destination, before: Callable[[int], None]) -> None:
         self.destination, self.before, self.operations = destination, before, 0
@@ -116,7 +116,7 @@ def test_a_mirrored_run_is_restored_on_an_empty_disk(tmp_path: Path, away: str) 
     )
 
 
-def test_readers_see_whole_snapshots_whichever_operation_fails_or_is_the_last(tmp_path: Path, away: str) -> None:
+def test_readers_see_complete_snapshots_whichever_operation_fails_or_is_the_last(tmp_path: Path, away: str) -> None:
     destination = open_destination(away, "--mirror")
     make_run(tmp_path / "run", 100)
     mirror_once(tmp_path / "run", destination)
@@ -180,12 +180,12 @@ def test_an_incomplete_snapshot_or_manifest_is_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "checkpoints/../../outside", "checkpoints/1/a", "x.py"])
-def test_a_manifest_that_names_unexpected_files_is_rejected(name: str) -> None:
+def test_a_manifest_that_lists_unexpected_files_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="not part of a snapshot"):
         Manifest.parse(Manifest("one", 100, {name: Piece(name, "0" * 64, 1)}).encode())
 
 
-def test_a_slow_upload_blocks_nothing_and_survives_pruning(tmp_path: Path) -> None:
+def test_a_slow_upload_does_not_block_training_and_survives_pruning(tmp_path: Path) -> None:
     checkpoints, reached, released = make_run(tmp_path / "run", 100), threading.Event(), threading.Event()
 
     def hold(number: int) -> None:
@@ -209,7 +209,7 @@ def test_a_slow_upload_blocks_nothing_and_survives_pruning(tmp_path: Path) -> No
     assert_whole(destination, tmp_path / "scratch")
 
 
-def test_a_mirror_of_another_or_a_longer_run_is_rejected_and_left_unchanged(tmp_path: Path) -> None:
+def test_a_mirror_of_a_different_or_longer_run_is_rejected_and_left_unchanged(tmp_path: Path) -> None:
     make_run(tmp_path / "run", 100, 200)
     destination = open_destination(f"file://{tmp_path}/away", "--mirror")
     mirror_once(tmp_path / "run", destination)

@@ -1,4 +1,4 @@
-"""The versions and hardware that are recorded with a run."""
+"""The versions and hardware recorded with a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_versions_hardware_and_time_are_recorded(tmp_path: Path, monkeypatch: py
     assert all(type(value) is str and value for value in spec.values())
 
 
-def test_the_commit_of_the_current_folder_is_recorded_with_its_changes(
+def test_the_git_commit_and_uncommitted_changes_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -32,7 +32,7 @@ def test_a_folder_in_use_is_rejected_and_its_run_is_not_disturbed(tmp_path: Path
     assert metrics_without_times(tmp_path / "run") == metrics_without_times(tmp_path / "alone")
 
 
-def test_a_run_trains_into_a_folder_that_is_a_link(tmp_path: Path, tiny: str) -> None:
+def test_a_run_folder_may_be_a_symlink(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "large-disk").mkdir()
     (tmp_path / "run").symlink_to("large-disk")
     trained = run_fork(tmp_path, "train", tiny, "--images", "64", "--out", "run")
@@ -40,7 +40,7 @@ def test_a_run_trains_into_a_folder_that_is_a_link(tmp_path: Path, tiny: str) ->
     assert any((tmp_path / "large-disk" / "checkpoints").iterdir())
 
 
-def test_more_workers_are_a_new_segment_only_for_a_loader_that_uses_them(tmp_path: Path, tiny: str) -> None:
+def test_a_new_worker_count_starts_a_segment_only_if_the_loader_uses_workers(tmp_path: Path, tiny: str) -> None:
     for loader, expected in (("resident", 0), ("workers", 1)):
         command = ("train", tiny, "--batch-size", "16", "--loader", loader, "--out", loader)
         assert run_fork(tmp_path, *command, "--images", "32", "--workers", "1").wait() == 0
@@ -49,7 +49,7 @@ def test_more_workers_are_a_new_segment_only_for_a_loader_that_uses_them(tmp_pat
         assert config.count("[[provenance.earlier]]") == expected, config
 
 
-def test_weights_of_another_network_change_nothing_of_a_run(tmp_path: Path, tiny: str) -> None:
+def test_a_run_is_unchanged_if_its_weights_do_not_fit_the_network(tmp_path: Path, tiny: str) -> None:
     recipe = tmp_path / "mine.py"
     recipe.write_text(Path(tiny).read_text())
     command = ("train", str(recipe), "--batch-size", "16", "--images", "32", "--out", "run")
@@ -92,7 +92,7 @@ def test_claiming_a_folder_removes_leftovers_of_a_killed_writer_only(tmp_path: P
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".fedcba9876543210.writing", ".gitkeep", ".lock"]
 
 
-def test_a_lock_or_a_log_that_is_a_link_is_not_followed(tmp_path: Path, tiny: str) -> None:
+def test_a_lock_or_log_file_that_is_a_symlink_is_not_followed(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "elsewhere").write_text("mine\n")
     for name, message in (
         (".lock", "--out run: Too many levels of symbolic links"),
@@ -118,7 +118,7 @@ def test_a_claim_ends_with_its_process_and_can_be_released(tmp_path: Path) -> No
     other.release()
 
 
-def test_settings_that_make_another_run_are_rejected_by_name(tmp_path: Path, tiny: str) -> None:
+def test_settings_that_would_make_a_different_run_are_rejected(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "48")
     assert run_fork(tmp_path, *command).wait() == 0
     before = weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()
@@ -135,7 +135,7 @@ def test_settings_that_make_another_run_are_rejected_by_name(tmp_path: Path, tin
     assert (weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()) == before
 
 
-def test_a_run_without_a_checkpoint_may_restart_with_other_settings(tmp_path: Path, tiny: str) -> None:
+def test_a_run_without_a_checkpoint_may_restart_with_different_settings(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "16")
     assert run_fork(tmp_path, *command).wait() == 0
     shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -144,7 +144,7 @@ def test_a_run_without_a_checkpoint_may_restart_with_other_settings(tmp_path: Pa
     assert "lr = 0.2" in (tmp_path / "run" / "config.toml").read_text()
 
 
-def test_another_recipe_is_rejected(tmp_path: Path, tiny: str) -> None:
+def test_a_different_recipe_is_rejected(tmp_path: Path, tiny: str) -> None:
     assert run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16").wait() == 0
     (tmp_path / "other.py").write_text(Path(tiny).read_text())
     rejected = run_fork(tmp_path, "train", "./other.py", "--out", "run")
@@ -162,7 +162,7 @@ def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, t
     kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert kept["images"] == 0
     segments = [(one["until_images"], one["strategy"], one["devices"]) for one in kept["provenance"]["earlier"]]
-    assert segments == [(96, "single", 1), (192, "ddp", 2)], "the record has the run's earlier segments"
+    assert segments == [(96, "single", 1), (192, "ddp", 2)], "the record must list the earlier segments of the run"
 
 
 def test_a_start_that_left_no_checkpoint_is_not_in_the_record(tmp_path: Path, tiny: str) -> None:
@@ -190,11 +190,15 @@ def test_a_command_that_trains_nothing_does_not_change_a_finished_run(tmp_path: 
     for images, message in (("96", "already finished at 96 images\n"), ("48", "past the requested 48: nothing")):
         again = run_fork(tmp_path, *command, "--images", images)
         assert again.wait() == 0 and message in again.stdout, again.stderr
-        assert "test metrics of the checkpoint at 96 images" in again.stdout, "the trained weights are still evaluated"
+        assert "test metrics of the checkpoint at 96 images" in again.stdout, (
+            "the trained weights must still be evaluated"
+        )
         assert record() == before
 
 
-def test_a_stopped_run_may_end_where_it_is_and_keeps_its_provenance(tmp_path: Path, tiny: str) -> None:
+def test_a_stopped_run_may_be_finished_at_its_current_length_and_keeps_its_provenance(
+    tmp_path: Path, tiny: str
+) -> None:
     command = ("train", tiny, "--out", "run", "--set", "save_every=16 images")
     assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "48") == [0, 0]
     config, status = tmp_path / "run" / "config.toml", tmp_path / "run" / "status.json"
@@ -227,7 +231,7 @@ def test_each_rank_logs_its_output_and_only_the_first_writes_the_run(tmp_path: P
     assert "spread/classifier/cross_entropy" in lines[0]
 
 
-def test_other_data_under_the_same_name_is_rejected(tmp_path: Path, tiny: str) -> None:
+def test_changed_data_under_the_same_name_is_rejected(tmp_path: Path, tiny: str) -> None:
     generator = np.random.default_rng(0)
     for name, length in (("a", 64), ("b", 80)):
         images = generator.integers(256, size=(length, 8, 8, 1), dtype=np.uint8)
@@ -241,7 +245,7 @@ def test_other_data_under_the_same_name_is_rejected(tmp_path: Path, tiny: str) -
     assert run_fork(tmp_path, *command, "--data-root", "moved.npz").wait() == 0
 
 
-def test_other_labels_of_the_same_images_are_rejected(tmp_path: Path, tiny: str) -> None:
+def test_changed_labels_of_the_same_images_are_rejected(tmp_path: Path, tiny: str) -> None:
     images = np.random.default_rng(0).integers(256, size=(64, 8, 8, 1), dtype=np.uint8)
     for name, labels in (("a", np.arange(64) % 10), ("b", np.arange(1, 65) % 10)):
         np.savez(tmp_path / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
@@ -261,7 +265,7 @@ def test_the_last_weights_are_evaluated_at_any_interval(tmp_path: Path, tiny: st
 def test_the_last_checkpoint_records_its_evaluation_at_any_interval(tmp_path: Path, tiny: str) -> None:
     cadence = ("--set", "evaluate_every=48 images", "--set", "save_every=40 images")
     command = ("train", tiny, "--out", "run", "--images", "80", *cadence)
-    for _ in range(2):  # the second time there is nothing left to do
+    for _ in range(2):  # the second command has nothing left to do
         assert run_fork(tmp_path, *command).wait() == 0
         lines = [line for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
         assert [line["images"] for line in lines] == [48, 80]

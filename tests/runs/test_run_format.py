@@ -1,4 +1,4 @@
-"""Runs, mirrors and weights files have a format; another one is reported in one line."""
+"""Runs, mirrors and weights files have a format version; other versions are reported in one line."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_checkpoints_without_a_config_are_not_resumed(place: Path, tiny: str) ->
     assert rejected.wait() == 2 and "--out run: has checkpoints but no config.toml: restore the file" in rejected.stderr
 
 
-def test_a_record_that_lacks_something_is_reported_by_name(place: Path) -> None:
+def test_a_missing_entry_of_a_record_is_reported(place: Path) -> None:
     config = Path("run/config.toml")
     config.write_text("".join(line for line in config.open() if not line.startswith("accelerator = ")))
     with pytest.raises(UserError, match=r"run/config.toml: \[provenance\] cannot be read \('accelerator'\)"):
@@ -93,9 +93,7 @@ def test_a_record_that_lacks_something_is_reported_by_name(place: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "not json", '{"channels": 3}'])
-def test_a_run_without_its_data_spec_is_reported_by_name(
-    place: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_its_data_spec_is_reported(place: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     spec = Path("run/data_spec.json")
     if damage == "gone":
         spec.unlink()

@@ -1,4 +1,4 @@
-"""The loop copies its state and continues; a thread writes one checkpoint at a time, and its errors are raised."""
+"""The loop continues while a thread writes one checkpoint at a time; errors are raised in the loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_loop_continues_while_a_checkpoint_is_written_and_the_next_one_waits
     assert load(checkpoints.path(20)).weights["network.weight"].tolist() == [20.0] * 3
 
 
-def test_the_end_of_a_run_waits_for_its_last_checkpoint_also_after_an_error(tmp_path: Path) -> None:
+def test_a_run_waits_for_its_last_checkpoint_even_after_an_error(tmp_path: Path) -> None:
     may_write = threading.Event()
     with pytest.raises(ZeroDivisionError), Saver(Checkpoints(tmp_path)) as saver:
         saver.save(snapshot(10), 2, None, before=lambda: may_write.wait(60) and None)
@@ -46,7 +46,7 @@ def test_the_end_of_a_run_waits_for_its_last_checkpoint_also_after_an_error(tmp_
     assert Checkpoints(tmp_path).all() == [10]
 
 
-def test_an_error_of_the_writer_is_raised_in_the_loop_once(tmp_path: Path) -> None:
+def test_a_writer_error_is_raised_once_in_the_loop(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     saver = Saver(Checkpoints(tmp_path / "checkpoints"))
     saver.save(snapshot(10), 2, None)

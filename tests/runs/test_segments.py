@@ -1,4 +1,4 @@
-"""The segments of a run: what it records when it resumes on other devices or another machine."""
+"""The segments of a run, recorded when it resumes on different devices or another machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def segment(devices: int = 1, accelerator: str = "cpu", machine: dict[str, str] 
 
 
 def resume(*starts: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the segments of a run started repeatedly, each time at some images on some devices."""
+    """Return the segments of a run that resumes repeatedly at the given image counts and devices."""
     earlier: tuple[Segment, ...] = ()
     last = segment(starts[0][1])
     for images, devices in starts[1:]:
@@ -24,11 +24,11 @@ def resume(*starts: tuple[int, int]) -> list[tuple[int, int]]:
     return [(one.until_images, one.devices) for one in earlier]
 
 
-def test_a_run_that_resumes_as_before_has_no_earlier_segment() -> None:
+def test_a_run_that_resumes_unchanged_has_no_earlier_segment() -> None:
     assert resume((0, 2), (100, 2), (200, 2)) == []
 
 
-def test_every_segment_is_kept_with_where_it_ended() -> None:
+def test_every_segment_is_kept_with_its_end() -> None:
     assert resume((0, 1), (100, 2), (200, 4), (300, 4)) == [(100, 1), (200, 2)]
 
 
@@ -44,7 +44,7 @@ def test_lost_progress_is_not_part_of_a_segment() -> None:
     assert resume((0, 1), (100, 2), (200, 4), (150, 8)) == [(100, 1), (150, 2)]
 
 
-def test_another_machine_is_another_segment() -> None:
+def test_another_machine_starts_a_new_segment() -> None:
     assert changes(segment(machine=MACHINE | {"cores": "4"}), segment()) == ["cores 4 → 8"]
 
 
@@ -54,6 +54,6 @@ def test_settings_that_do_not_apply_to_both_segments_are_not_a_change() -> None:
     assert changes(on_gpu, replace(on_gpu, graph="off")) == ["graph auto → off"]
 
 
-def test_a_segment_round_trips_through_its_table() -> None:
+def test_a_segment_round_trips_through_its_toml_table() -> None:
     for one in (segment(2), replace(segment(accelerator="cuda"), until_images=100)):
         assert Segment.from_table(one.to_table()) == one
