@@ -36,7 +36,7 @@ EMA_PREFIX = "ema/"
 
 
 def main() -> int:
-    """Train every row and print its hash; return 1 if a hash differs from the one in the comparison file."""
+    """Train every configuration and print the hash of its weights; return 1 if one differs from `--compare`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", default=",".join(RUNS), help="comma-separated rows")
     parser.add_argument("--strategies", default=",".join(STRATEGIES), help="comma-separated strategies")

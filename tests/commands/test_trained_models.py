@@ -290,7 +290,7 @@ def test_an_exported_generator_takes_noise_as_its_only_input(tmp_path, capsys):
 
     file = str(tmp_path / "model.onnx")
     assert run(["export", "generator", "--out", file]) == 0
-    assert "input `noise` [n, 6] (normal); output image [n, 1, 8, 8], in -1…1" in capsys.readouterr().out
+    assert "input `noise` [n, 6] (normal); output image [n, 1, 8, 8], in [-1, 1]" in capsys.readouterr().out
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     assert [one.name for one in session.get_inputs()] == ["noise"]
     noise = torch.randn(7, 6)

@@ -75,7 +75,9 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
 
 def _check_options(options: Options) -> None:
     if options.tile < 0:
-        raise UserError(f"--tile {options.tile}: expected a tile size in pixels, or 0 for what fits in memory")
+        raise UserError(
+            f"--tile {options.tile}: expected a tile size in pixels, or 0 for the largest that fits in memory"
+        )
     if options.downsample not in ("", "bicubic"):
         raise UserError(f"--downsample {options.downsample}: expected bicubic")
     if options.overwrite and options.skip_existing:

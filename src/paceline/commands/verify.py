@@ -209,7 +209,7 @@ def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:
     (_, reference), *others = traces.items()
     differences = []
     for strategy, trace in others:
-        assert trace.keys() == reference.keys(), "strategies trained different tensors"
+        assert trace.keys() == reference.keys(), "the strategies trained different sets of tensors"
         for group in sorted({name.rsplit("/", 1)[0] for name in reference}):
             kind, phase, network = group.split("/")
             limit = tolerance if kind == "weights" else GRADIENT_TOLERANCE

@@ -130,7 +130,7 @@ def _scale(images: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def to_eight_bits(images: Tensor) -> Tensor:
-    """Convert images in -1…1 to uint8, the format in which they are saved."""
+    """Convert images in [-1, 1] to uint8, the format in which they are saved."""
     return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 

@@ -31,7 +31,7 @@ def check_sizes(case: Case, border: int = 0) -> None:
 
 
 def to_levels(images: Tensor) -> Tensor:
-    """Round images in -1…1 to 8-bit levels, 0…255, in float64."""
+    """Round images in [-1, 1] to 8-bit levels, 0…255, in float64."""
     return ((images.detach().double() + 1) * 127.5).round().clamp(0, 255)
 
 

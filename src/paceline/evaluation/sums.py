@@ -1,4 +1,4 @@
-"""Sums of features over samples, which can be added over ranks, and the statistics computed from them."""
+"""Sums of features over samples, which can be reduced across ranks, and the statistics computed from them."""
 
 from __future__ import annotations
 

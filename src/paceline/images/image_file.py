@@ -108,7 +108,7 @@ class Canvas:
         self._array: NDArray[np.uint16] | None = None  # 16-bit result
 
     def paste(self, top: int, left: int, values: NDArray[np.floating]) -> None:
-        """Write a part at a position; its values [h, w, 1 or 3] are in -1…1."""
+        """Write a part at a position; its values [h, w, 1 or 3] are in [-1, 1]."""
         height, width, channels = values.shape
         if self.deep:
             if self._array is None:

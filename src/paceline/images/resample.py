@@ -23,7 +23,7 @@ def bicubic(images: Tensor, height: int, width: int) -> Tensor:
 
 
 def bicubic_as_saved(images: Tensor, height: int, width: int) -> Tensor:
-    """Resize images in -1…1 and round every value to an 8-bit level."""
+    """Resize images in [-1, 1] and round every value to an 8-bit level."""
     levels = ((images + 1) * 127.5).round()
     for size in ((images.shape[-2], width), (height, width)):
         # Round halves up, as Pillow does; the small offset catches halves that rounding errors made slightly too small.

@@ -67,8 +67,8 @@ def _image_to_image(image_model: ImageModel) -> Exportable:
         tuple(image_model.results),
         checks,
         f"at {len(checks)} other sizes",
-        f"input `images` [n, {channels}, height, width] in -1…1, {sides}; "
-        f"output {', '.join(image_model.results)}, in -1…1",
+        f"input `images` [n, {channels}, height, width] in [-1, 1], {sides}; "
+        f"output {', '.join(image_model.results)}, in [-1, 1]",
     )
 
 
@@ -114,7 +114,7 @@ def _generator(trained: TrainedModel) -> Exportable:
         checks,
         BATCHES,
         f"input {', '.join(inputs)}; output image "
-        f"[n, {trained.spec.channels}, {trained.spec.height}, {trained.spec.width}], in -1…1",
+        f"[n, {trained.spec.channels}, {trained.spec.height}, {trained.spec.width}], in [-1, 1]",
     )
 
 

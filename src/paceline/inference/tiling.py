@@ -26,7 +26,9 @@ SMALLEST_TILE_PX = 32
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights, as in Pillow's greyscale conversion
 
 Pixels = npt.NDArray[Any]  # [h, w, c], uint8 or uint16
-Paste = Callable[[str, int, int, npt.NDArray[np.float32]], None]  # result's name, top, left, values in -1…1 [h, w, c]
+Paste = Callable[
+    [str, int, int, npt.NDArray[np.float32]], None
+]  # result's name, top, left, values in [-1, 1] [h, w, c]
 Advance = Callable[[int], None]  # called with the number of input pixels just processed
 
 
@@ -119,7 +121,7 @@ def apply_in_tiles(image_model: ImageModel, pixels: Pixels, tiling: Tiling, past
 
 
 def to_unit_range(pixels: Pixels) -> Tensor:
-    """Convert an 8-bit or 16-bit [h, w, c] array to a [1, c, h, w] tensor with values in -1…1."""
+    """Convert an 8-bit or 16-bit [h, w, c] array to a [1, c, h, w] tensor with values in [-1, 1]."""
     half = np.iinfo(pixels.dtype).max / 2
     return torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1).unsqueeze(0) / half - 1
 

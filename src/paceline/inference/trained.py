@@ -59,7 +59,7 @@ class TrainedModel:
         run = self.config.run
         if not run.crop:
             return self.spec.height, self.spec.width
-        # The size of the images that were cropped is only known if it was set.
+        # If the run trained on crops, the full image size is known only if `size` was set.
         return (run.size, run.size) if run.size else None
 
 

@@ -22,7 +22,7 @@ Norm = Literal["batch", "none"]
 
 
 class Generator(nn.Module):
-    """Maps latents [n, nz] to images in -1…1."""
+    """Maps latents [n, nz] to images in [-1, 1]."""
 
     def __init__(
         self,

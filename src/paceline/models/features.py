@@ -39,7 +39,7 @@ _lock = Lock()  # DataParallel calls from several threads
 
 
 class Features:
-    """Computes the output of a VGG19 layer for images in -1…1; not an nn.Module, so no module tree includes it."""
+    """Computes the output of a VGG19 layer for images in [-1, 1]; not an nn.Module, so no module tree includes it."""
 
     def __init__(self, weights: str = "", layer: str = "conv5_4") -> None:
         """`weights` is a file, "random" for an untrained, narrow network, or "" for torchvision's weights."""
@@ -108,7 +108,7 @@ def _moved(layer: tuple[Tensor, Tensor], device: torch.device, dtype: torch.dtyp
 
 
 def _load(weights: str) -> Layers:
-    """Return all layers in float32 on the CPU: the conversion of colours in -1…1, then the convolutions."""
+    """Return all layers in float32 on the CPU: the conversion of colours in [-1, 1], then the convolutions."""
     if weights == RANDOM:
         return [_imagenet_colours(), *_random_layers()]
     tensors = _read(Path(weights)) if weights else _torchvision_tensors()

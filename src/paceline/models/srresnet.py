@@ -50,7 +50,7 @@ class Doubling(nn.Module):
 
 
 class SRResNet(nn.Module):
-    """Maps images in -1…1 to images that are `scale` times as high and wide.
+    """Maps images in [-1, 1] to images that are `scale` times as high and wide.
 
     With `shared`, all blocks use the same weights, and so do all doublings. `output` is "tanh" or "residual"; with
     "residual", the output is a correction added to the bicubic upscaling.

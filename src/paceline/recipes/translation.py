@@ -179,7 +179,7 @@ class Translation(Recipe):
         self.features = Features(settings.vgg, settings.vgg_layer) if self.perceptual else None
 
     def translate(self, image: Tensor) -> dict[str, Tensor]:
-        """Return every panel generated from the input, with values in -1…1."""
+        """Return every panel generated from the input, with values in [-1, 1]."""
         panels = {
             name: self.generators[f"G{number}"](image) for number, name in enumerate(self.plan.modalities, start=1)
         }

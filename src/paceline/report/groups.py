@@ -51,7 +51,7 @@ class _Key(NamedTuple):
 
 
 def make_groups(cells: Sequence[Cell]) -> dict[str, Group]:
-    """Return the groups of finished runs by ID."""
+    """Return the groups of finished runs, keyed by group ID."""
     runs = [cell.run for cell in cells if cell.run is not None and cell.state == "done"]
     settings, hardware = _differing_settings(runs), _differing_hardware(runs)
     members: dict[_Key, list[Run]] = {}

@@ -71,7 +71,7 @@ class _Page:
         if not self.at:
             return
         rows = self.rows[: len(self.at)]
-        # A single upload. Nothing waits for the device until the values are read.
+        # A single host-to-device copy. Nothing waits for the device until the values are read.
         images, weights = torch.tensor(self.at, dtype=torch.float64).to(rows.device).unbind(1)
         bad = torch.where(rows.isfinite(), torch.inf, images.unsqueeze(1))
         self.first_bad = torch.minimum(self.first_bad, bad.amin(0))

@@ -31,7 +31,7 @@ PACKAGE = "torch-fidelity"  # value of --inception that selects the package's ne
 
 
 class ScriptedInception(FeatureNetwork):
-    """A TorchScript file that computes 2048 features from 299-pixel images in -1…1; it has no logits."""
+    """A TorchScript file that computes 2048 features from 299-pixel images in [-1, 1]; it has no logits."""
 
     num_features = NUM_FEATURES
     resize = f"bilinear to {SIDE_PX} as TensorFlow 1 does it"
@@ -177,7 +177,7 @@ def make_test_image(device: torch.device) -> Tensor:
 
 
 def enlarged(images: Tensor) -> Tensor:
-    """Convert uint8 images to the network's input: 299 pixels, three channels, values in -1…1."""
+    """Convert uint8 images to the network's input: 299 pixels, three channels, values in [-1, 1]."""
     return resize_like_tensorflow(images.float() / 128 - 1, SIDE_PX).expand(-1, 3, -1, -1)
 
 

@@ -65,7 +65,7 @@ class Mean(nn.Module):
 
 
 def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
-    """Return the network (299-pixel images in -1…1 to 2048 features); raise KeyError if a weight is missing."""
+    """Return the network (299-pixel images in [-1, 1] to 2048 features); raise KeyError if a weight is missing."""
 
     def conv(name: str, stride: int = 1, *, padded: bool = True, kind: type[ConvReLU] = ConvReLU) -> ConvReLU:
         weight, bias = _fold(weights, PREFIX + name)

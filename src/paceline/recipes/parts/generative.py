@@ -100,7 +100,7 @@ class GenerativeRecipe(Recipe):
     aliases: ClassVar[Mapping[str, str]] = {"type": "data", "nc": "channels", "checkpoint": ""}
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return one image for each row of noise, with values in -1…1."""
+        """Return one image for each row of noise, with values in [-1, 1]."""
         return {"image": self.generator(batch["noise"])}
 
 

@@ -58,7 +58,7 @@ class Mirroring:
         if found is None and not here and url != self.settings.mirror:
             raise UserError(f"--resume-from {url}: holds no snapshot of a run: check the URL")
         if found is None:
-            print(f"--resume-from {url}: holds nothing yet")
+            print(f"--resume-from {url}: contains no run yet")
         elif found > here:
             print(f"restored the run at {found:,} images from {url}")
 
