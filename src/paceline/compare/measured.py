@@ -14,6 +14,7 @@ from paceline.benchmarking.step_ladder import measure_ladder
 from paceline.compare.cells import PlannedRun, made_from
 from paceline.compare.grid import Grid
 from paceline.compare.options import Flags, Options
+from paceline.compare.progress import measuring
 from paceline.config.resolve import Config
 from paceline.config.settings import SETTINGS_NOT_IN_VERIFY
 from paceline.contracts.step_ladder import StepLadder
@@ -125,7 +126,8 @@ class Measured:
                 pass  # a damaged file: measure again
         self.folder.mkdir(parents=True, exist_ok=True)
         fresh.unlink(missing_ok=True)
-        reason = measure(fresh)
+        with measuring(self.console, words):
+            reason = measure(fresh)
         if not fresh.is_file():
             self.missing.append(f"{words}: {reason}")
             self.console.print(f"{words}: not measured: {reason}", soft_wrap=True)
@@ -133,8 +135,10 @@ class Measured:
         result = json.loads(fresh.read_text())
         write_json(file, {"inputs": inputs, "result": result})
         fresh.unlink()
-        self.console.print(f"{words}: done", soft_wrap=True)
-        return parse(result)
+        parsed = parse(result)
+        outcome = str(parsed) if isinstance(parsed, Parity) else "done"
+        self.console.print(f"{words}: {outcome}", soft_wrap=True)
+        return parsed
 
     def ladders_by_group(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
         """Return the step ladders by the names of the report's groups."""

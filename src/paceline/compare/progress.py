@@ -37,6 +37,17 @@ def announced(console: Console, words: str, cell: Cell) -> Iterator[Spinner | No
         console.print(f"{words}: {speed}{cell.run.seconds:.1f} s  {quality}{again}", soft_wrap=True)
 
 
+@contextmanager
+def measuring(console: Console, words: str) -> Iterator[None]:
+    """Show what is being measured: as a spinner on a terminal, as a line elsewhere."""
+    if console.is_terminal:
+        with console.status(literal(f"{words}: measuring")):
+            yield
+    else:
+        console.print(f"{words}: measuring", soft_wrap=True)
+        yield
+
+
 def show_progress(spinner: Spinner | None, name: str, config: Config) -> None:
     """Show the number of images seen; read only the end of the metrics, so as not to slow down the run."""
     if spinner is None:

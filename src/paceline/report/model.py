@@ -143,6 +143,11 @@ class Parity:
         """Whether every difference is finite and within its tolerance."""
         return all(one.value is not None and one.value <= one.tolerance for one in self.differences)
 
+    def __str__(self) -> str:
+        values = [one.value for one in self.differences if one.value is not None]
+        largest = f"largest difference {max(values):.1e}" if values else "no difference measured"
+        return f"{'same weights' if self.holds else 'the weights differ'}, {largest}"
+
 
 def _finite(one: Difference) -> Difference:
     value = one.value if one.value is not None and math.isfinite(one.value) else None  # JSON has no NaN
