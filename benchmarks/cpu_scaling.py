@@ -67,7 +67,7 @@ def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 
 def waiting(recipe: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return the fraction of each log interval spent waiting for data, without the first interval."""
+    """Return the fraction of each log interval spent waiting for data, excluding the first interval."""
     small = load_class("recipe", recipe, Recipe).small
     batch = int(small.get("batch_size", options.batch))
     settings = {

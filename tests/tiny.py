@@ -97,7 +97,7 @@ class Tiny(Recipe):
 
 
 def _note(folder: Path, samples: list[int]) -> None:
-    """Append a line per call in one write, so that a kill leaves whole lines."""
+    """Append one line in a single write, so that a killed process never leaves a partial line."""
     folder.mkdir(exist_ok=True)
     name = f"rank-{os.environ.get('RANK', '0')}-of-{os.environ.get('WORLD_SIZE', '1')}"
     with open(folder / name, "ab", buffering=0) as file:

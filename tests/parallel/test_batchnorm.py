@@ -1,4 +1,4 @@
-"""Our synchronised BatchNorm equals torch's in float32, also for numerically difficult inputs."""
+"""Our synchronised BatchNorm matches torch's in float32, even for numerically difficult inputs."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ def verify(
     steps: Annotated[int, typer.Option(help="number of training steps")] = 20,
     tolerance: Annotated[float, typer.Option(help="largest allowed difference, relative to the largest weight")] = 1e-9,
     control: Annotated[
-        str, typer.Option(help="negative control that breaks parity: unsynced-batchnorm or repeated-part")
+        str,
+        typer.Option(help="break parity on purpose, to see that the check fails: unsynced-batchnorm or repeated-part"),
     ] = "",
     result: Annotated[str, typer.Option("--json", help="also write the differences to this file", metavar="FILE")] = "",
     config: ConfigFile = "",

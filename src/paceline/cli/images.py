@@ -42,7 +42,7 @@ def apply(
     accelerator: Accelerator = "",
     devices: Annotated[int, typer.Option(help="number of devices to split the images over")] = 1,
     gpus: Annotated[str, typer.Option(help="IDs of the GPUs to use, e.g. 2,3")] = "",
-    tile: Annotated[int, typer.Option(help="tile size in pixels (default: what fits in memory)")] = 0,
+    tile: Annotated[int, typer.Option(help="tile size in pixels (default: the largest that fits in memory)")] = 0,
     downsample: Annotated[
         str, typer.Option(help="downsample images first, then compare results with the originals", metavar="bicubic")
     ] = "",

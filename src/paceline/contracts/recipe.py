@@ -180,7 +180,7 @@ class Recipe(nn.Module):
 
     @property
     def single_networks(self) -> dict[str, nn.Module]:
-        """The trained networks, with the members of an nn.ModuleDict as GROUP.NAME."""
+        """The trained networks by name; members of an nn.ModuleDict are listed as GROUP.NAME."""
         found: dict[str, nn.Module] = {}
         for name, network in self.networks.items():
             if isinstance(network, nn.ModuleDict):

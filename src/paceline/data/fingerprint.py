@@ -29,7 +29,10 @@ def describe_samples(source: Source) -> str:
 
 
 def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
-    """Return a hash of the number of images and their pixels: all if in memory, else some spread over the source."""
+    """Return a hash of the number of images and their pixels.
+
+    All images are hashed if they are in memory; otherwise, a sample spread evenly over the source.
+    """
     known = _known.setdefault(source, {})
     if samples not in known:
         known[samples] = _fingerprint_of_images(source, samples)

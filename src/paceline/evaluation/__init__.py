@@ -1,1 +1,1 @@
-"""How predictions are measured."""
+"""Metrics that evaluate predictions."""

@@ -162,5 +162,5 @@ class Evaluator:
 
 
 def is_classifier(recipe_class: type[Recipe]) -> bool:
-    """Return whether a recipe predicts class logits, as its evaluator declares."""
+    """Return whether the recipe's evaluator declares that it predicts class logits."""
     return bool(recipe_class.evaluator) and load_class("evaluator", recipe_class.evaluator, Evaluator).classifies

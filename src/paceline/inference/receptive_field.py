@@ -236,7 +236,7 @@ def _sliced(args: Sequence[Any], axes: Axes) -> Axes:
 
 
 def _joined(known: Sequence[Axes]) -> Axes:
-    """Return the rule of a result computed from several tensors, which covers everything that they depend on."""
+    """Return the rule for an operation on several tensors: it covers the receptive fields of all of them."""
     rows, columns = (
         Axis(axes[0].step, min(axis.before for axis in axes), max(axis.after for axis in axes))
         for axes in zip(*known, strict=True)

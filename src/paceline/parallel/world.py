@@ -33,7 +33,7 @@ class Place:
 
 
 def place_from(environ: Mapping[str, str]) -> Place | None:
-    """Return this process's place if a launcher started it; None if the user did."""
+    """Return this process's rank and world size if a launcher started it; None if the user did."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         size, local_rank = int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", 0))
         local_size = int(environ.get("LOCAL_WORLD_SIZE", local_rank + 1))

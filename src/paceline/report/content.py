@@ -54,7 +54,7 @@ def _quality(report: Report) -> Section:
     note = "Mean ± sample standard deviation over n seeds. "
     note += f"Checkpoints are selected by {metric_in_text(selection)}, and the row with the best value is highlighted."
     if any(group.n == 1 for group in groups.values()):
-        note += " With a single seed, there is no spread, and differences may be due to chance."
+        note += " With a single seed, the spread is unknown, and differences may be due to chance."
     return Section("Quality", [Table(head, rows, strong, note)])
 
 

@@ -1,4 +1,6 @@
-"""Explains why N devices are not N times as fast: the cost of each rung of the measured step ladder."""
+"""Explains why N devices are not N times as fast.
+
+A step is timed in increasingly complete variants, the rungs of a ladder. Each rung shows the cost of what it adds."""
 
 from __future__ import annotations
 

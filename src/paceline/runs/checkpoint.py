@@ -44,7 +44,7 @@ class Checkpoints:
         self.folder = folder
 
     def all(self) -> list[int]:
-        """Return the images seen at each checkpoint, in ascending order, including damaged ones."""
+        """Return the number of images seen at each checkpoint, in ascending order; some may be damaged."""
         if not self.folder.is_dir():
             return []
         return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdigit())

@@ -97,7 +97,7 @@ export class Runs {
       make("span", { class: "details" }, ...details.map((detail) => make("span", {}, detail)),
         run.broken_lines ? make("span", { class: "warn", title: "invalid lines in metrics.jsonl" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
         run.mirror ? make("span", { class: run.mirror.error ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.error || "no errors"}` }, this.mirror(run.mirror)) : null,
-        run.read_share < 1 ? make("span", { title: "the curves show a sample of the lines until all have been read" }, `${Math.round(100 * run.read_share)} % read`) : null),
+        run.read_share < 1 ? make("span", { title: "until metrics.jsonl has been read completely, the curves show a sample of its lines" }, `${Math.round(100 * run.read_share)} % read`) : null),
       share === null ? null : make("span", { class: "bar" }, make("i", { width: `${100 * share}%` })),
       run.state === "failed" ? make("span", { class: "reason", role: "button", tabindex: 0, title: "open the log", onclick: () => this.open("logs", run) }, run.reason || run.log_tail.at(-1) || "no output") : null);
     this.items.set(run.id, { key, item });

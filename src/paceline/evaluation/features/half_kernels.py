@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PIXELS, CHANNELS = 128, 64  # size of a tile, which one program computes
+PIXELS, CHANNELS = 128, 64  # size of the tile that one Triton program computes
 POOLED = 32  # pixels per tile in pooling
 
 

@@ -84,7 +84,7 @@ class FoldedInception(FeatureNetwork):
                 f"feature_precision=fp16: the Triton kernels fail here ({reason}); use feature_precision=tf32"
             ) from error
         if not torch.allclose(found, self.network(trial), rtol=0.02, atol=0.01):
-            raise UserError("feature_precision=fp16: this GPU computes wrong features; use feature_precision=tf32")
+            raise UserError("feature_precision=fp16: gives incorrect features on this GPU; use feature_precision=tf32")
         return network
 
 

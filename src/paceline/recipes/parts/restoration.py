@@ -23,7 +23,7 @@ CHARBONNIER_EPSILON = 1e-3  # for differences well below this, the loss is quadr
 
 @dataclass(frozen=True)
 class RestorationLossSettings:
-    """The loss terms and the discriminator."""
+    """Settings of the loss terms and the discriminator."""
 
     content: Literal["mse", "l1", "charbonnier"] = setting("mse", "pixel loss")
     pixel: float = setting(1.0, "weight of the pixel loss", at_least=0)
