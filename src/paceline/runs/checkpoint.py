@@ -115,9 +115,9 @@ class Checkpoints:
     def prune(self, keep: int, best: int | None) -> None:
         """Remove all but the last `keep`, the best one, and the best one of each of those: a run may fall back."""
         last = self.all()[-keep:]
-        wanted = {*last, best, *map(self._best_of, last)}
+        kept = {*last, best, *map(self._best_of, last)}
         for images in self.all():
-            if images not in wanted:
+            if images not in kept:
                 self._remove(self.path(images))
 
     def _best_of(self, images: int) -> int | None:
