@@ -88,9 +88,9 @@ def test_a_missing_file_of_a_later_stage_is_reported_before_the_first_starts(pla
 
 def test_a_test_image_that_cannot_be_evaluated_is_reported_before_training(place):
     save(place / "flat" / "wide.png", photograph("astronaut")[:14, :60])
-    rejected = run_fork(place, *TRAIN, "--test-root", "flat", "--out", "unjudged")
+    rejected = run_fork(place, *TRAIN, "--test-root", "flat", "--out", "unevaluated")
     assert rejected.wait() == 2 and "wide.png: a side of 14 pixels is too short to compare" in rejected.stderr
-    assert not (place / "unjudged").exists()
+    assert not (place / "unevaluated").exists()
 
 
 def test_a_second_start_resumes_the_stage_that_had_started(place):

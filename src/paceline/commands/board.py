@@ -48,9 +48,9 @@ def _listen(host: str, port: int | None) -> socket.socket:
     """Return a listening socket; without a port, use the default port, or a free one if that is taken."""
     if port is not None and not 0 <= port < 2**16:
         raise UserError(f"--port {port}: must be at least 0 and below 65536")
-    for wanted in (DEFAULT_PORT, 0) if port is None else (port,):
+    for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
         try:
-            family, kind, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
+            family, kind, _, _, address = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)[0]
             listener = socket.socket(family, kind)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.data.draws import Drawer
-from paceline.inference.draws_read import draws_read
 from paceline.inference.image_model import ImageModel, make_image_model
 from paceline.inference.trained import StoredModel, TrainedModel, open_trained
+from paceline.inference.used_draws import used_draws
 from paceline.inference.uses import main_use
 
 CHECKED_PX = ((96, 128), (160, 96))  # sizes to check for models that accept any size; rounded if needed
@@ -158,7 +158,7 @@ def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None
     drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
     draws = drawer.rows("evaluation", 0, len(images))
     try:
-        read = draws_read(recipe, {"image": images.to(torch.float32)} | draws)
+        read = used_draws(recipe, {"image": images.to(torch.float32)} | draws)
     except RuntimeError as error:
         size = f"{images.shape[3]}×{images.shape[2]}"
         raise UserError(
@@ -174,7 +174,7 @@ def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None
 
 def _draws_of_images(recipe: Recipe, drawer: Drawer) -> tuple[str, ...]:
     """Return the draws from which images are generated; raise UserError if there are none."""
-    names = draws_read(recipe, drawer.rows("samples", 0, 2))
+    names = used_draws(recipe, drawer.rows("samples", 0, 2))
     if not names:
         raise UserError(
             f"{type(recipe).__name__} reads no draws when it generates images, so there is no input to export"

@@ -50,9 +50,9 @@ def largest_difference(exportable: Exportable, file: Path, origin: str) -> float
     worst = 0.0
     for inputs in exportable.checks:
         with torch.no_grad():
-            wanted = exportable.module(*inputs.values())
+            expected = exportable.module(*inputs.values())
         made = session.run(list(exportable.outputs), {name: tensor.numpy() for name, tensor in inputs.items()})
-        for one, other in zip(made, wanted, strict=True):
+        for one, other in zip(made, expected, strict=True):
             if not other.isfinite().all():
                 raise UserError(f"{origin}: the network's output is not finite; the weights may be damaged")
             worst = float(np.maximum(worst, np.abs(one - other.numpy()).max()))  # max() would drop a NaN

@@ -135,12 +135,12 @@ def transform(image_model: ImageModel, image: Tensor) -> dict[str, Tensor]:
     images process each colour separately. Results in other modalities have the networks' channels, and networks for
     grey images process the luma of a colour image.
     """
-    own, wanted = image.shape[1], image_model.spec.channels
+    own, expected = image.shape[1], image_model.spec.channels
     same_kind = not image_model.spec.panels
     image = image.to(next(image_model.recipe.parameters()).device)
-    if own < wanted:
-        image = image.expand(-1, wanted, -1, -1)
-    elif own > wanted:
+    if own < expected:
+        image = image.expand(-1, expected, -1, -1)
+    elif own > expected:
         luma = image.new_tensor(LUMA).view(1, 3, 1, 1)
         image = image.transpose(0, 1) if same_kind else (image * luma).sum(1, keepdim=True)
     found = {}

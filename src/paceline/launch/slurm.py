@@ -84,19 +84,19 @@ cd {shlex.quote(str(Path.cwd()))} || exit 1
 rendezvous="$(hostname):$(({FIRST_PORT} + (7919 * SLURM_JOB_ID) % {NUM_PORTS}))"
 
 # SLURM sends USR1 before the time limit and TERM before preemption. All hosts then finish the same step and save.
-step= asked=
-ask_to_stop() {{ asked=yes; [ -n "$step" ] && kill -USR1 "$step"; }}
-trap ask_to_stop USR1 TERM
+step= stop_requested=
+request_stop() {{ stop_requested=yes; [ -n "$step" ] && kill -USR1 "$step"; }}
+trap request_stop USR1 TERM
 
 srun --kill-on-bad-exit=0 --wait=60 \\
     {train} &
 step=$! code=0
 while :; do
-    asked=
+    stop_requested=
     wait "$step"
     now=$?
     [ "$now" -ne 127 ] && code=$now
-    [ -n "$asked" ] || break
+    [ -n "$stop_requested" ] || break
 done
 {again if options.requeue else ""}
 exit "$code"
@@ -142,10 +142,10 @@ def _check_ports(nodes: int) -> None:
     """Raise UserError if srun has too few ports; it would wait for one without printing anything."""
     found = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", _query("scontrol", "show", "config"), re.MULTILINE)
     first, last = map(int, found.groups()) if found else (0, 0)
-    wanted = 3 + 2 * (-(-nodes // 48))  # srun listens on three ports, plus two for every 48 hosts
-    if last and last - first + 1 < wanted:
+    needed = 3 + 2 * (-(-nodes // 48))  # srun listens on three ports, plus two for every 48 hosts
+    if last and last - first + 1 < needed:
         raise UserError(
-            f"--nodes {nodes}: srun needs {wanted} ports, but SLURM's SrunPortRange {first}-{last} has only "
+            f"--nodes {nodes}: srun needs {needed} ports, but SLURM's SrunPortRange {first}-{last} has only "
             f"{last - first + 1}; ask the cluster's administrators for more"
         )
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import UserError
+from paceline.models.concurrent import apply_concurrently
 from paceline.models.dcgan import Discriminator
 from paceline.models.losses import OBJECTIVES, Objective, d2gan, r1_penalty, score
-from paceline.models.side_by_side import side_by_side
 from paceline.recipes.parts.generative import (
     R1_EVERY,
     Augmentation,
@@ -93,7 +93,7 @@ class DualGan(GenerativeRecipe):
         fake = self.generator(batch["noise"])
         # Run both discriminators: to skip one, the host would have to wait for the choice on the device.
         discriminators = (self.discriminator_1, self.discriminator_2)
-        logits_1, logits_2 = side_by_side(discriminators, self.augment(fake, batch, "own"))
+        logits_1, logits_2 = apply_concurrently(discriminators, self.augment(fake, batch, "own"))
         losses = self._choose(self.objectives[0].generator(logits_1), self.objectives[1].generator(logits_2), batch)
         scores = {"fake_score_1": score(logits_1), "fake_score_2": score(logits_2)}
         return Loss({"adversarial": losses.mean()}, shared={"fake": fake}, signals=scores)

@@ -246,8 +246,8 @@ class Translation(Recipe):
     def _feature_distance(self, panel: Tensor, target: Tensor) -> Tensor:
         assert self.features
         with torch.no_grad():
-            wanted = self.features(target)
-        return F.l1_loss(self.features(panel), wanted)
+            target_features = self.features(target)
+        return F.l1_loss(self.features(panel), target_features)
 
     def _translate_any_size(self, image: Tensor) -> dict[str, Tensor]:
         """Pad the image to a size that the generators accept, and crop the panels to the original size."""

@@ -119,9 +119,9 @@ class Checkpoints:
         to an older checkpoint needs it.
         """
         last = self.all()[-keep:]
-        wanted = {*last, best, *map(self._best_of, last)}
+        kept = {*last, best, *map(self._best_of, last)}
         for images in self.all():
-            if images not in wanted:
+            if images not in kept:
                 self._remove(self.path(images))
 
     def _best_of(self, images: int) -> int | None:

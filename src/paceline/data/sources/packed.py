@@ -77,5 +77,5 @@ class Packed(Source):
             self.notes = (f"left out {left_out} of {len(sizes)} samples in {root}: smaller than the crop",)
 
 
-def _fixed(asked: str, root: Path, how: str) -> UserError:
-    return UserError(f"{asked}: {root} was packed {how}; to change this, pack its source into a different folder")
+def _fixed(flag: str, root: Path, how: str) -> UserError:
+    return UserError(f"{flag}: {root} was packed {how}; to change this, pack its source into a different folder")

@@ -111,8 +111,8 @@ def _is_bundled(settings: RunSettings) -> bool:
 def _tiles(split: str, settings: PanelSettings) -> ArraySource:
     """Return square tiles of the bundled image."""
     check_image_settings(settings)
-    wanted = parse_panels(settings.panels) or TISSUE
-    unknown = [name for name in wanted if name not in (*TISSUE, LEFT_OUT)]
+    requested = parse_panels(settings.panels) or TISSUE
+    unknown = [name for name in requested if name not in (*TISSUE, LEFT_OUT)]
     if unknown:
         raise UserError(
             f"panels={settings.panels}: unknown panel {unknown[0]!r}; without --data-root, use {','.join(TISSUE)}"
@@ -126,7 +126,7 @@ def _tiles(split: str, settings: PanelSettings) -> ArraySource:
     chosen = [corners[index] for index in fixed_split(len(corners), split)]
     channels = settings.channels or 3
     arrays = {}
-    for name in sorted((name for name in wanted if name != LEFT_OUT), key=lambda name: name == SEGMENTATION):
+    for name in sorted((name for name in requested if name != LEFT_OUT), key=lambda name: name == SEGMENTATION):
         cut = (Image.fromarray(tissue[name][top : top + side, left : left + side]) for top, left in chosen)
         arrays[name] = np.stack([arrange_image(tile, 0, channels) for tile in cut])
     return ArraySource(arrays, DataSpec(channels, side, side, panels=tuple(name for name in arrays if name != INPUT)))

@@ -71,10 +71,12 @@ def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[in
     num_doublings = sum(shape == (4 * width, width, 3, 3) for shape in shapes.values())
     num_blocks, rest = divmod(len(shapes) - 3 - num_doublings, 2)
     inside = [(width, width, 3, 3)] * (2 * num_blocks + 1) + [(4 * width, width, 3, 3)] * num_doublings
-    wanted = [(width, channels, 9, 9), *inside, (channels, width, 9, 9)]
+    expected_shapes = [(width, channels, 9, 9), *inside, (channels, width, 9, 9)]
     for number, (key, shape) in enumerate(shapes.items()):
-        if number >= len(wanted) or shape != wanted[number]:
-            expected = f"expected {wanted[number]}" if number < len(wanted) else "expected no more layers"
+        if number >= len(expected_shapes) or shape != expected_shapes[number]:
+            expected = (
+                f"expected {expected_shapes[number]}" if number < len(expected_shapes) else "expected no more layers"
+            )
             raise UserError(f"{path}: {key}.weight has shape {shape}, {expected}: not an SRGAN generator")
     if rest or num_doublings not in SCALES:
         raise UserError(f"{path}: upscales {2**num_doublings} times; supported scales are 2, 4 and 8")

@@ -113,8 +113,8 @@ class ContentLoss:
             terms["pixel"] = self.pixel * self.pixel_loss(made, target)
         if self.perceptual:
             with torch.no_grad():
-                wanted = in_full_precision(self.features(target))
-            terms["perceptual"] = self.perceptual * F.mse_loss(in_full_precision(self.features(made)), wanted)
+                target_features = in_full_precision(self.features(target))
+            terms["perceptual"] = self.perceptual * F.mse_loss(in_full_precision(self.features(made)), target_features)
         if self.tv:
             terms["tv"] = self.tv * total_variation(made)
         return terms

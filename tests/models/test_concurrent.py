@@ -1,12 +1,12 @@
 import torch
 from torch import nn
 
-from paceline.models.side_by_side import side_by_side
+from paceline.models.concurrent import apply_concurrently
 
 
 def test_concurrent_networks_compute_the_same_results_as_each_alone():
     torch.manual_seed(0)
     networks, images = (nn.Conv2d(3, 1, 3), nn.Conv2d(3, 2, 3)), torch.rand(2, 3, 8, 8)
-    outputs = side_by_side(networks, images)
+    outputs = apply_concurrently(networks, images)
     assert [output.shape[1] for output in outputs] == [1, 2]
     assert all(torch.equal(output, network(images)) for output, network in zip(outputs, networks, strict=True))

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.contracts.recipe import Batch, Recipe
 
 
-def draws_read(recipe: Recipe, batch: Batch) -> tuple[str, ...]:
+def used_draws(recipe: Recipe, batch: Batch) -> tuple[str, ...]:
     """Return the names of the draws that `predict` reads from a batch."""
     recording = _RecordingBatch(batch)
     with torch.no_grad():

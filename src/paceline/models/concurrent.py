@@ -10,6 +10,6 @@ from torch import Tensor
 from paceline.core.streams import run_concurrently
 
 
-def side_by_side(networks: Sequence[Callable[[Tensor], Tensor]], images: Tensor) -> list[Tensor]:
+def apply_concurrently(networks: Sequence[Callable[[Tensor], Tensor]], images: Tensor) -> list[Tensor]:
     """Return each network's output for the same images."""
     return run_concurrently([partial(network, images) for network in networks], images.device)
