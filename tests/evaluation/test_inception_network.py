@@ -74,7 +74,7 @@ def test_our_network_computes_the_features_of_the_file_in_every_precision(tmp_pa
 @pytest.mark.parametrize(
     "broken, reason",
     [
-        (lambda network: lambda x: network(x) + 1, "this GPU computes wrong features"),
+        (lambda network: lambda x: network(x) + 1, "gives incorrect features on this GPU"),
         (lambda network: lambda x: x / object(), r"the Triton kernels fail here \(unsupported operand.*\)"),
     ],
 )

@@ -54,7 +54,7 @@ def evaluate(
     return 0
 
 
-def _for_whole_images(config: Config) -> Config:
+def _for_whole_folder(config: Config) -> Config:
     """Return a config that evaluates on all images of the given folder, if its source supports that."""
     source_class = load_class("source", config.run.data, Source)
     return dataclasses.replace(config, run=source_class.measure_whole(config.run))
