@@ -11,7 +11,7 @@ from made_data import writers
 from PIL import Image
 
 from paceline.commands.configure import configure
-from paceline.commands.evaluate import _for_whole_images
+from paceline.commands.evaluate import _for_whole_folder
 from paceline.config.settings import RunSettings
 from paceline.config.source_flags import SeparateTestFolder
 from paceline.core import registry
@@ -108,6 +108,6 @@ def test_low_resolution_files_are_evaluated_with_their_high_resolution_images(tm
 def test_evaluation_uses_the_source_of_the_run(recipe: str, name: str, tmp_path: Path) -> None:
     write(tmp_path, name, COUNT)
     config = configure(recipe, {"data": name, "data_root": str(tmp_path), "workers": "0"})
-    whole = _for_whole_images(config)
+    whole = _for_whole_folder(config)
     assert isinstance(whole.run, SeparateTestFolder) and whole.run.test_root == str(tmp_path)
     assert {split: len(source) for split, source in open_sources(whole, "test").items()} == {"test": COUNT}

@@ -55,7 +55,7 @@ class MetricsWriter:
         return self._seconds_before + time.perf_counter() - self._started
 
     def write(self, images: int, values: Mapping[str, float]) -> None:
-        """Append one line of values at this number of images seen."""
+        """Append one line of metric values; `images` is the number of images seen so far."""
         assert not _OWN_NAMES & values.keys(), f"{_OWN_NAMES & values.keys()} are reserved names"
         numbers = {name: float(value) for name, value in values.items()}
         line: MetricsLine = {
