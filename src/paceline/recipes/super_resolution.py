@@ -38,6 +38,9 @@ class SuperResolutionSettings(RestorationLossSettings):
     num_blocks: int = setting(16, "number of residual blocks in the generator", at_least=1)
     width: int = setting(64, "channels of the generator", at_least=1)
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the generator")
+    prelu: Literal["shared", "channel"] = setting(
+        "shared", "slopes of each PReLU: one for all channels, or one per channel"
+    )
     output: Literal["tanh", "residual"] = setting(
         "residual", "residual: add the network's output to the bicubic upscaling; tanh: as in SRGAN"
     )
@@ -74,6 +77,7 @@ class SuperResolution(RestorationRecipe):
         "reference": {
             "blocks": "shared",
             "norm": "batch",
+            "prelu": "channel",
             "output": "tanh",
             "content": "mse",
             "vgg_layer": "relu5_4",
@@ -125,6 +129,7 @@ class SuperResolution(RestorationRecipe):
             shared=settings.blocks == "shared",
             norm=settings.norm,
             output=settings.output,
+            prelu=settings.prelu,
         )
         is_adversarial = settings.stage == "adversarial"
         self.content_loss = ContentLoss(settings, perceptual=is_adversarial)
