@@ -38,19 +38,20 @@ def evaluate(
     """Print the metrics of a run's checkpoint on a split of its own data or of a different source."""
     given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
     # Folders from the run's settings do not apply to different data.
-    elsewhere = "data_root" in given
+    elsewhere = "data_root" in {**given, **assignments}
     not_inherited = FOLDERS if elsewhere else ("test_low_root",)
     own = Inherited(dict.fromkeys(not_inherited, "") if elsewhere or "test_root" in given else {})
     config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
-    config = _for_whole_images(config) if elsewhere else config
+    narrow, config = config, _for_whole_images(config) if elsewhere else config
+    what = f"all of {config.run.data_root}" if config != narrow else ""
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator, so it cannot be evaluated")
     split = split or (recipe_class.evaluated_on if recipe_class.generates else "test")
     images = choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images
     if config.run.devices > 1 and place_from(os.environ) is None:
-        return run_in_processes(Task.of(evaluate_here, run, split, images), config)
-    evaluate_here(config, run, split, images)
+        return run_in_processes(Task.of(evaluate_here, run, split, images, what), config)
+    evaluate_here(config, run, split, images, what)
     return 0
 
 
@@ -60,8 +61,8 @@ def _for_whole_images(config: Config) -> Config:
     return dataclasses.replace(config, run=source_class.measure_whole(config.run))
 
 
-def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
-    """Evaluate in this process, which may be one of several; rank 0 prints the metrics."""
+def evaluate_here(config: Config, run: str, split: str, images: int, what: str) -> None:
+    """Evaluate in this process, which may be one of several; rank 0 prints the metrics of `what`, or of the split."""
     world = join(config.run, distributed=config.run.devices > 1)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
@@ -84,7 +85,12 @@ def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
     metrics = split_evaluator.measure()
     loader.close()
     if world.is_first:
-        print(f"{config.recipe_name} from {run} at {images:,} images on {split} of {config.run.data}")
+        data = f"{what} ({config.run.data})" if what else f"{split} of {config.run.data}"
+        num_samples = len(sources[split])
+        print(
+            f"{config.recipe_name} from {run} at {images:,} images on {data}: "
+            f"{num_samples:,} sample{'s' * (num_samples != 1)}"
+        )
         _print_metrics(metrics, split_evaluator)
     world.leave()
 

@@ -97,7 +97,8 @@ class Source(HasSettings):
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
         """Return the settings that evaluate a whole folder instead of a split.
 
-        `paceline evaluate --data-root` uses them. By default they are unchanged, and the test split is evaluated.
+        `paceline evaluate --data-root` uses them. By default they are unchanged, and the test split is evaluated. A
+        source that holds out a part of a folder for testing overrides this: its test split is then the whole folder.
         """
         return settings
 
