@@ -94,7 +94,7 @@ def test_a_generator_of_another_project_gives_the_same_images(wrapped, capsys):
     blocks = "separate" if wrapped == "not shared" else "shared"
     assert "generator: " in printed
     assert f"recognised: scale=4, num_blocks=4, width={WIDTH}, norm=batch, blocks={blocks}, prelu=shared\n" in printed
-    assert "assumed (not stored in the file): output=tanh\n" in printed
+    assert "assumed (not stored in the file): output=tanh, batchnorm=running\n" in printed
     ours = open_image_model("ours.safetensors")
     assert (ours.config.recipe.blocks == "shared") == (wrapped != "not shared")
     assert ours.output_scale == 4 and ours.config.recipe.num_blocks == 4

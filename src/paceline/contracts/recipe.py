@@ -102,6 +102,8 @@ class Recipe(nn.Module):
     """Whether `predict` makes its "image", in [-1, 1], from the draws alone."""
     output_scale: int = 1
     """Height and width of the results of `image_to_image`, relative to its input."""
+    tiles_like_training: bool = False
+    """Whether `image_to_image` expects images of the training size: larger ones are cut into tiles of that size."""
 
     # Training
     phases: tuple[Phase, ...] = ()

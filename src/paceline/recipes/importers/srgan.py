@@ -30,8 +30,6 @@ CROP_PX = 96  # for the data spec; the network accepts images of any size
 class SrganFile(Importer):
     """An SRGAN generator. Its settings are inferred from its tensors."""
 
-    assumed: Mapping[str, SettingValue] = {"output": "tanh"}  # cannot be inferred from the tensors
-
     def __init__(self, paths: Sequence[Path]) -> None:
         if len(paths) != 1:
             raise UserError(
@@ -53,6 +51,7 @@ class SrganFile(Importer):
             tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(copies)}
         width, self.channels = next(iter(shapes.values()))[:2]
         self.generator = {f"generator.{key}": tensor for key, tensor in tensors.items()}
+        self.assumed = {"output": "tanh"} | ({"batchnorm": "running"} if norms else {})
         self.recognised = {
             "scale": SCALES[num_doublings],
             "num_blocks": num_blocks,
