@@ -19,10 +19,10 @@ from paceline.cli.flags import (
     LowRoot,
     ParserError,
     RecipeName,
-    RunName,
     TestLowRoot,
     TestRoot,
     Vgg,
+    Weights,
     in_one_line,
     with_settings,
     with_vgg,
@@ -67,7 +67,7 @@ def train(
 
 @app.command()
 def evaluate(
-    run: RunName,
+    run: Weights,
     split: Annotated[str, typer.Option(help="test, validation or train (default: test, or train for generators)")] = "",
     data: Annotated[str, typer.Option(help="evaluate on this source instead of the run's")] = "",
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",

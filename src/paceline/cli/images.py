@@ -6,13 +6,11 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Accelerator, Assignments, Checkpoint, RunName
-
-Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run folder or a .safetensors file")]
+from paceline.cli.flags import Accelerator, Assignments, Checkpoint, Weights
 
 
 def sample(
-    run: RunName,
+    run: Weights,
     out: Annotated[str, typer.Option(help="file to write: .png; for animations .gif or .webp (default: in RUN)")] = "",
     checkpoint: Checkpoint = "best",
     grid: Annotated[str, typer.Option(help="generators: rows and columns of the grid (default: 8x8)")] = "",
