@@ -27,7 +27,7 @@ from paceline.cli.flags import (
     with_settings,
     with_vgg,
 )
-from paceline.cli.images import apply, export, import_weights, predict, sample
+from paceline.cli.images import apply, export, import_weights, measure, predict, sample
 from paceline.cli.interrupt import Commands, Interrupted
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, settings
@@ -212,6 +212,7 @@ app.command()(new)
 app.command()(sample)
 app.command()(apply)
 app.command()(predict)
+app.command()(measure)
 app.command("import")(import_weights)
 app.command()(export)
 

@@ -55,6 +55,27 @@ def apply(
     raise typer.Exit(job(run, images, out, options))
 
 
+def measure(
+    results: Annotated[str, typer.Argument(metavar="RESULTS", help="a folder of images, or one image")],
+    targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder with their targets, or one image")],
+    protocol: Annotated[str, typer.Option(help="rgb: all channels; y: luma")] = "rgb",
+    border: Annotated[int, typer.Option(help="pixels to ignore at each edge; evaluate ignores the scale")] = 0,
+    masks: Annotated[bool, typer.Option("--masks", help="the images are segmentations: measure IoU and Dice")] = False,
+    suffix: Annotated[str, typer.Option(help="use only results whose name ends with this, e.g. -sr")] = "",
+    json: Annotated[str, typer.Option(help="write the metrics to this .json file", metavar="FILE")] = "",
+    per_image: Annotated[str, typer.Option(help="write the metrics of each image to this .csv file")] = "",
+    inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
+    inception_sha256: Annotated[str, typer.Option(help="SHA-256 of a trusted --inception file")] = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False,
+) -> None:
+    """Measure images of any program against their targets: PSNR, SSIM, LPIPS, FID, IoU and Dice."""
+    from paceline.commands.measure import Options
+    from paceline.commands.measure import measure as job
+
+    options = Options(protocol, border, masks, suffix, json, per_image, inception, inception_sha256, overwrite)
+    raise typer.Exit(job(results, targets, options))
+
+
 def predict(
     run: Weights,
     images: Annotated[list[str], typer.Argument(metavar="IMAGES…", help="files, folders or glob patterns")],
