@@ -19,7 +19,7 @@ Command = Callable[..., None]
 Flags: TypeAlias = dict[str, str | bool]  # settings given as flags, by name; `configure` converts the text
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="name of a recipe, or path of your own .py file")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="a run folder")]
+Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run folder or a .safetensors file")]
 Checkpoint = Annotated[str, typer.Option(help="best, last, or the number of images seen")]
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 ConfigFile = Annotated[str, typer.Option("--config", help="read settings from a TOML or INI file", metavar="FILE")]

@@ -6,13 +6,11 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Accelerator, Assignments, Checkpoint, RunName
-
-Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run folder or a .safetensors file")]
+from paceline.cli.flags import Accelerator, Assignments, Checkpoint, Weights
 
 
 def sample(
-    run: RunName,
+    run: Weights,
     out: Annotated[str, typer.Option(help="file to write: .png; for animations .gif or .webp (default: in RUN)")] = "",
     checkpoint: Checkpoint = "best",
     grid: Annotated[str, typer.Option(help="generators: rows and columns of the grid (default: 8x8)")] = "",
@@ -55,6 +53,27 @@ def apply(
 
     options = Options(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing)
     raise typer.Exit(job(run, images, out, options))
+
+
+def measure(
+    results: Annotated[str, typer.Argument(metavar="RESULTS", help="a folder of images, or one image")],
+    targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder with their targets, or one image")],
+    protocol: Annotated[str, typer.Option(help="rgb: all channels; y: luma")] = "rgb",
+    border: Annotated[int, typer.Option(help="pixels to ignore at each edge; evaluate ignores the scale")] = 0,
+    masks: Annotated[bool, typer.Option("--masks", help="the images are segmentations: measure IoU and Dice")] = False,
+    suffix: Annotated[str, typer.Option(help="use only results whose name ends with this, e.g. -sr")] = "",
+    json: Annotated[str, typer.Option(help="write the metrics to this .json file", metavar="FILE")] = "",
+    per_image: Annotated[str, typer.Option(help="write the metrics of each image to this .csv file")] = "",
+    inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
+    inception_sha256: Annotated[str, typer.Option(help="SHA-256 of a trusted --inception file")] = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False,
+) -> None:
+    """Measure images of any program against their targets: PSNR, SSIM, LPIPS, FID, IoU and Dice."""
+    from paceline.commands.measure import Options
+    from paceline.commands.measure import measure as job
+
+    options = Options(protocol, border, masks, suffix, json, per_image, inception, inception_sha256, overwrite)
+    raise typer.Exit(job(results, targets, options))
 
 
 def predict(

@@ -103,6 +103,8 @@ class Recipe(nn.Module):
     """Whether `predict` generates its "image", in [-1, 1], from random draws alone."""
     output_scale: int = 1
     """The scale factor of `image_to_image`: output height and width relative to the input."""
+    tiles_like_training: bool = False
+    """Whether `image_to_image` expects images of the training size: larger ones are cut into tiles of that size."""
 
     # Training
     phases: tuple[Phase, ...] = ()

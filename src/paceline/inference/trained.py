@@ -17,7 +17,7 @@ from paceline.runs.data_spec_file import read_data_spec
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.weights import evaluated_values
-from paceline.runs.weights_file import SUFFIX, read_weights
+from paceline.runs.weights_file import SUFFIX, is_weights_file, read_weights
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class TrainedModel:
 def read_stored(path: str, checkpoint: str = "best") -> StoredModel:
     """Read the weights and settings of a run folder or a weights file."""
     place = Path(path).expanduser()
-    if place.suffix == SUFFIX and place.is_file():
+    if is_weights_file(path):
         file = read_weights(place)
         return StoredModel(file.config, file.spec, file.weights, path)
     if not place.is_dir():

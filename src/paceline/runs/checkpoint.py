@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -40,8 +40,9 @@ class Damaged(UserError):
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, describe: Callable[[], Mapping[str, str]] = dict) -> None:
+        """`describe` returns the metadata of the weights, which makes weights.safetensors usable by itself."""
+        self.folder, self.describe = folder, describe
 
     def all(self) -> list[int]:
         """Return the number of images seen at each checkpoint, in ascending order; some may be damaged."""
@@ -64,7 +65,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
             temporary.mkdir()
-            for name, content in _files_of(snapshot, numbers).items():
+            for name, content in _files_of(snapshot, numbers, self.describe()).items():
                 (temporary / name).write_bytes(content)
                 sync(temporary / name)
             sync(temporary)
@@ -195,9 +196,9 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
     return load(checkpoints.path(int(which)))
 
 
-def _files_of(snapshot: Snapshot, numbers: bytes) -> dict[str, bytes]:
+def _files_of(snapshot: Snapshot, numbers: bytes, metadata: Mapping[str, str]) -> dict[str, bytes]:
     """Return the content of each file in a checkpoint, with the manifest last."""
-    weights, of_weights = pack(snapshot.weights)
+    weights, of_weights = pack(snapshot.weights, metadata)
     state, of_state = pack(snapshot.state)
     files = {**dict(zip(TENSORS, (weights, state), strict=True)), NUMBERS: numbers}
     manifest = {

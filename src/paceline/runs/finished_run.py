@@ -18,15 +18,18 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import make_recipe
 from paceline.runs.record import CONFIG
 from paceline.runs.weights import load_weights
+from paceline.runs.weights_file import config_of_file, is_weights_file, read_weights
 
 MAX_LISTED = 5  # runs listed in one message
 
 
 def config_of(run: str, layers: Iterable[tuple[str, SettingValues]] = (), *, load_source: bool = True) -> Config:
-    """Return the settings that a run was trained with, overridden by `layers`; see `config.resolve`.
+    """Return the settings that a run or weights file was trained with, overridden by `layers`; see `config.resolve`.
 
     Raise UserError if there is no run or its format is not supported.
     """
+    if is_weights_file(run):
+        return config_of_file(Path(run).expanduser(), layers, load_source=load_source)
     folder = RunFolder(Path(run))
     record = folder.read_record(run)
     if record is None:
@@ -49,7 +52,12 @@ def stages_in(folder: Path) -> list[Path]:
 
 
 def open_run(run: str) -> OpenedRun:
-    """Open a run on the CPU with the weights of its best checkpoint."""
+    """Open a run on the CPU with the weights of its best checkpoint, or a weights file."""
+    if is_weights_file(run):
+        file = read_weights(Path(run).expanduser())
+        recipe = file.config.recipe_class(file.config.recipe, file.spec)
+        load_weights(recipe, file.weights, ema=True)
+        return OpenedRun(file.config, file.spec, recipe)
     config = config_of(run)
     sources = open_sources(config)
     recipe = make_recipe(config, sources)

@@ -16,9 +16,11 @@ from paceline.core.lock import LOCK, InUse, Lock
 from paceline.core.secrets import redact
 from paceline.evaluation.protocol import Protocol, differences
 from paceline.runs.checkpoint import Checkpoints
+from paceline.runs.data_spec_file import DATA_SPEC, read_data_spec
 from paceline.runs.record import CONFIG, Provenance, RunRecord, read_record
 from paceline.runs.segments import earlier_segments
 from paceline.runs.status import Status
+from paceline.runs.weights_file import weights_metadata
 
 ALLOWED_BEFORE_START = ("launch", "cell.json")  # written by launchers and comparisons before the run starts
 PROTOCOLS = "protocols.json"
@@ -30,7 +32,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = Checkpoints(path / "checkpoints")
+        self.checkpoints = Checkpoints(path / "checkpoints", self.describe_weights)
         self._lock: Lock | None = None
         self._total_images: int | None = None  # known once the run has started
 
@@ -102,6 +104,13 @@ class RunFolder:
     def read_record(self, where: str = "") -> RunRecord | None:
         """Return the content of config.toml, or None if there is none; see `record.read_record`."""
         return read_record(self.path, where)
+
+    def describe_weights(self) -> dict[str, str]:
+        """Return the metadata that makes the weights of this run a weights file; empty before the run has started."""
+        record = self.read_record()
+        if record is None or not (self.path / DATA_SPEC).exists():
+            return {}
+        return weights_metadata(record.recipe, record.settings, read_data_spec(self.path))
 
     def check_settings(self, config: Config, data: str) -> None:
         """Raise UserError if settings or data differ from those of the checkpoints in the folder."""

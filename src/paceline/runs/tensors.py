@@ -6,6 +6,7 @@ recorded separately. Tensors that share memory are stored once, with a table of 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 CHANNELS_LAST = "channels_last"
+ALIASES = "paceline.aliases"  # metadata key, so that a file can be used without its notes
+LENGTH_BYTES = 8  # at the start of a safetensors file: the length of its header
 Memory = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
 
@@ -25,7 +28,7 @@ class TensorNotes:
     formats: dict[str, str] = field(default_factory=dict)  # memory format, if not contiguous
 
 
-def pack(tensors: Mapping[str, Tensor]) -> tuple[bytes, TensorNotes]:
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, TensorNotes]:
     """Return the content of a safetensors file and the notes that `unpack` needs."""
     notes = TensorNotes()
     kept: dict[str, Tensor] = {}
@@ -39,7 +42,9 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[bytes, TensorNotes]:
         if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
             notes.formats[name] = CHANNELS_LAST
         kept[name] = tensor.detach().cpu().contiguous()
-    return safetensors.torch.save(kept), notes
+    content: bytes = safetensors.torch.save(kept)
+    aliases = {ALIASES: json.dumps(notes.aliases)} if notes.aliases else {}
+    return _with_metadata(content, {**metadata, **aliases}) if metadata else content, notes
 
 
 def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
@@ -50,6 +55,23 @@ def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
     for alias, name in notes.aliases.items():
         tensors[alias] = tensors[name]
     return tensors
+
+
+def add_aliases(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Add the tensors that a file stores under another name; raise ValueError if the metadata is invalid."""
+    for alias, name in json.loads(metadata.get(ALIASES, "{}")).items():
+        if name not in tensors:
+            raise ValueError(f"{ALIASES} refers to {name!r}, which is missing")
+        tensors[alias] = tensors[name]
+
+
+def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
+    """Return a safetensors file with metadata in a fixed order; safetensors itself would write it in any order."""
+    length = int.from_bytes(content[:LENGTH_BYTES], "little")
+    header = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + length])
+    text = json.dumps({"__metadata__": dict(metadata), **header}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text + content[LENGTH_BYTES + length :]
 
 
 def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
