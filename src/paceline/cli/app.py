@@ -22,6 +22,7 @@ from paceline.cli.flags import (
     RunName,
     TestLowRoot,
     TestRoot,
+    Trust,
     Vgg,
     in_one_line,
     with_settings,
@@ -79,6 +80,7 @@ def evaluate(
     accelerator: Accelerator = "",
     inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of a trusted --inception file")] = "",
+    trust: Trust = False,
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Evaluate a trained run on any data."""

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from paceline.config.resolve import Config, Inherited, Layer, flatten
+from paceline.config.named_code import TRUSTING_SETTING
+from paceline.config.resolve import Config, Inherited, Layer, flatten, plain_name
 from paceline.config.run_format import FORMAT, check_format
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue, SettingValues
 
 PROVENANCE = "provenance"  # table of a run's config.toml that contains no settings: format, versions, hardware
-NOT_INHERITED = ("out", "mirror", "resume_from")  # locations of a run, which the next run must not reuse
+# Locations of a run, which the next run must not reuse, and the user's trust in a file, which nobody else can give.
+NOT_INHERITED = ("out", "mirror", "resume_from", TRUSTING_SETTING)
 
 Table = Mapping[str, SettingValue]
 
@@ -43,7 +45,12 @@ def read_file(path: str) -> Layer:
     if not isinstance(provenance, Mapping):
         return settings
     check_format(provenance.get(FORMAT), f"--config {path}")
-    return Inherited({name: value for name, value in settings.items() if name not in NOT_INHERITED})
+    return inherited(settings)
+
+
+def inherited(settings: SettingValues) -> Inherited:
+    """Return the settings of a run that another one may take over."""
+    return Inherited({name: value for name, value in settings.items() if plain_name(name) not in NOT_INHERITED})
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from paceline.core.heartbeat import die_with_parent
+from paceline.core.trust import trusts_files
 from paceline.core.types import SettingValue
 
 MAX_REASON_LENGTH = 400  # maximum length of a failure reason
@@ -28,8 +29,8 @@ class Stopped(Exception):
 
 
 def to_arguments(flags: Mapping[str, SettingValue], config_file: str, assignments: Iterable[str]) -> list[str]:
-    """Return a run's settings as command-line arguments: flags, then --config, then --set."""
-    arguments = []
+    """Return a run's settings as command-line arguments: --trust if given, flags, then --config, then --set."""
+    arguments = ["--trust"] if trusts_files() else []
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):

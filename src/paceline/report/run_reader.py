@@ -10,7 +10,7 @@ from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
 from paceline.report.run import Point, Run, SegmentChange, SelectionMetric
-from paceline.runs.finished_run import config_of
+from paceline.runs.finished_run import readable_config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS, parse_line
 from paceline.runs.record import RunRecord
@@ -24,7 +24,7 @@ NOT_QUALITY = {"count", "checkpoint_images"}  # logged with metrics, but not one
 
 def read_run(path: str) -> Run:
     """Return a run's numbers; raise UserError for a folder that is not a run."""
-    config = config_of(path, load_source=False)
+    config = readable_config_of(path)
     folder = RunFolder(Path(path))
     record = folder.read_record(path)
     assert record is not None

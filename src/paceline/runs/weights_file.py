@@ -10,11 +10,13 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from paceline.config.named_code import check_named_code
 from paceline.config.resolve import Config
 from paceline.config.run_format import RUN_FORMAT, check_format
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
+from paceline.core.trust import check_may_run
 from paceline.core.types import SettingValue
 from paceline.runs.config import resolve_config
 from paceline.runs.data_spec_file import from_json, to_json
@@ -50,8 +52,8 @@ def write_weights(path: Path, config: Config, spec: DataSpec, weights: dict[str,
         temporary.write_bytes(safetensors.torch.save(plain, metadata))
 
 
-def read_weights(path: Path) -> WeightsFile:
-    """Read a weights file, without running code from it; raise UserError if it is not a weights file."""
+def read_weights(path: Path, *, trust: bool = False) -> WeightsFile:
+    """Read a weights file; raise UserError if it is not one, or names code to run and `trust` is not given."""
     try:
         weights, metadata = read_tensors(path)
     except UNREADABLE as error:
@@ -64,6 +66,8 @@ def read_weights(path: Path) -> WeightsFile:
         spec = from_json(metadata[DATA_SPEC])
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path}: its metadata cannot be read ({type(error).__name__}: {error})") from None
+    check_may_run(str(path), [metadata[RECIPE]], trust=trust)
+    check_named_code(str(path), settings, trust=trust)
     return WeightsFile(resolve_config(metadata[RECIPE], [(str(path), settings)]), spec, weights)
 
 
