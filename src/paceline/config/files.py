@@ -5,7 +5,6 @@ from __future__ import annotations
 import configparser
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from paceline.config.resolve import Config, Inherited, Layer, flatten, plain_nam
 from paceline.config.run_format import FORMAT, check_format
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
+from paceline.core.small_files import MAX_TOML_BYTES, parse_toml, read_bounded, why
 from paceline.core.types import SettingValue, SettingValues
 
 PROVENANCE = "provenance"  # table of a run's config.toml that contains no settings: format, versions, hardware
@@ -30,17 +30,17 @@ def read_file(path: str) -> Layer:
     The settings in a run's config.toml are `Inherited`: they start a new run in a new folder.
     """
     file = Path(path)
-    if not file.is_file():
+    if not file.exists():
         raise UserError(f"--config {path}: no such file")
-    text = file.read_text()
     try:
+        content = read_bounded(file, MAX_TOML_BYTES)
         if file.suffix == ".ini":
             parser = configparser.ConfigParser()
-            parser.read_string(text)
+            parser.read_string(content.decode())
             return {name: value for section in parser.sections() for name, value in parser.items(section)}
-        settings: dict[str, SettingValue | Table] = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, configparser.Error) as error:
-        raise UserError(f"--config {path}: {' '.join(str(error).split())}") from None
+        settings: dict[str, SettingValue | Table] = parse_toml(content)
+    except (OSError, ValueError, configparser.Error) as error:
+        raise UserError(f"--config {path}: {why(error)}") from None
     provenance = settings.pop(PROVENANCE, None)
     if not isinstance(provenance, Mapping):
         return settings

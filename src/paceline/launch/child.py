@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from paceline.core.files import open_append
 from paceline.core.heartbeat import die_with_parent
 from paceline.core.trust import trusts_files
 from paceline.core.types import SettingValue
@@ -47,7 +48,7 @@ def run_paceline(arguments: Sequence[str], log: Path, on_poll: Callable[[], None
     `look` is called several times per second while the command runs.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
+    with os.fdopen(open_append(log, truncate=True), "wb") as output:
         child = subprocess.Popen(
             [sys.executable, "-m", "paceline", *arguments],
             stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch
 from paceline.report.run import Point, Run, SegmentChange, SelectionMetric
 from paceline.runs.finished_run import readable_config_of
 from paceline.runs.folder import RunFolder
-from paceline.runs.metrics import METRICS, parse_line
+from paceline.runs.metrics import METRICS, parse_line, read_metrics_file
 from paceline.runs.record import RunRecord
 from paceline.runs.segments import HARDWARE, changes
 
@@ -77,7 +77,7 @@ def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
     lines: list[Line] = []
     after_gaps: set[int] = set()
     broken = 0
-    for raw in metrics.read_bytes().splitlines() if metrics.is_file() else []:
+    for raw in read_metrics_file(metrics.parent).splitlines():
         line = _parse(raw)
         if line is not None:
             lines.append(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from paceline.config.run_format import RUN_FORMAT, check_format
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
+from paceline.core.small_files import parse_json, why
 from paceline.core.trust import check_may_run
 from paceline.core.types import SettingValue
 from paceline.runs.config import resolve_config
@@ -57,12 +59,12 @@ def read_weights(path: Path, *, trust: bool = False) -> WeightsFile:
     try:
         weights, metadata = read_tensors(path)
     except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{path}: cannot be read ({why(error)})") from None
     if RECIPE not in metadata:
         raise UserError(f"{path}: its metadata lists no recipe; use a run folder, or convert it with `paceline import`")
     check_weights_format(metadata, str(path))
     try:
-        settings: dict[str, SettingValue] = {**json.loads(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
+        settings: dict[str, SettingValue] = {**parse_json(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
         spec = from_json(metadata[DATA_SPEC])
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path}: its metadata cannot be read ({type(error).__name__}: {error})") from None
@@ -73,6 +75,8 @@ def read_weights(path: Path, *, trust: bool = False) -> WeightsFile:
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and metadata of any safetensors file; raise OSError or SafetensorError if unreadable."""
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     with safetensors.safe_open(path, framework="pt") as file:
         metadata: dict[str, str] = file.metadata() or {}
     return safetensors.torch.load_file(path), metadata
