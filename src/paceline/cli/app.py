@@ -21,6 +21,7 @@ from paceline.cli.flags import (
     RecipeName,
     TestLowRoot,
     TestRoot,
+    Trust,
     Vgg,
     Weights,
     in_one_line,
@@ -79,6 +80,7 @@ def evaluate(
     accelerator: Accelerator = "",
     inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of a trusted --inception file")] = "",
+    trust: Trust = False,
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Evaluate a trained run on any data."""

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Accelerator, Assignments, Checkpoint, Weights
+from paceline.cli.flags import Accelerator, Assignments, Checkpoint, RunName, Trust
+
+Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run folder or a .safetensors file")]
 
 
 def sample(
@@ -18,6 +20,7 @@ def sample(
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[str, typer.Option(help="show another run's images next to these", metavar="RUN")] = "",
     accelerator: Accelerator = "",
+    trust: Trust = False,
 ) -> None:
     """Save sample images from a run: a grid for generators, side-by-side strips for other image models.
 
@@ -46,6 +49,7 @@ def apply(
     ] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing results")] = False,
     skip_existing: Annotated[bool, typer.Option("--skip-existing", help="skip images with existing results")] = False,
+    trust: Trust = False,
 ) -> None:
     """Super-resolve, restore or translate images of any size."""
     from paceline.commands.apply import Options
@@ -84,6 +88,7 @@ def predict(
     checkpoint: Checkpoint = "best",
     accelerator: Accelerator = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
+    trust: Trust = False,
 ) -> None:
     """Classify images with a trained classifier.
 
@@ -114,6 +119,7 @@ def export(
     out: Annotated[str, typer.Option(help="the .onnx file to write", metavar="FILE")],
     checkpoint: Checkpoint = "best",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
+    trust: Trust = False,
 ) -> None:
     """Export a trained model to ONNX and check it against PyTorch.
 

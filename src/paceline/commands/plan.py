@@ -21,8 +21,8 @@ from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
-from paceline.core.files import read_json
 from paceline.core.screen import open_screen
+from paceline.core.small_files import read_json
 from paceline.core.types import SettingValue
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import AUTO

@@ -63,15 +63,15 @@ class TrainedModel:
         return (run.size, run.size) if run.size else None
 
 
-def read_stored(path: str, checkpoint: str = "best") -> StoredModel:
-    """Read the weights and settings of a run folder or a weights file."""
+def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> StoredModel:
+    """Read the weights and settings of a run folder or a weights file; see `core.trust` for `trust`."""
     place = Path(path).expanduser()
     if is_weights_file(path):
-        file = read_weights(place)
+        file = read_weights(place, trust=trust)
         return StoredModel(file.config, file.spec, file.weights, path)
     if not place.is_dir():
         raise UserError(f"{path}: expected a run folder or a {SUFFIX} file")
-    config = config_of(str(place), load_source=False)
+    config = config_of(str(place), load_source=False, trust=trust)
     snapshot = choose_checkpoint(RunFolder(place).checkpoints, checkpoint)
     spec = read_data_spec(place)
     at_images = f"at {snapshot.images:,} images"

@@ -14,16 +14,20 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from paceline.config.run_format import RUN_FORMAT
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import sync
+from paceline.core.small_files import parse_json, read_bounded, why
 from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 from paceline.runs.tensors import TensorNotes, pack, unpack
 
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
 TENSORS = ("weights.safetensors", "state.safetensors")
+MAX_TENSOR_BYTES = 2**40
 WRITING = ".writing-"  # prefix of a checkpoint that is still being written
 REMOVING = ".removing-"
 REPLACED = ".replaced-"  # prefix of a checkpoint that is being replaced
@@ -59,7 +63,7 @@ class Checkpoints:
         final, temporary = self.path(snapshot.images), self.folder / f"{WRITING}{snapshot.images:012d}"
         numbers = _encode({"images": snapshot.images, **snapshot.numbers.to_json()})
         whole = final.exists() and is_whole(final)
-        if whole and (final / NUMBERS).read_bytes() == numbers:
+        if whole and read_bounded(final / NUMBERS) == numbers:
             return final
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -128,8 +132,8 @@ class Checkpoints:
     def _best_of(self, images: int) -> int | None:
         """Return the best checkpoint at the time this one was written, or None if unknown."""
         try:
-            best = CheckpointNumbers.from_json(json.loads((self.path(images) / NUMBERS).read_bytes())).best
-        except (OSError, ValueError, KeyError, TypeError):
+            best = CheckpointNumbers.from_json(parse_json(read_bounded(self.path(images) / NUMBERS))).best
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return None
         return best.images if best else None
 
@@ -168,11 +172,14 @@ def load(path: Path) -> Snapshot:
     """Return the checkpoint in a folder; raise Damaged if its files do not match its manifest."""
     files, notes = _read(path)
     try:
-        content = json.loads(files[NUMBERS])
+        content = parse_json(files[NUMBERS])
         images, numbers = int(content.pop("images")), CheckpointNumbers.from_json(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(path, f"{NUMBERS} cannot be read: {error}") from None
-    weights, state = (unpack(files.pop(name), notes[name]) for name in TENSORS)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise Damaged(path, f"{NUMBERS} cannot be read: {why(error)}") from None
+    try:
+        weights, state = (unpack(files.pop(name), notes[name]) for name in TENSORS)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise Damaged(path, f"its tensors cannot be read: {why(error)}") from None
     return Snapshot(images, weights, state, numbers)
 
 
@@ -216,22 +223,22 @@ def _encode(content: object) -> bytes:
 def _read(path: Path) -> tuple[dict[str, bytes], dict[str, TensorNotes]]:
     """Return a checkpoint's files, each read once and verified, and the notes on its tensors."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = parse_json(read_bounded(path / MANIFEST))
         if manifest["format"] != RUN_FORMAT:
             raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, but this version reads {RUN_FORMAT}")
         if manifest.pop("seal") != checksum_of_content(manifest):
             raise Damaged(path, f"{MANIFEST} does not match its own SHA-256")
         digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}
         notes = {name: TensorNotes(**manifest["tensors"][name]) for name in TENSORS}
-        files = {name: (path / name).read_bytes() for name in digests}
+        files = {name: read_bounded(path / name, MAX_TENSOR_BYTES) for name in digests}
     except Damaged:
         raise
     except FileNotFoundError as error:
         raise Damaged(path, f"{Path(error.filename).name} is missing") from None
     except OSError as error:
         raise Damaged(path, f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(path, f"{MANIFEST} cannot be read: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(path, f"{MANIFEST} cannot be read: {why(error)}") from None
     for name, content in files.items():
         if sha256(content).hexdigest() != digests[name]:
             raise Damaged(path, f"{name} does not match its SHA-256")

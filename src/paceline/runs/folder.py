@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from paceline.config.files import changed_settings
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.files import remove_leftovers, write_json
+from paceline.core.files import check_own_files, remove_leftovers, write_json
 from paceline.core.lock import LOCK, InUse, Lock
 from paceline.core.secrets import redact
+from paceline.core.small_files import parse_json, read_bounded, why
 from paceline.evaluation.protocol import Protocol, differences
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.data_spec_file import DATA_SPEC, read_data_spec
@@ -63,6 +64,7 @@ class RunFolder:
         """Make this process the folder's only writer, until `release` or the end of the process."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            check_own_files(self.path)
             self._lock = Lock(self.path)
             remove_leftovers(self.path, older_than_seconds=LEFTOVER_SECONDS)  # `export` may be writing here
             self.checkpoints.restore_replaced()
@@ -154,12 +156,14 @@ class RunFolder:
 
     def _protocols(self) -> dict[str, dict[str, Protocol]]:
         try:
-            kept: dict[str, dict[str, Protocol]] = json.loads(self.protocols_file.read_text())
+            kept = parse_json(read_bounded(self.protocols_file))
+            if not all(isinstance(protocol, dict) for labels in kept.values() for protocol in labels.values()):
+                raise ValueError("it holds no protocols")
         except FileNotFoundError:
             return {}
-        except ValueError as error:
-            raise UserError(f"{self.protocols_file}: cannot be read ({error}): restore the file") from None
-        return kept
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError(f"{self.protocols_file}: cannot be read ({why(error)}): restore the file") from None
+        return cast(dict[str, dict[str, Protocol]], kept)
 
     def record_settings(self, config: Config, provenance: Provenance, images: int) -> None:
         """Write config.toml for a run that starts or resumes at `images`, and keep its earlier segments."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -14,6 +15,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from paceline.config.named_code import check_named_code
 from paceline.config.resolve import Config, Inherited
 from paceline.config.run_format import RUN_FORMAT, check_format
 from paceline.config.settings import LearnerSettings, RunSettings
@@ -21,9 +23,10 @@ from paceline.config.source_flags import FOLDERS
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
-from paceline.core.registry import is_path
-from paceline.core.types import SettingValue, SettingValues
-from paceline.runs.config import load_recipe, resolve_config
+from paceline.core.small_files import parse_json, why
+from paceline.core.trust import check_may_run
+from paceline.core.types import SettingValue
+from paceline.runs.config import resolve_config
 from paceline.runs.data_spec_file import from_json, to_json
 from paceline.runs.tensors import add_aliases, pack
 
@@ -79,33 +82,32 @@ def write_weights(path: Path, config: Config, spec: DataSpec, weights: dict[str,
         temporary.write_bytes(content)
 
 
-def read_weights(path: Path) -> WeightsFile:
-    """Read a weights file, without running code from it; raise UserError if it is not a weights file."""
+def read_weights(path: Path, *, trust: bool = False) -> WeightsFile:
+    """Read a weights file; raise UserError if it is not one, or names code to run and `trust` is not given."""
     try:
         weights, metadata = read_tensors(path)
     except UNREADABLE as error:
-        raise _unreadable(path, error) from None
-    config = _config(path, metadata, (), load_source=False)
+        raise UserError(f"{path}: cannot be read ({why(error)})") from None
+    if RECIPE not in metadata:
+        raise UserError(f"{path}: its metadata lists no recipe; use a run folder, or convert it with `paceline import`")
+    check_weights_format(metadata, str(path))
     try:
-        return WeightsFile(config, from_json(metadata[DATA_SPEC]), weights)
+        settings: dict[str, SettingValue] = {**parse_json(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
+        spec = from_json(metadata[DATA_SPEC])
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path}: its metadata cannot be read ({type(error).__name__}: {error})") from None
-
-
-def config_of_file(path: Path, layers: Iterable[tuple[str, SettingValues]], *, load_source: bool) -> Config:
-    """Return the settings that the weights in a file were trained with, overridden by `layers`."""
-    try:
-        metadata = _read_metadata(path)
-    except UNREADABLE as error:
-        raise _unreadable(path, error) from None
-    return _config(path, metadata, layers, load_source=load_source)
+    check_may_run(str(path), [metadata[RECIPE]], trust=trust)
+    check_named_code(str(path), settings, trust=trust)
+    return WeightsFile(resolve_config(metadata[RECIPE], [(str(path), settings)]), spec, weights)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and metadata of any safetensors file; raise one of `UNREADABLE` if that fails."""
-    metadata, tensors = _read_metadata(path), safetensors.torch.load_file(path)
-    add_aliases(tensors, metadata)
-    return tensors, metadata
+    """Return the tensors and metadata of any safetensors file; raise OSError or SafetensorError if unreadable."""
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata: dict[str, str] = file.metadata() or {}
+    return safetensors.torch.load_file(path), metadata
 
 
 def check_weights_format(metadata: dict[str, str], where: str) -> None:
