@@ -8,20 +8,21 @@ A checkpoint that does not match its manifest is reported by name, and the previ
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from safetensors import SafetensorError
+from torch import Tensor
 
 from paceline.config.run_format import RUN_FORMAT
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import sync
 from paceline.core.small_files import parse_json, read_bounded, why
-from paceline.runs.snapshot import CheckpointNumbers, Snapshot
+from paceline.runs.snapshot import INVALID, CheckpointNumbers, Snapshot
 from paceline.runs.tensors import TensorNotes, pack, unpack
 
 MANIFEST = "manifest.json"
@@ -30,6 +31,7 @@ TENSORS = ("weights.safetensors", "state.safetensors")
 MAX_TENSOR_BYTES = 2**40
 WRITING = ".writing-"  # prefix of a checkpoint that is still being written
 REMOVING = ".removing-"
+NAME = re.compile("[0-9]{12,}")  # name of a checkpoint's folder
 REPLACED = ".replaced-"  # prefix of a checkpoint that is being replaced
 
 
@@ -52,7 +54,7 @@ class Checkpoints:
         """Return the number of images seen at each checkpoint, in ascending order; some may be damaged."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdigit())
+        return sorted(int(entry.name) for entry in self.folder.iterdir() if NAME.fullmatch(entry.name))
 
     def path(self, images: int) -> Path:
         """Return the folder of one checkpoint."""
@@ -98,23 +100,34 @@ class Checkpoints:
         kept = self.all()
         return f"the checkpoint at {kept[-1]:,} images is intact" if kept else "no checkpoint has been written yet"
 
-    def latest(self, report: Callable[[str], None]) -> Snapshot | None:
-        """Return the newest intact checkpoint, or None if there are none; pass a line per damaged one to `report`.
+    def latest(
+        self, report: Callable[[str], None], check: Callable[[Snapshot], None] = lambda snapshot: None
+    ) -> Snapshot | None:
+        """Return the newest usable checkpoint, or None if there are none; pass a line per unusable one to `report`.
 
-        Raise UserError if all are damaged.
+        A checkpoint is usable if it is intact and `check` raises no UserError. Raise UserError if none is usable.
         """
-        kept = self.all()
+        kept, unfit = self.all(), list[tuple[int, UserError]]()
         for images in reversed(kept):
             try:
-                return load(self.path(images))
+                snapshot = load(self.path(images))
+                check(snapshot)
             except Damaged as damage:
                 found = f"checkpoint {self.path(images)} is damaged ({damage.reason})"
-                if images == kept[0]:
+                if images == kept[0] and not unfit:
                     raise UserError(
                         f"{found}, and there is no earlier one; "
                         f"to start over, rename {self.folder} or choose another --out"
                     ) from None
                 report(f"{found}; using the previous one")
+            except UserError as error:
+                unfit.append((images, error))  # reported if an earlier one fits; else the recipe has changed
+            else:
+                for later, why in unfit:
+                    report(f"checkpoint {self.path(later)} does not fit this run ({why}); using the previous one")
+                return snapshot
+        if unfit:
+            raise unfit[0][1]
         return None
 
     def prune(self, keep: int, best: int | None) -> None:
@@ -132,8 +145,8 @@ class Checkpoints:
     def _best_of(self, images: int) -> int | None:
         """Return the best checkpoint at the time this one was written, or None if unknown."""
         try:
-            best = CheckpointNumbers.from_json(parse_json(read_bounded(self.path(images) / NUMBERS))).best
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            best = CheckpointNumbers.from_json(json.loads((self.path(images) / NUMBERS).read_bytes()), images).best
+        except (OSError, *INVALID):
             return None
         return best.images if best else None
 
@@ -171,16 +184,20 @@ def is_whole(path: Path) -> bool:
 def load(path: Path) -> Snapshot:
     """Return the checkpoint in a folder; raise Damaged if its files do not match its manifest."""
     files, notes = _read(path)
+    images = int(path.name)
     try:
-        content = parse_json(files[NUMBERS])
-        images, numbers = int(content.pop("images")), CheckpointNumbers.from_json(content)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise Damaged(path, f"{NUMBERS} cannot be read: {why(error)}") from None
-    try:
-        weights, state = (unpack(files.pop(name), notes[name]) for name in TENSORS)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise Damaged(path, f"its tensors cannot be read: {why(error)}") from None
+        numbers = CheckpointNumbers.from_json(json.loads(files[NUMBERS]), images)
+    except INVALID as error:
+        raise Damaged(path, f"{NUMBERS} cannot be read: {error}") from None
+    weights, state = (_unpack(path, name, files.pop(name), notes[name]) for name in TENSORS)
     return Snapshot(images, weights, state, numbers)
+
+
+def _unpack(path: Path, name: str, content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
+    try:
+        return unpack(content, notes)
+    except ValueError as error:
+        raise Damaged(path, f"{name} cannot be read: {error}") from None
 
 
 def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
@@ -193,7 +210,7 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
     if which == "best":
         return last if last.best_images == last.images else load(checkpoints.path(last.best_images))
     kept = checkpoints.all()
-    if not which.isdigit():
+    if not which.isdecimal():
         raise unknown("checkpoint", which, ["best", "last", *map(str, kept)])
     if int(which) not in kept:
         raise UserError(
@@ -229,7 +246,7 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, TensorNotes]]:
         if manifest.pop("seal") != checksum_of_content(manifest):
             raise Damaged(path, f"{MANIFEST} does not match its own SHA-256")
         digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}
-        notes = {name: TensorNotes(**manifest["tensors"][name]) for name in TENSORS}
+        notes = {name: TensorNotes.from_json(manifest["tensors"][name]) for name in TENSORS}
         files = {name: read_bounded(path / name, MAX_TENSOR_BYTES) for name in digests}
     except Damaged:
         raise

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 CHANNELS_LAST = "channels_last"
@@ -26,6 +27,15 @@ class TensorNotes:
 
     aliases: dict[str, str] = field(default_factory=dict)  # alias → name in the file
     formats: dict[str, str] = field(default_factory=dict)  # memory format, if not contiguous
+
+    @classmethod
+    def from_json(cls, content: object) -> TensorNotes:
+        """Parse the notes; raise TypeError or ValueError if they are invalid."""
+        if not isinstance(content, dict) or not all(_are_texts(values) for values in content.values()):
+            raise TypeError("the notes on tensors are not objects of texts")
+        if set(content.get("formats", {}).values()) - {CHANNELS_LAST}:
+            raise ValueError("the notes on tensors have an unknown memory format")
+        return cls(**content)
 
 
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, TensorNotes]:
@@ -48,8 +58,18 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
 
 
 def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
-    """Return the tensors in a file's content, on the CPU, including aliases."""
-    tensors: dict[str, Tensor] = safetensors.torch.load(content)
+    """Return the tensors in a file's content, on the CPU, including aliases; raise ValueError if they are invalid."""
+    try:
+        tensors: dict[str, Tensor] = safetensors.torch.load(content)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    if (
+        not notes.formats.keys() | set(notes.aliases.values()) <= tensors.keys()
+        or notes.aliases.keys() & tensors.keys()
+    ):
+        raise ValueError("its tensors do not match the notes on them")
+    if any(tensors[name].dim() != 4 for name in notes.formats):
+        raise ValueError("a tensor without four dimensions cannot be channels-last")
     for name in notes.formats:
         tensors[name] = tensors[name].to(memory_format=torch.channels_last)
     for alias, name in notes.aliases.items():
@@ -92,3 +112,7 @@ def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _memory_of(tensor: Tensor) -> Memory:
     return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _are_texts(content: object) -> bool:
+    return isinstance(content, dict) and all(isinstance(value, str) for value in content.values())

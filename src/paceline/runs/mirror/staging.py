@@ -107,7 +107,7 @@ def _piece(name: str, found: str, size: int) -> Piece:
 
 
 def _checkpoints(folder: Path) -> list[int]:
-    return sorted(int(entry.name) for entry in (folder / CHECKPOINTS).glob("*") if entry.name.isdigit())
+    return sorted(int(entry.name) for entry in (folder / CHECKPOINTS).glob("*") if entry.name.isdecimal())
 
 
 def _link_all(source: Path, target: Path) -> None:
