@@ -22,7 +22,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # su
 warnings.filterwarnings("ignore", module=r"PIL\.")  # damaged metadata; damaged pixels raise BadImage
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # the same
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
-ANIMATED_FORMATS = ("GIF", "PNG", "WEBP")  # in other formats, several images in a file are pages or previews
+ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF")  # in other formats, several images in a file are pages or previews
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that swap height and width
 WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES = 256, 257, 258, 262, 284  # TIFF tags
 WHITE_IS_ZERO, SEPARATE = 0, 2  # values of PHOTOMETRIC and PLANES
@@ -75,7 +75,6 @@ def arrange_image(
 def upright_size(path: Path) -> tuple[int, int]:
     """Return the height and width that the decoded image will have, read from the file's header."""
     with opened(path) as (image, _):
-        _check_still(image)
         tags = _tiff_tags(image)  # some versions of Pillow have already swapped the sides of a rotated TIFF
         height, width = tags.get(HEIGHT, image.height), tags.get(WIDTH, image.width)
         # The base class's getexif(), because PNG's own decodes the whole file; EXIF at the end of a PNG is ignored.
@@ -113,11 +112,17 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Image.Image, IO[bytes]]]:
-    """Yield an image that is not decoded yet, and its file; check the size limit; raise any error as BadImage."""
+    """Yield an image that is not decoded yet, and its file; raise BadImage for any error.
+
+    This function alone decides which files are accepted, so that all commands agree.
+    """
     try:
         # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
+        if not path.stat().st_size:
+            raise BadImage("the file is empty")
         with path.open("rb") as file, Image.open(file) as image:
             _check_limit(image)
+            _check_still(image)
             yield image, file
     except BadImage:
         raise

@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.core.files import replacing
-from paceline.images.decode import (
-    SIXTEEN_BIT_MODES,
-    UNBOUNDED_MODES,
-    BadImage,
-    opened,
-    turn_upright,
-    upright_size,
-)
+from paceline.images.decode import SIXTEEN_BIT_MODES, UNBOUNDED_MODES, BadImage, opened, turn_upright
 from paceline.images.deep_tiff import has_deep_colours, read_deep_colours, write_deep_colours
 from paceline.images.exif import portable_exif, without_tables
 from paceline.images.integrity import check_checksums, load_undamaged
@@ -53,7 +46,6 @@ class ImageData:
 
 def read_image(path: Path) -> ImageData:
     """Read an image of any mode; raise BadImage if the file cannot be read."""
-    upright_size(path)  # raises if the image is animated or too large
     suffix = result_suffix(path)
     with opened(path) as (image, file):
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
