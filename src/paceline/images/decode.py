@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
+from paceline.images.integrity import load_undamaged
 
 PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; up to about twice this size, Pillow only warns
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # such files raise BadImage here
+warnings.filterwarnings("ignore", module=r"PIL\.")  # damaged metadata; damaged pixels raise BadImage
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # the same
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
-ANIMATED_FORMATS = ("GIF", "PNG", "WEBP")  # in other formats, several images in a file are pages or previews
+ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF")  # in other formats, several images in a file are pages or previews
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that swap height and width
 WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES = 256, 257, 258, 262, 284  # TIFF tags
 WHITE_IS_ZERO, SEPARATE = 0, 2  # values of PHOTOMETRIC and PLANES
@@ -68,19 +72,9 @@ def arrange_image(
     return array[..., np.newaxis] if channels == 1 else array
 
 
-def short_side(path: Path) -> int:
-    """Return the length of an image's shorter side, read from the file's header."""
-    try:
-        with Image.open(path) as image:
-            return min(image.size)
-    except Exception as error:
-        raise BadImage(_reason(error)) from error
-
-
 def upright_size(path: Path) -> tuple[int, int]:
     """Return the height and width that the decoded image will have, read from the file's header."""
-    with opened(path) as image:
-        _check_still(image)
+    with opened(path) as (image, _):
         tags = _tiff_tags(image)  # some versions of Pillow have already swapped the sides of a rotated TIFF
         height, width = tags.get(HEIGHT, image.height), tags.get(WIDTH, image.width)
         # The base class's getexif(), because PNG's own decodes the whole file; EXIF at the end of a PNG is ignored.
@@ -90,7 +84,8 @@ def upright_size(path: Path) -> tuple[int, int]:
 
 def decode(path: Path) -> Image.Image:
     """Decode the image in a file and convert it with `plain_image`."""
-    with opened(path) as image:
+    with opened(path) as (image, file):
+        load_undamaged(image, file)
         return plain_image(image)
 
 
@@ -116,13 +111,19 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Image.Image]:
-    """Open an image without decoding it and check the size limit; any error is raised as BadImage."""
+def opened(path: Path) -> Iterator[tuple[Image.Image, IO[bytes]]]:
+    """Yield an image that is not decoded yet, and its file; raise BadImage for any error.
+
+    This function alone decides which files are accepted, so that all commands agree.
+    """
     try:
         # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
+        if not path.stat().st_size:
+            raise BadImage("the file is empty")
         with path.open("rb") as file, Image.open(file) as image:
             _check_limit(image)
-            yield image
+            _check_still(image)
+            yield image, file
     except BadImage:
         raise
     except UnidentifiedImageError as error:

@@ -15,16 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.core.files import replacing
-from paceline.images.decode import (
-    SIXTEEN_BIT_MODES,
-    UNBOUNDED_MODES,
-    BadImage,
-    opened,
-    turn_upright,
-    upright_size,
-)
+from paceline.images.decode import SIXTEEN_BIT_MODES, UNBOUNDED_MODES, BadImage, opened, turn_upright
 from paceline.images.deep_tiff import has_deep_colours, read_deep_colours, write_deep_colours
 from paceline.images.exif import portable_exif, without_tables
+from paceline.images.integrity import check_checksums, load_undamaged
 
 TIFF_SUFFIXES = (".tif", ".tiff")
 GREY_MODES = ("1", "L", "LA", "La")
@@ -52,15 +46,14 @@ class ImageData:
 
 def read_image(path: Path) -> ImageData:
     """Read an image of any mode; raise BadImage if the file cannot be read."""
-    upright_size(path)  # raises if the image is animated or too large
     suffix = result_suffix(path)
-    with opened(path) as image:
+    with opened(path) as (image, file):
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
         more_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
-        exif = portable_exif(image)
         notes = ["only the first page was read"] if more_pages else []
         grey = image.mode in GREY_MODES
         if has_deep_colours(image):
+            check_checksums(image, file)
             deep = read_deep_colours(path, image)
             if deep is not None:
                 return ImageData(deep.pixels, deep.alpha, profile, suffix, "; ".join(filter(None, (*notes, deep.note))))
@@ -69,6 +62,8 @@ def read_image(path: Path) -> ImageData:
             kind, lost = _png_pixels(path)
             grey = grey or kind == PNG_GREY_AND_ALPHA  # Pillow reads 16-bit grey with alpha as colour
             notes += [lost] if lost else []
+        load_undamaged(image, file)  # before EXIF is read, which loads a PNG and ignores all errors
+        exif = portable_exif(image)
         image = turn_upright(image)
         if image.mode in SIXTEEN_BIT_MODES:
             pixels = np.asarray(image).astype(np.uint16)[..., np.newaxis]

@@ -8,6 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from paceline.core.errors import UserError
+from paceline.images.decode import BadImage, decode
 from paceline.images.grids import captioned, side_by_side
 from paceline.runs.finished_run import readable_config_of
 from paceline.runs.metrics import SAMPLES
@@ -21,10 +22,16 @@ def animation_frames(runs: Sequence[str]) -> list[Image.Image]:
         shown = []
         for run, files in samples.items():
             latest = max((images for images in files if images <= seen), default=min(files))
-            with Image.open(files[latest]) as image:
-                shown.append(captioned(image.convert("RGB"), f"{Path(run).name}: {latest:,} images"))
+            shown.append(captioned(_read(files[latest]), f"{Path(run).name}: {latest:,} images"))
         frames.append(side_by_side(shown))
     return frames
+
+
+def _read(file: Path) -> Image.Image:
+    try:
+        return decode(file).convert("RGB")
+    except BadImage as error:
+        raise UserError(f"{file}: unreadable image ({error}); delete it to leave it out of the animation") from error
 
 
 def _sample_files(run: str) -> dict[int, Path]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from PIL import Image
 
-from paceline.images.decode import BadImage, decode, upright_size
+from paceline.images.decode import BadImage, decode
 from paceline.inference.find_images import FoundImage
 from paceline.inference.model import Model
 from paceline.inference.prediction_file import ClassProbability
@@ -33,7 +33,6 @@ def _decoded(images: Sequence[FoundImage], paths: list[str], skipped: list[Skipp
     """Yield images one at a time, since large ones need a lot of memory; append their paths to `paths`."""
     for image in images:
         try:
-            upright_size(image.path)  # rejects animated and oversized images by their header
             decoded = decode(image.path)
         except BadImage as problem:
             skipped.append(SkippedImage(str(image.path), str(problem)))

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
-from PIL import Image
 
 from paceline.core.types import Json, JsonObject
+from paceline.images.decode import BadImage, decode
 from paceline.report.document import Document
 from paceline.report.model import Sample
 from paceline.report.parts import Images, Plots, Table
@@ -98,11 +98,11 @@ def _phrase(phrase: str, content: JsonObject) -> Markup:
 def _embedded(sample: Sample) -> EmbeddedImage | None:
     """Return a thumbnail of a sample image, or None if it cannot be read."""
     try:
-        with Image.open(sample.path) as image:
-            image.thumbnail((LARGEST_IMAGE_PX, LARGEST_IMAGE_PX))
-            png = io.BytesIO()
-            image.save(png, format="png", optimize=True)
-            width, height = image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # Pillow raises these for damaged files
+        image = decode(Path(sample.path))
+    except BadImage:
         return None
+    image.thumbnail((LARGEST_IMAGE_PX, LARGEST_IMAGE_PX))
+    png = io.BytesIO()
+    image.save(png, format="png", optimize=True)
+    width, height = image.size
     return EmbeddedImage(f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}", width, height)

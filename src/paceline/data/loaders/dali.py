@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch.utils.dlpack import from_dlpack
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError, install_extra
 from paceline.data.crop import windows
+from paceline.data.file_lists import unreadable
 from paceline.data.reusing_loader import Batches, ReusingLoader
 from paceline.data.source import Encoded, Source, sizes_of
 from paceline.data.tickets import Tickets
 from paceline.data.transfer import channels_first, upload
+from paceline.images.decode import BadImage, opened
 
 READ_AHEAD = 2  # number of batches whose files are prefetched while one is decoded and another is in use
 PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # 8-bit, no transparency
@@ -201,12 +202,16 @@ def _import_dali() -> tuple[Any, Any, Any]:
 
 def _checked_format(file: Path) -> str:
     """Return the format of an image file; raise UserError if DALI would decode it differently from Pillow."""
-    with Image.open(file) as image:
-        plain = image.mode in PLAIN_MODES and not image.has_transparency_data and image.format in FORMATS
-        if not plain:
-            what = "transparency" if image.has_transparency_data else f"mode {image.mode}"
-            raise UserError(
-                f"--loader dali: {file} ({image.format}, {what}) would be decoded differently than by other loaders; "
-                "use --loader workers"
-            )
-        return str(image.format)
+    try:
+        with opened(file) as (image, _):
+            name, transparent = str(image.format), image.has_transparency_data
+            what = "transparency" if transparent else f"mode {image.mode}"
+            plain = image.mode in PLAIN_MODES and not transparent and name in FORMATS
+    except BadImage as error:
+        raise unreadable(file, error) from error
+    if not plain:
+        raise UserError(
+            f"--loader dali: {file} ({name}, {what}) would be decoded differently than by other loaders; "
+            "use --loader workers"
+        )
+    return name

@@ -20,14 +20,7 @@ from paceline.core.errors import UserError
 from paceline.data.file_lists import SUFFIXES, first_few, images_in, is_hidden, named_root, unreadable
 from paceline.data.fixed_split import fixed_split
 from paceline.data.source import Encoded, Sample, Source
-from paceline.images.decode import (
-    BadImage,
-    arrange_image,
-    check_image_settings,
-    decode,
-    short_side,
-    upright_size,
-)
+from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
 
 
 class _Listed(NamedTuple):
@@ -107,7 +100,7 @@ class Folder(Source):
 
     def _side_of_first(self) -> int:
         try:
-            return short_side(self.paths[0])
+            return min(upright_size(self.paths[0]))
         except BadImage as error:
             raise unreadable(self.paths[0], error) from error
 

@@ -1,0 +1,68 @@
+"""Checks the checksums in image files, which Pillow and libtiff do not check or not always reach.
+
+PNG has a checksum per chunk, and deflate-compressed TIFF one per strip. JPEG, WebP, GIF, AVIF, JPEG 2000, BMP, PPM,
+TGA, QOI and other TIFFs have none: truncation is detected in all formats, but a changed byte often is not.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import IO, Any
+
+from PIL import Image, ImageFile
+
+PNG_SIGNATURE_BYTES = 8
+COMPRESSION, DEFLATE = 259, (8, 32946)  # TIFF tag, and the values for deflate
+SEGMENTS = ((273, 279), (324, 325))  # TIFF tags with the offsets and lengths of strips, and of tiles
+BYTES_AT_ONCE = 1 << 20
+
+
+def load_undamaged(image: Image.Image, file: IO[bytes]) -> None:
+    """Decode an opened image; raise an exception if its file is truncated or a checksum does not match."""
+    check_checksums(image, file)
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code may have set it; missing pixels would be black
+    image.load()
+
+
+def check_checksums(image: Image.Image, file: IO[bytes]) -> None:
+    """Raise an exception if a checksum in the file does not match; the file's position is kept."""
+    position = file.tell()
+    if image.format == "PNG":
+        _check_png(file)
+    elif image.format == "TIFF":
+        _check_tiff(file, image.tag_v2)  # type: ignore[attr-defined]
+    file.seek(position)
+
+
+def _check_png(file: IO[bytes]) -> None:
+    file.seek(PNG_SIGNATURE_BYTES)
+    kind = b""
+    while kind != b"IEND":
+        header = file.read(8)
+        if len(header) < 8:
+            raise ValueError("image file is truncated")
+        left, kind = struct.unpack(">I4s", header)
+        checksum = zlib.crc32(kind)
+        while left:
+            content = file.read(min(left, BYTES_AT_ONCE))
+            if not content:
+                raise ValueError("image file is truncated")
+            checksum, left = zlib.crc32(content, checksum), left - len(content)
+        if file.read(4) != struct.pack(">I", checksum):
+            raise ValueError(f"damaged: the checksum of chunk {kind.decode('ascii', 'replace')} does not match")
+
+
+def _check_tiff(file: IO[bytes], tags: Any) -> None:
+    if tags.get(COMPRESSION) not in DEFLATE:
+        return
+    for offset_tag, length_tag in SEGMENTS:
+        for offset, length in zip(tags.get(offset_tag, ()), tags.get(length_tag, ()), strict=False):
+            file.seek(offset)
+            stream, waiting = zlib.decompressobj(), file.read(length)
+            try:
+                while waiting and not stream.eof:
+                    stream.decompress(waiting, BYTES_AT_ONCE)
+                    waiting = stream.unconsumed_tail
+            except zlib.error:
+                raise ValueError("damaged: the checksum of the compressed pixels does not match") from None

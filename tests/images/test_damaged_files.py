@@ -1,0 +1,124 @@
+"""A damaged image file is rejected by every function that decodes it, as far as its format allows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image, ImageFile
+
+from paceline.core.errors import UserError
+from paceline.images.decode import BadImage, decode
+from paceline.images.image_file import read_image
+from paceline.inference.animation import animation_frames
+from tests.photographs import photograph
+
+PHOTO = Image.fromarray(photograph("astronaut")).resize((96, 80))
+READERS: dict[str, Callable[[Path], object]] = {"decode": decode, "read_image": read_image}
+CONTAINERS = {  # options for Pillow, by file name
+    "a.png": {},
+    "a.jpg": {},
+    "progressive.jpg": {"progressive": True},
+    "a.webp": {},
+    "a.gif": {},
+    "raw.tif": {},
+    "lzw.tif": {"compression": "tiff_lzw"},
+    "deflated.tif": {"compression": "tiff_adobe_deflate"},
+    "a.bmp": {},
+    "a.ppm": {},
+    "a.tga": {},
+    "a.qoi": {},
+    "a.avif": {},
+    "a.jp2": {},
+}
+# Only PNG and deflate have checksums. In all other formats, a changed byte can be a valid image with other pixels.
+CHECKED = ("a.png", "deflated.tif")
+
+
+def flip_a_bit(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :]
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_flipped_bit_in_a_format_with_checksums_is_detected(name: str, reader: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    PHOTO.save(file, **CONTAINERS[name])
+    content = file.read_bytes()
+    first, last = (0, len(content)) if name == "a.png" else pixel_bytes(file)
+    for position in random.Random(0).sample(range(first, last), 60):
+        file.write_bytes(flip_a_bit(content, position))
+        with pytest.raises(BadImage):
+            READERS[reader](file)
+
+
+def pixel_bytes(file: Path) -> tuple[int, int]:
+    """Return the range of the first strip of a TIFF."""
+    with tifffile.TiffFile(file) as tiff:
+        page = tiff.pages.first
+        return page.dataoffsets[0], page.dataoffsets[0] + page.databytecounts[0]
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_truncated_file_is_rejected_in_every_format(name: str, reader: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    try:
+        PHOTO.save(file, **CONTAINERS[name])
+    except (KeyError, OSError):
+        pytest.skip("this build of Pillow cannot write the format")
+    content = file.read_bytes()
+    for length in (0, 1, 20, *(len(content) * part // 10 for part in range(1, 10))):
+        file.write_bytes(content[:length])
+        with pytest.raises(BadImage):
+            READERS[reader](file)
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_truncated_16_bit_colours_are_rejected(compression: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "deep.tif"
+    tifffile.imwrite(file, np.asarray(PHOTO).astype(np.uint16) * 257, photometric="rgb", compression=compression)
+    content = file.read_bytes()
+    for part in range(1, 10):
+        file.write_bytes(content[: len(content) * part // 10])
+        with pytest.raises(BadImage):
+            read_image(file)
+
+
+def test_a_png_without_its_last_chunk_is_truncated(tmp_path: Path) -> None:
+    PHOTO.save(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:-12])
+    with pytest.raises(BadImage, match="truncated"):
+        decode(tmp_path / "a.png")
+
+
+def test_bytes_after_the_end_of_a_png_are_ignored(tmp_path: Path) -> None:
+    PHOTO.save(tmp_path / "a.png")
+    with (tmp_path / "a.png").open("ab") as file:
+        file.write(b"written by another program")
+    assert decode(tmp_path / "a.png").tobytes() == PHOTO.tobytes()
+
+
+def test_truncated_files_are_rejected_even_if_other_code_has_told_pillow_to_load_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    PHOTO.save(tmp_path / "a.jpg")
+    (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes()[:-500])
+    for read in READERS.values():
+        with pytest.raises(BadImage):
+            read(tmp_path / "a.jpg")
+
+
+def test_a_damaged_sample_image_is_named_when_it_is_animated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.inference.animation.config_of", lambda run, load_source: None)
+    (tmp_path / "samples").mkdir()
+    PHOTO.save(tmp_path / "samples" / "samples-100.png")
+    content = (tmp_path / "samples" / "samples-100.png").read_bytes()
+    (tmp_path / "samples" / "samples-100.png").write_bytes(flip_a_bit(content, len(content) // 2))
+    with pytest.raises(UserError, match=r"samples-100\.png: unreadable image"):
+        animation_frames([str(tmp_path)])
