@@ -155,6 +155,7 @@ class Translation(Recipe):
 
     def __init__(self, settings: TranslationSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
+        self.best = Best()  # PSNR favours blurred panels, so the last checkpoint counts as best
         self.plan = _plan(settings, spec)
         kind, segmentation_kind = _generator_kinds(settings, spec, segmented=bool(self.plan.fusion))
         self.multiple_px = max(multiple_px(kind), multiple_px(segmentation_kind) if self.plan.fusion else 1)
