@@ -78,6 +78,8 @@ class Recipe(nn.Module):
     """Settings that make a step cheap, for `verify` and self-tests."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Another program's setting names in `--config` files, and ours; "" ignores one."""
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """Settings of other projects, and what to use instead, for the error about an unknown setting."""
     must_match_weights: ClassVar[tuple[str, ...]] = ()
     """Settings that `--init-from` needs unchanged, although weights of both values fit."""
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}

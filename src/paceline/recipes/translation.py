@@ -23,6 +23,7 @@ from paceline.models.features import Features
 from paceline.models.layers import normalise_by_image
 from paceline.models.losses import BCE, SQUARES, Objective
 from paceline.models.patchgan import PatchDiscriminator
+from paceline.recipes.parts.other_names import TRANSLATION
 from paceline.recipes.parts.translation_networks import (
     GeneratorKind,
     check_discriminator,
@@ -146,6 +147,7 @@ class Translation(Recipe):
     phases = (Phase("generators", "generators"), Phase("discriminators", "discriminators"))
     ema = ("generators",)
     must_match_weights = ("norm",)
+    other_names = TRANSLATION
 
     @classmethod
     def check(cls, settings: TranslationSettings) -> None:
