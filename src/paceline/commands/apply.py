@@ -38,6 +38,7 @@ class Options:
     downsample: str = ""
     overwrite: bool = False
     skip_existing: bool = False
+    panel: int = 0
 
 
 def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
@@ -52,7 +53,7 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     num_images, num_pixels = plan.num_images, read_headers(plan)
     if num_pixels:
         _make_folder(folder)
-    settings = ApplierSettings(path, options.checkpoint, options.tile, options.downsample)
+    settings = ApplierSettings(path, options.checkpoint, options.tile, options.downsample, options.panel)
     applied: list[AppliedImage] = []
     try:
         with show_progress(sum(num_pixels.values())) as progress:
@@ -78,6 +79,8 @@ def _check_options(options: Options) -> None:
         raise UserError(
             f"--tile {options.tile}: expected a tile size in pixels, or 0 for the largest that fits in memory"
         )
+    if options.panel < 0:
+        raise UserError(f"--panel {options.panel}: expected the number of a panel, from 1, or 0 for whole images")
     if options.downsample not in ("", "bicubic"):
         raise UserError(f"--downsample {options.downsample}: expected bicubic")
     if options.overwrite and options.skip_existing:
