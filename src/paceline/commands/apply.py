@@ -12,6 +12,7 @@ import torch
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
+from paceline.core.printable import printable
 from paceline.core.types import SettingValue
 from paceline.inference.applier import AppliedImage, Applier, ApplierSettings, ImageTask
 from paceline.inference.applier_processes import Outcome, apply_in_processes
@@ -49,7 +50,8 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     image_model = open_image_model(path, options.checkpoint)
     results = _result_names(image_model, path, options)
     plan = plan_results(arguments, folder, results, overwrite=options.overwrite, skip_existing=options.skip_existing)
-    print("\n".join([_describe(image_model, len(plan.tasks), devices), *plan.notes]), flush=True)
+    lines = [_describe(image_model, len(plan.tasks), devices), *plan.notes]
+    print("\n".join(map(printable, lines)), flush=True)
     num_images, num_pixels = plan.num_images, read_headers(plan)
     if num_pixels:
         _make_folder(folder)

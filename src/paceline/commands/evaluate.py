@@ -12,6 +12,7 @@ from paceline.config.resolve import Config, Inherited
 from paceline.config.source_flags import FOLDERS
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError, unknown
+from paceline.core.printable import printable
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
@@ -89,9 +90,7 @@ def evaluate_here(config: Config, run: str, split: str, at: str, what: str) -> N
     metrics = split_evaluator.measure()
     loader.close()
     if world.is_first:
-        data = f"{what} ({config.run.data})" if what else f"{split} of {config.run.data}"
-        num_samples = len(sources[split])
-        print(f"{config.recipe_name} from {stored.origin} on {data}: {num_samples:,} sample{'s' * (num_samples != 1)}")
+        print(printable(f"{config.recipe_name} from {run} at {images:,} images on {split} of {config.run.data}"))
         _print_metrics(metrics, split_evaluator)
     world.leave()
 

@@ -8,6 +8,7 @@ import torch
 
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, new_file
+from paceline.core.printable import printable, printable_lines
 from paceline.inference.classify_files import classify_files
 from paceline.inference.find_images import find_images
 from paceline.inference.model import Model
@@ -35,7 +36,7 @@ def predict(
     model = Model(stored, path, device)
     top, count = min(top, len(model.classes)), count_images(len(found.images))
     header = f"{stored.config.recipe_name} from {model.origin}: {len(model.classes)} classes; {count} on {device}"
-    print("\n".join([header, *found.notes]), flush=True)
+    print(printable_lines("\n".join([header, *found.notes])), flush=True)
     num_done = 0
     with ExitStack() as stack:
         file = None
@@ -44,7 +45,8 @@ def predict(
             file = stack.enter_context(PredictionFile(temporary, target.suffix, top))
         for image, classes in classify_files(model, found.images, top, found.skipped):
             num_done += 1
-            print(f"{image}: {', '.join(f'{one.name} ({one.probability:.1%})' for one in classes)}", flush=True)
+            likely = ", ".join(f"{one.name} ({one.probability:.1%})" for one in classes)
+            print(printable(f"{image}: {likely}"), flush=True)
             if file:
                 file.write(image, classes)
     if target:

@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.commands.configure import checked
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
+from paceline.core.printable import printable
 from paceline.core.types import SettingValue
 from paceline.images.grids import ANIMATED_SUFFIXES, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
@@ -96,7 +97,7 @@ def _show(runs: list[str], file: Path, options: Options) -> int:
     whole = shown[0][0] if len(shown) == 1 else side_by_side([captioned(*one) for one in shown])
     with new_file(file) as temporary:
         whole.save(temporary, format="PNG")
-    print(f"{'; '.join(caption for _, caption in shown)} → {file}")
+    print(printable(f"{'; '.join(caption for _, caption in shown)} → {file}"))
     return 0
 
 
