@@ -19,7 +19,7 @@ from paceline.runs.metrics import read_metrics
 from paceline.runs.stages import stages_of
 from paceline.training.build import assemble
 from paceline.training.session import open_session
-from paceline.training.stop import StopRequest
+from paceline.training.stop import INTERRUPTED, StopRequest
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,20 @@ def train(config: Config) -> int:
     elastic = config.run.max_restarts or config.run.nnodes != "1" or config.run.rdzv
     if (several or elastic) and place_of(config.run) is None:
         rendezvous = Rendezvous.of(config.run)
-        return run_in_processes(Task.of(train_here), config.with_run(nnodes="1", rdzv=""), rendezvous)
+        code = run_in_processes(Task.of(train_here), config.with_run(nnodes="1", rdzv=""), rendezvous)
+        if code:
+            _record_kill(config, code)
+        return code
     return train_here(config)
+
+
+def _record_kill(config: Config, code: int) -> None:
+    """Record how the run ended if its worker processes were killed before they could."""
+    folder = RunFolder(Path(stages_of(config)[0].run.out))  # with several stages, the last one that has started
+    if code == INTERRUPTED:
+        folder.end_for_killed("stopped", "immediately, after a second Ctrl-C")
+    else:
+        folder.end_for_killed("failed", f"its worker processes were killed (exit code {code})")
 
 
 def train_and_report(config: Config) -> TrainResult:

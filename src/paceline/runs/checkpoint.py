@@ -81,6 +81,7 @@ class Checkpoints:
                 self._set_aside(final)
             temporary.rename(final)
             sync(self.folder)
+            sync(self.folder.parent)  # the name of this folder, and of metrics.jsonl
             if replaced:
                 shutil.rmtree(replaced)
         except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
@@ -11,7 +12,7 @@ from typing import cast
 from paceline.config.files import changed_settings
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.files import check_own_files, remove_leftovers, write_json
+from paceline.core.files import check_own_files, remove_leftovers, sync, write_json
 from paceline.core.lock import LOCK, InUse, Lock
 from paceline.core.secrets import redact
 from paceline.core.small_files import parse_json, read_bounded, why
@@ -64,7 +65,8 @@ class RunFolder:
         """Make this process the folder's only writer, until `release` or the end of the process."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            check_own_files(self.path)
+            with suppress(OSError):  # the folder above may be unreadable
+                sync(self.path.resolve().parent)
             self._lock = Lock(self.path)
             remove_leftovers(self.path, older_than_seconds=LEFTOVER_SECONDS)  # `export` may be writing here
             self.checkpoints.restore_replaced()
@@ -102,6 +104,16 @@ class RunFolder:
             with suppress(OSError):  # a full disk may be why it ended
                 Status.now(state, self._total_images, redact(" ".join(reason.split()))).write(self.path)
             self._total_images = None
+
+    def end_for_killed(self, state: str, reason: str) -> None:
+        """Record how a run ended whose process on this host was killed; does nothing if it recorded that itself."""
+        status = Status.of(self.path)
+        if status is None or status.state != "running" or status.host != socket.gethostname():
+            return
+        with suppress(OSError, InUse):
+            lock = Lock(self.path)
+            Status.now(state, status.total_images, reason).write(self.path)
+            lock.release()
 
     def read_record(self, where: str = "") -> RunRecord | None:
         """Return the content of config.toml, or None if there is none; see `record.read_record`."""
