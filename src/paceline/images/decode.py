@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import stat
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -118,7 +119,10 @@ def opened(path: Path) -> Iterator[tuple[Image.Image, IO[bytes]]]:
     """
     try:
         # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
-        if not path.stat().st_size:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for a writer
+            raise BadImage("not a regular file")
+        if not status.st_size:
             raise BadImage("the file is empty")
         with path.open("rb") as file, Image.open(file) as image:
             _check_limit(image)

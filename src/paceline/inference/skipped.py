@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.core.printable import printable
+
 
 @dataclass(frozen=True)
 class SkippedImage:
@@ -18,7 +20,7 @@ class SkippedImage:
 def report_skipped(skipped: Sequence[SkippedImage], num_done: int) -> int:
     """Print the images that were skipped, and return the command's exit code."""
     for image in skipped:
-        print(f"not used: {image.path}: {image.reason}", file=sys.stderr)
+        print(f"not used: {printable(image.path)}: {image.reason}", file=sys.stderr)
     if skipped:
         total = num_done + len(skipped)
         print(f"{num_done} of {total} images were processed, {len(skipped)} could not be used", file=sys.stderr)
