@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+TORTURE_JSON ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -10,7 +11,7 @@ DOCS := $(VENV)/.docs
 S3_SERVER := $(BIN)/weed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-extras test-cluster test-all lint format docs bench clean
+.PHONY: help install demo test test-extras test-cluster test-all torture lint format docs bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +32,10 @@ test-cluster: $(INSTALLED) $(S3_SERVER)  ## run the tests on SLURM, network name
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/cluster $(PYTEST_ARGS)
 
 test-all: lint $(EXTRAS)  ## run the tests of `test` and `test-extras` and the slow tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not torture" $(PYTEST_ARGS)
+
+torture: $(INSTALLED)  ## kill runs at random moments, damage files, read hostile input (at most 30 minutes on two cores)
+	@TORTURE_JSON=$(TORTURE_JSON) $(BIN)/python -m pytest -n 2 -m torture tests/torture $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## check style, formatting and types
 	@$(BIN)/ruff check .

@@ -5,7 +5,7 @@
 A test set is a folder with HR and LRx4: the low-resolution images are read from files. SRResNet trains for --images,
 or for as many images as fit into --minutes at the speed of a short trial. SRGAN then trains for --gan-images. Both
 runs, strips of each test set and results.json are written to --out. PSNR and SSIM follow protocol y: 8-bit, MATLAB's
-luma, without a border of 4 pixels.
+luma, ignoring a border of 4 pixels.
 """
 
 from __future__ import annotations

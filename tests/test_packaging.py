@@ -30,7 +30,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def imported() -> dict[str, str]:
-    """Return the third-party modules that the package imports anywhere, with a file that does."""
+    """Return every third-party module that the package imports, with one file that imports it."""
     found = {}
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

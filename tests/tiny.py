@@ -25,6 +25,7 @@ class TinySettings:
     unused: bool = setting(False, "a layer that no loss uses")
     record: str = setting("", "folder where every loss notes the samples that it saw")
     pause: float = setting(0.0, "seconds that every loss takes longer")
+    evaluation_pause: float = setting(0.0, "seconds that every prediction takes longer")
     wait_while: str = setting("", "file; while it is there, every loss waits")
     slow_sync: float = setting(0.0, "seconds that every fsync takes longer")
     not_finite_at: int = setting(-1, "the call whose loss is not a number")
@@ -93,6 +94,8 @@ class Tiny(Recipe):
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         if self.watched:
             self.seen.append(("predict", dict(batch)))
+        if self.settings.evaluation_pause:
+            time.sleep(self.settings.evaluation_pause)
         return {"logits": self.classifier(batch["image"])}
 
 

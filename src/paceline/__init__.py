@@ -158,16 +158,23 @@ def train(
     return train_and_report(configure(os.fspath(recipe), {**files, **length, **place, **_given(**settings)}))
 
 
-def load(run: StrPath, checkpoint: str | int = "best", device: str | torch.device | None = None) -> Model:
+def load(
+    run: StrPath,
+    checkpoint: str | int = "best",
+    device: str | torch.device | None = None,
+    *,
+    trust: bool = False,
+) -> Model:
     """Load the trained model of a run; the training data is not needed.
 
     Args:
         run: A run folder or a weights file.
         checkpoint: "best", "last", or the number of images seen at the checkpoint.
         device: "cpu", "cuda" or "cuda:1"; by default, a GPU if there is one.
+        trust: Run the code of a recipe in a .py file that the run names, even if this program has not used it yet.
 
     Raises:
-        UserError: If the run, checkpoint or device does not exist, or a file is damaged.
+        UserError: If the run, checkpoint or device does not exist, a file is damaged, or the run names code to run.
 
     Examples:
         >>> model = paceline.load("runs/first", checkpoint="last", device="cpu")
@@ -176,7 +183,7 @@ def load(run: StrPath, checkpoint: str | int = "best", device: str | torch.devic
     """
     from paceline.inference.model import load as load_model
 
-    return load_model(os.fspath(run), str(checkpoint), device)
+    return load_model(os.fspath(run), str(checkpoint), device, trust=trust)
 
 
 def verify(

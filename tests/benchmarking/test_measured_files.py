@@ -8,7 +8,8 @@ from paceline.benchmarking.graph_check import ReplayCheck
 from paceline.benchmarking.self_test import AllReduce, DeviceTest, measure_devices
 from paceline.commands.configure import configure
 from paceline.contracts.step_ladder import MeasuredRung, StepLadder
-from paceline.core.files import read_json, write_json
+from paceline.core.files import write_json
+from paceline.core.small_files import read_json
 from paceline.launch.tasks import Task, run_in_processes
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")

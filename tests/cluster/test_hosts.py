@@ -75,7 +75,7 @@ def pair(hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[Pair]:
 
 def is_whole(pair: Pair) -> bool:
     """Check that exactly the batches of the stream were trained on, each by one host or split over both."""
-    config = config_of(str(pair.run(0)))
+    config = config_of(str(pair.run(0)), trust=True)
     stream = Stream(config.run.seed, len(open_sources(config)["train"]))
     batches = pair.batches()
     alone, shared = (set(map(tuple, batches.get(size, []))) for size in (1, 2))

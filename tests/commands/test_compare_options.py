@@ -18,7 +18,7 @@ from paceline.commands.configure import configure
 from paceline.compare.grid import Grid
 from paceline.compare.measured import Measured
 from paceline.compare.options import Options
-from paceline.core.files import read_json
+from paceline.core.small_files import read_json
 
 SHORT = ["--preset", "quick", "--accelerator", "cpu", "--no-verify", "--no-step-ladder", "--images", "128"]
 TINY = ["compare", "classification", *SHORT, "--set", "width=2", "--strategies", "single"]

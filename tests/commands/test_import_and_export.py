@@ -19,17 +19,18 @@ from paceline.cli.app import run
 from paceline.contracts.recipe import DataSpec
 from paceline.inference.image_model import open_image_model
 from paceline.models.srresnet import SRResNet
+from paceline.models.torch_file import read_state_dict
 from paceline.recipes.translation import Translation, TranslationSettings
 
 WIDTH = 6
 
 
 class TheirBlock(nn.Module):
-    def __init__(self, bias: bool) -> None:
+    def __init__(self, bias: bool, slopes: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=bias)
         self.conv2 = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=bias)
-        self.bn1, self.bn2, self.prelu = nn.BatchNorm2d(WIDTH), nn.BatchNorm2d(WIDTH), nn.PReLU()
+        self.bn1, self.bn2, self.prelu = nn.BatchNorm2d(WIDTH), nn.BatchNorm2d(WIDTH), nn.PReLU(slopes)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.bn2(self.conv2(self.prelu(self.bn1(self.conv1(x)))))
@@ -38,15 +39,18 @@ class TheirBlock(nn.Module):
 class TheirGenerator(nn.Module):
     """A generator in the style of other projects, with their layer names and a list that repeats one block."""
 
-    def __init__(self, doublings: int = 2, shared: bool = True, bias: bool = True, slopes: int = 1) -> None:
+    def __init__(
+        self, doublings: int = 2, shared: bool = True, bias: bool = True, slopes: int = 1, mixed: bool = False
+    ) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(3, WIDTH, 9, padding=4), nn.PReLU(slopes))
-        blocks = [TheirBlock(bias)] * 4 if shared else [TheirBlock(bias) for _ in range(4)]
+        slopes = 1 if mixed else slopes
+        blocks = [TheirBlock(bias, slopes)] * 4 if shared else [TheirBlock(bias, slopes) for _ in range(4)]
         self.residual = nn.Sequential(*blocks)
         self.middle = nn.Sequential(nn.Conv2d(WIDTH, WIDTH, 3, padding=1), nn.BatchNorm2d(WIDTH))
 
         def up() -> nn.Sequential:
-            return nn.Sequential(nn.Conv2d(WIDTH, 4 * WIDTH, 3, padding=1), nn.PixelShuffle(2), nn.PReLU())
+            return nn.Sequential(nn.Conv2d(WIDTH, 4 * WIDTH, 3, padding=1), nn.PixelShuffle(2), nn.PReLU(slopes))
 
         self.up = nn.Sequential(*([up()] * doublings if shared else [up() for _ in range(doublings)]))
         self.last = nn.Conv2d(WIDTH, 3, 9, padding=4)
@@ -89,8 +93,8 @@ def test_an_imported_generator_generates_the_same_images(wrapped, capsys):
     printed = capsys.readouterr().out
     blocks = "separate" if wrapped == "not shared" else "shared"
     assert "generator: " in printed
-    assert f"recognised: scale=4, num_blocks=4, width={WIDTH}, norm=batch, blocks={blocks}\n" in printed
-    assert "assumed (not stored in the file): output=tanh\n" in printed
+    assert f"recognised: scale=4, num_blocks=4, width={WIDTH}, norm=batch, blocks={blocks}, prelu=shared\n" in printed
+    assert "assumed (not stored in the file): output=tanh, batchnorm=running\n" in printed
     ours = open_image_model("ours.safetensors")
     assert (ours.config.recipe.blocks == "shared") == (wrapped != "not shared")
     assert ours.output_scale == 4 and ours.config.recipe.num_blocks == 4
@@ -102,6 +106,80 @@ def test_an_imported_generator_generates_the_same_images(wrapped, capsys):
     assert run(["apply", "ours.safetensors", "small.png", "--out", "made", "--accelerator", "cpu"]) == 0
     with Image.open("made/small.png") as made_file:
         assert made_file.size == (120, 80)
+
+
+@pytest.mark.parametrize(("shared", "mixed"), [(True, False), (False, False), (True, True)])
+def test_a_generator_with_a_slope_per_channel_gives_the_same_images(shared, mixed, capsys):
+    theirs = TheirGenerator(shared=shared, slopes=WIDTH, mixed=mixed).eval()
+    torch.save(theirs.state_dict(), "theirs.pth")
+    assert import_file("theirs.pth") == 0
+    assert "prelu=channel\n" in capsys.readouterr().out
+    Image.fromarray(photograph("astronaut")[:20, :30]).save("small.png")
+    assert run(["apply", "ours.safetensors", "small.png", "--out", "made", "--accelerator", "cpu"]) == 0
+    with torch.no_grad():
+        wanted = theirs(torch.from_numpy(photograph("astronaut")[:20, :30]).permute(2, 0, 1)[None] / 255)
+    levels = (wanted[0].permute(1, 2, 0).clamp(-1, 1) * 0.5 + 0.5) * 255
+    with Image.open("made/small.png") as made:
+        assert np.abs(np.asarray(made, float) - levels.numpy()).max() <= 1 and levels.std() > 1
+
+
+def nested(state: dict, *keys: str) -> dict:
+    for key in reversed(keys):
+        state = {f"{key}{name}": tensor for name, tensor in state.items()} if key.endswith(".") else {key: state}
+    return state
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("params_ema",),
+        ("params",),
+        ("model_state_dict",),
+        ("state_dict",),
+        ("model",),
+        ("model", "state_dict", "module."),
+        ("generator", "model_state_dict"),
+        ("state_dict", "module.", "generator."),
+        ("model", "generator.", "module.", "_orig_mod."),
+    ],
+)
+def test_a_network_is_found_wherever_a_checkpoint_stores_it(keys):
+    state = TheirGenerator().state_dict()
+    torch.save({"epoch": 3, "optimizer": {"state": {}}, **nested(state, *keys)}, "theirs.pth")
+    assert all(torch.equal(tensor, state[key]) for key, tensor in read_state_dict(Path("theirs.pth")).items())
+    assert len(read_state_dict(Path("theirs.pth"))) == len(state)
+
+
+def test_of_two_copies_of_a_network_the_ema_is_imported():
+    state = TheirGenerator().state_dict()
+    torch.save({"params": {key: tensor + 1 for key, tensor in state.items()}, "params_ema": state}, "theirs.pth")
+    assert torch.equal(read_state_dict(Path("theirs.pth"))["last.weight"], state["last.weight"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ("conv_first.weight body.0.rdb1.conv1.weight conv_last.weight", "RRDBNet (ESRGAN"),
+        ("model.0.weight model.1.sub.0.RDB1.conv1.0.weight", "RRDBNet (ESRGAN"),
+        ("conv_first.weight layers.0.residual_group.blocks.0.attn.qkv.weight", "SwinIR"),
+        ("head.0.weight body.0.body.0.weight body.0.body.2.weight tail.0.0.weight", "EDSR"),
+        ("conv_first.weight body.0.conv1.weight upconv1.weight conv_last.weight", "EDSR or MSRResNet"),
+        ("conv1.weight bn1.weight layer1.0.conv1.weight layer4.0.conv1.weight fc.weight", "a ResNet classifier"),
+        ("model.model.0.weight model.model.1.model.1.weight", "a pix2pix or CycleGAN generator; try --recipe"),
+        ("cls_token pos_embed blocks.0.attn.qkv.weight", "a vision transformer"),
+    ],
+)
+def test_a_known_network_that_cannot_be_imported_is_named(keys, name, capsys):
+    torch.save({"params": {key: torch.zeros(4, 4, 3, 3) for key in keys.split()}}, "theirs.pth")
+    assert import_file("theirs.pth") == 2
+    printed = capsys.readouterr().err
+    assert f"theirs.pth: contains {name}" in printed and "reads SRGAN generators" in printed
+
+
+def test_an_unknown_network_is_described_by_its_first_tensors(capsys):
+    torch.save({f"stage{number}.weight": torch.zeros(4, 4, 3, 3) for number in range(4)}, "theirs.pth")
+    assert import_file("theirs.pth") == 2
+    assert "(its tensors: stage0, stage1, stage2, stage3)" in capsys.readouterr().err
 
 
 def test_imported_weights_can_start_a_run():
@@ -148,7 +226,7 @@ class Surprise:
     [
         (TheirGenerator().state_dict(), ["--set", "scale=2"], "scale=2: theirs.pth has scale=4"),
         (TheirGenerator().state_dict(), ["--set", "width=64"], f"width=64: theirs.pth has width={WIDTH}"),
-        (TheirGenerator(slopes=WIDTH).state_dict(), [], "first.1.weight has 6 slopes, expected one"),
+        (TheirGenerator(slopes=3, mixed=True).state_dict(), [], "first.1.weight has 3 slopes, expected 1 or 6"),
         (TheirGenerator(4).state_dict(), [], "theirs.pth: upscales 16 times; supported scales are 2, 4 and 8"),
         (without(TheirGenerator().state_dict(), "last.weight"), [], "last.bias does not belong to an SRGAN generator"),
         (nn.Linear(3, 3).state_dict(), [], "weight does not belong to an SRGAN generator"),

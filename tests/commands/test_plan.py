@@ -17,7 +17,8 @@ from paceline.benchmarking.scaling_probe import one_device, one_of_several
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.core.errors import UserError
-from paceline.core.files import read_json, write_json
+from paceline.core.files import write_json
+from paceline.core.small_files import read_json
 from paceline.parallel.batchnorm import SynchronizedBatchNorm
 from paceline.parallel.torch_internals import AnyBatchNorm
 from paceline.parallel.world import Place, World

@@ -283,7 +283,7 @@ def test_a_finished_stage_still_counts_while_it_is_trained_further(capsys, tmp_p
     leave_unfinished(tmp_path / "both/adversarial")  # as after resuming with more images and stopping
     assert run(["evaluate", str(tmp_path / "both"), "--accelerator", "cpu"]) == 0
     printed = capsys.readouterr()
-    assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos" in printed.out
+    assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos: " in printed.out
     assert "not finished" not in printed.err
 
 

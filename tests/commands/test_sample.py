@@ -49,20 +49,20 @@ def test_training_saves_grids_of_the_same_noise_from_start_to_end():
 
 
 def test_a_grid_equals_the_one_that_training_saved_at_that_checkpoint(capsys):
-    assert run(["sample", "long", "--checkpoint", "1280"]) == 0
+    assert run(["sample", "long", "--trust", "--checkpoint", "1280"]) == 0
     assert np.array_equal(pixels("long/grid.png"), pixels("long/samples/samples-000000001280.png"))
     assert "long at 1,280 images → long/grid.png" in capsys.readouterr().out
 
 
 def test_a_smaller_grid_shows_the_first_images_of_the_larger_one():
-    assert run(["sample", "long", "--checkpoint", "last", "--grid", "1x5", "--out", "some/where.png"]) == 0
+    assert run(["sample", "long", "--trust", "--checkpoint", "last", "--grid", "1x5", "--out", "some/where.png"]) == 0
     small, large = pixels("some/where.png"), pixels("long/samples/samples-000000001920.png")
     assert small.shape == (CELL_PX + GAP_PX, 5 * CELL_PX + GAP_PX, 3)
     assert np.array_equal(small[:CELL_PX], large[:CELL_PX, : 5 * CELL_PX + GAP_PX])
 
 
 def test_an_interpolation_runs_from_one_fixed_image_to_the_next():
-    assert run(["sample", "long", "--checkpoint", "last", "--interpolate", "--grid", "2x7"]) == 0
+    assert run(["sample", "long", "--trust", "--checkpoint", "last", "--interpolate", "--grid", "2x7"]) == 0
     between, whole = pixels("long/interpolation.png"), pixels("long/samples/samples-000000001920.png")
     assert between.shape == (2 * CELL_PX + GAP_PX, 7 * CELL_PX + GAP_PX, 3)
     ends = [between[:CELL_PX, :CELL_PX], between[:CELL_PX, 6 * CELL_PX : 7 * CELL_PX]]
@@ -87,7 +87,7 @@ def test_an_animation_has_a_frame_for_each_saved_grid(capsys):
 
 
 def test_two_runs_are_shown_side_by_side():
-    assert run(["sample", "long", "--next-to", "short", "--grid", "2x2", "--out", "both.png"]) == 0
+    assert run(["sample", "long", "--trust", "--next-to", "short", "--grid", "2x2", "--out", "both.png"]) == 0
     width = 2 * CELL_PX + GAP_PX
     assert pixels("both.png").shape[1] == 2 * width + 4 * GAP_PX
     assert run(["sample", "long", "--next-to", "short", "--animate", "--out", "both.gif"]) == 0
@@ -113,7 +113,7 @@ def test_two_runs_are_shown_side_by_side():
     ],
 )
 def test_unsupported_requests_are_reported_in_one_line(command, line, capsys):
-    assert run(["sample", *command.split()]) == 2
+    assert run(["sample", "--trust", *command.split()]) == 2
     printed = capsys.readouterr().err
     assert line in printed and len(printed.splitlines()) == 1
 

@@ -67,7 +67,7 @@ def test_the_same_command_resumes_and_a_different_value_is_rejected(place: Path)
     assert again.wait() == 0 and "resuming from 64 images" in again.stdout, again.stderr
     other = run_fork(place, *TRAIN, "--set", "noise=4", "--images", "128")
     assert other.wait() == 2 and "(noise: 3.0 → 4.0)" in other.stderr
-    evaluated = run_fork(place, "evaluate", "run", "--accelerator", "cpu")
+    evaluated = run_fork(place, "evaluate", "run", "--trust", "--accelerator", "cpu")
     assert evaluated.wait() == 0 and "test of ./shapes.py" in evaluated.stdout, evaluated.stderr
 
 
@@ -86,7 +86,7 @@ def test_commands_that_need_no_data_need_no_source_file(place: Path, monkeypatch
     assert config_of(".", load_source=False).run.data == "./shapes.py"
     assert config_of(".", [("flag", {"data": "digits"})]).run.data == "digits"
     with pytest.raises(UserError, match=r"shapes\.py': no such file"):
-        config_of(".")
+        config_of(".", trust=True)
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_invalid_options_of_predict_are_reported(words, line, capsys):
     ],
 )
 def test_a_command_that_does_not_support_a_recipe_names_the_one_that_does(command, of, other, tmp_path, capsys):
-    assert run([command, of, "digits/test", "--out", str(tmp_path / "x.csv")]) == 2
+    assert run([command, of, "digits/test", "--trust", "--out", str(tmp_path / "x.csv")]) == 2
     printed = capsys.readouterr().err
     assert f"which `{command}` does not do: use `{other}`" in printed and len(printed.splitlines()) == 1
     with pytest.raises(UserError, match=f"`{command}` does not do: use `{other}`"):
@@ -210,7 +210,7 @@ def test_a_command_that_does_not_support_a_recipe_names_the_one_that_does(comman
 
 
 def test_a_loaded_generator_generates_what_sample_shows():
-    assert run(["sample", "generator", "--accelerator", "cpu", "--grid", "3x5", "--out", "grid.png"]) == 0
+    assert run(["sample", "generator", "--trust", "--accelerator", "cpu", "--grid", "3x5", "--out", "grid.png"]) == 0
     model = paceline.load("generator", device="cpu")
     made = model.sample(15)
     assert made.shape == (15, 1, 8, 8) and made.dtype == torch.uint8
@@ -258,7 +258,7 @@ def test_a_recipe_that_no_command_supports_is_rejected(tmp_path, capsys):
     words = ["train", str(tmp_path / "mute.py"), "--images", "32", "--accelerator", "cpu", "--out", "mute"]
     trained = run_fork(Path.cwd(), *words)
     assert trained.wait() == 0, trained.stderr
-    assert predict("mute", "digits/test") == 2
+    assert predict("mute", "digits/test", "--trust") == 2
     assert "`predict` does not support recipe" in capsys.readouterr().err
     assert list(paceline.load("mute").networks) == ["net"]
 

@@ -21,10 +21,10 @@ def test_a_user_file_is_announced_before_it_runs(tmp_path: Path) -> None:
     new("recipe", "mine", tmp_path)
     new("source", "shapes", tmp_path)
     (tmp_path / "settings.toml").write_text('data = "./shapes.py"\n')
-    trained = run_fork(tmp_path, "train", "./mine.py", "--config", "settings.toml", *SHORT)
+    trained = run_fork(tmp_path, "train", "./mine.py", "--config", "settings.toml", "--trust", *SHORT)
     assert trained.wait() == 0, trained.stderr
     assert announced(trained.stdout) == ["mine.py", "shapes.py"]
-    evaluated = run_fork(tmp_path, "evaluate", "run")
+    evaluated = run_fork(tmp_path, "evaluate", "run", "--trust")
     assert evaluated.wait() == 0, evaluated.stderr
     assert announced(evaluated.stdout) == ["mine.py", "shapes.py"]
     assert evaluated.stdout.startswith("running the code in ")

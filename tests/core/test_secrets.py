@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.cli.app import run
 from paceline.core.secrets import is_private_name, redact
+from paceline.runs.mirror.staging import Staging
 
 
 @pytest.mark.parametrize(
@@ -62,3 +65,31 @@ def test_a_setting_with_a_credential_is_rejected_and_not_written(
     output = capsys.readouterr()
     assert "data_root: holds a credential (https://***@host/data)" in output.err
     assert "hunter2" not in output.err + output.out and not list(tmp_path.iterdir())
+
+
+def test_long_text_takes_linear_time() -> None:
+    """A quadratic search would take hours for such text, and hold up training and the board."""
+    code = (
+        "from paceline.core.secrets import is_private_name, redact\n"
+        "for part in ('a', '-', '://', 'key', '=', 'token', 'a://', 'a.', 'a://b:', 'pass ', 'sk-', '@', ' ', 'api_'):\n"
+        "    text = part * (300_000 // len(part))\n"
+        "    redact(text), is_private_name(text)\n"
+        "    assert redact(text + ' token=abc').endswith('token=***')\n"
+    )  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def test_a_long_scheme_or_name_does_not_show_what_it_hides() -> None:
+    assert redact(f"{'x' * 100}://me:word@host") == f"{'x' * 100}://***@host"
+    assert redact(f"{'my_' * 100}token=abc") == f"{'my_' * 100}token=***"
+
+
+def test_the_mirrored_copy_of_a_log_hides_credentials_across_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    lines = ["x" * 70_000, "password:", "hunter2", *["a line"] * 20_000, "https://me:word@host", "no newline"]
+    (tmp_path / "logs/rank-0.txt").write_bytes("\n".join(lines).encode() + b"\xff")
+    copy = Staging(tmp_path).copy("logs/rank-0.txt")
+    assert copy
+    text = copy.read_text()
+    assert "hunter2" not in text and "word@" not in text
+    assert text.splitlines()[3:-2] == ["a line"] * 20_000 and text.endswith(r"no newline\xff")

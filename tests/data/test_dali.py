@@ -176,7 +176,7 @@ def test_sources_that_modify_their_images_are_rejected(data: Path, tmp_path: Pat
     for split in ("train", "test"):
         save(tmp_path / split / "row.png", 14, 28)
     worse = Degraded("train", Degraded.Settings(data_root=str(data / "png"), crop=CROP))
-    scaled = Folder("train", RunSettings(data_root=str(data / "folder"), size=8))
+    scaled = Folder("train", Folder.Settings(data_root=str(data / "folder"), size=8))
     grey = Photos("train", Photos.Settings(data_root=str(data / "png"), channels=1, crop=CROP))
     rows = Panels("train", Panels.Settings(data_root=str(tmp_path), panels="image,target"))
     array = ArraySource({"image": random_images(4, 8, 8, 3)}, DataSpec(3, 8, 8))

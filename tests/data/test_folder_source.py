@@ -12,7 +12,7 @@ import pytest
 from made_data import random_images
 from PIL import Image
 
-from paceline.config.settings import RunSettings
+from paceline.config.source_flags import SeparateTestFolder
 from paceline.core.errors import UserError
 from paceline.data.sources.folder import Folder
 
@@ -24,8 +24,8 @@ def save(path: Path, image: np.ndarray | Image.Image, **options: Any) -> Path:
     return path
 
 
-def settings(root: Path, **changes: object) -> RunSettings:
-    return RunSettings(data_root=str(root), workers=0, **changes)  # type: ignore[arg-type]
+def settings(root: Path, **changes: object) -> SeparateTestFolder:
+    return SeparateTestFolder(data_root=str(root), workers=0, **changes)  # type: ignore[arg-type]
 
 
 def read_only_image(root: Path, **changes: object) -> np.ndarray:

@@ -11,7 +11,7 @@ from made_data import writers
 from PIL import Image
 
 from paceline.commands.configure import configure
-from paceline.commands.evaluate import _for_whole_images
+from paceline.commands.evaluate import _for_whole_folder
 from paceline.config.settings import RunSettings
 from paceline.config.source_flags import SeparateTestFolder
 from paceline.core import registry
@@ -21,14 +21,14 @@ from paceline.data.source import Source
 from paceline.data.source_settings import RegisteredSources
 
 COUNT, SIDE = 10, 12
-FOLDERS = {"photos": ("",), "degraded": ("",), "pairs": ("input", "target"), "panels": ("",)}
+FOLDERS = {"photos": ("",), "degraded": ("",), "pairs": ("input", "target"), "panels": ("",), "folder": ("",)}
 
 
 def source_class(name: str) -> type[Source]:
     return registry.load_class("source", name, Source)
 
 
-def settings_of(name: str, root: Path, **changes: str) -> RunSettings:
+def settings_of(name: str, root: Path, **changes: str | int) -> RunSettings:
     return RegisteredSources().of(name)(data=name, data_root=str(root), workers=0, **changes)  # type: ignore[arg-type]
 
 
@@ -81,7 +81,18 @@ def test_a_separate_test_folder_leaves_all_of_the_root_for_training(name: str, t
         source_class(name)("test", missing)
 
 
-def test_panels_in_folders_a_and_b_use_their_test_split(tmp_path: Path) -> None:
+def test_classes_of_a_whole_folder_keep_their_labels(tmp_path: Path) -> None:
+    for name, count in (("cat", 4), ("dog", 6)):
+        write(tmp_path / name, "folder", count)
+    settings = settings_of("folder", tmp_path, size=SIDE)
+    whole = source_class("folder")("test", source_class("folder").measure_whole(settings))
+    assert [int(whole.read(index)["label"]) for index in range(len(whole))] == [0] * 4 + [1] * 6
+    other = settings_of("folder", tmp_path, test_root=str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"--test-root .*nowhere: no such folder"):
+        source_class("folder")("test", other)
+
+
+def test_panels_in_two_folders_have_their_own_test_split(tmp_path: Path) -> None:
     for folder, count in (("trainA", 3), ("trainB", 3), ("testA", 2), ("testB", 2)):
         write(tmp_path / folder, "panels", count)
     settings = settings_of("panels", tmp_path)
@@ -108,6 +119,6 @@ def test_low_resolution_files_are_evaluated_with_their_high_resolution_images(tm
 def test_evaluation_uses_the_source_of_the_run(recipe: str, name: str, tmp_path: Path) -> None:
     write(tmp_path, name, COUNT)
     config = configure(recipe, {"data": name, "data_root": str(tmp_path), "workers": "0"})
-    whole = _for_whole_images(config)
+    whole = _for_whole_folder(config)
     assert isinstance(whole.run, SeparateTestFolder) and whole.run.test_root == str(tmp_path)
     assert {split: len(source) for split, source in open_sources(whole, "test").items()} == {"test": COUNT}

@@ -42,6 +42,14 @@ def test_samples_match_the_data_spec(name: str, make_data) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_folder_for_evaluation_loses_no_sample_of_the_test_split(name: str, make_data) -> None:
+    settings = make_data(name)
+    whole = registry.load_class("source", name, Source).measure_whole(settings)
+    usual, measured = len(build(name, "test", settings)), len(build(name, "test", whole))
+    assert measured == usual if whole == settings else measured == usual + len(build(name, "train", settings))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_reading_many_samples_equals_reading_each(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     indices = np.array([2, 0, 3])

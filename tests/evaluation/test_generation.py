@@ -253,7 +253,7 @@ def test_two_processes_measure_the_same_as_one(runs):
     for size in (1, 2):
         # The second run also computes the statistics of the real images itself.
         sets = ["--set", "features=classifier", "--set", f"feature_precision={'fp32' if size == 1 else 'tf32'}"]
-        command = ["evaluate", "gan", "--accelerator", "cpu", "--devices", str(size), *sets]
+        command = ["evaluate", "gan", "--trust", "--accelerator", "cpu", "--devices", str(size), *sets]
         before = set(runs.glob("stdout-*"))
         assert run_ranks(runs, size, *command) == [0] * size
         found.append(values_in("".join(file.read_text() for file in set(runs.glob("stdout-*")) - before)))
@@ -272,7 +272,7 @@ def test_a_run_resumes_only_if_it_is_evaluated_as_before(runs):
 
 
 def test_features_from_an_unsuitable_run_or_for_different_images_are_rejected(runs, monkeypatch):
-    rejected = run_fork(runs, "evaluate", "gan", "--accelerator", "cpu", "--set", "features=gan")
+    rejected = run_fork(runs, "evaluate", "gan", "--trust", "--accelerator", "cpu", "--set", "features=gan")
     assert rejected.wait() == 2 and "features=gan: not a classification run" in rejected.stderr
     monkeypatch.chdir(runs)
     case = Case(source_of(images(300, 1)), "train", 300, open_run)

@@ -13,8 +13,9 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class
 from paceline.data.source import ArraySource, Subset
+from paceline.evaluation import perceptual
 from paceline.evaluation.contract import Case
-from paceline.evaluation.evaluators.restoration import Restoration, _lpips_network
+from paceline.evaluation.evaluators.restoration import Restoration
 from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, luma, psnr, ssim, to_levels
 
 IMAGE = torch.from_numpy(photograph("astronaut")[100:196, 180:300].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
@@ -165,9 +166,9 @@ def perceptual_package(tmp_path, monkeypatch):
     """A stand-in for the lpips package, which would download its weights."""
     (tmp_path / "lpips.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(tmp_path)
-    _lpips_network.cache_clear()
+    perceptual._lpips_network.cache_clear()
     yield tmp_path / "lpips.py"
-    _lpips_network.cache_clear()
+    perceptual._lpips_network.cache_clear()
     sys.modules.pop("lpips", None)
 
 

@@ -7,7 +7,8 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
 from paceline.evaluation.contract import Case, OpenedRun
-from paceline.evaluation.evaluators.translation import CLASSES, Translation, members
+from paceline.evaluation.evaluators.translation import Translation
+from paceline.evaluation.overlap import CLASSES, members
 
 CPU = torch.device("cpu")
 DATA_SPEC = DataSpec(channels=3, height=16, width=16, panels=("stain", "segmentation"))

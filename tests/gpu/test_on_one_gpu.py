@@ -101,7 +101,7 @@ def test_after_a_failed_capture_dropout_still_works_and_memory_does_not_grow(wai
 
 
 def test_graph_on_raises_if_the_step_cannot_be_captured(waiting: str) -> None:
-    with pytest.raises(UserError, match=r"--graph on: classifier_loss \(.*waiting.py:8\) cannot be part"):
+    with pytest.raises(UserError, match=r"--graph on: classifier_loss \(.*waiting.py:8\) cannot be captured"):
         trained(waiting, steps=20, graph="on")
     torch.rand(3, device="cuda")  # fails if the process is still in capture mode
 

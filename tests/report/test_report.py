@@ -289,7 +289,7 @@ def test_generators_are_shown_side_by_side_only_with_equal_protocols(tmp_path: P
             tmp_path, "train", TINY_GAN, "--accelerator", "cpu", "--images", "640", "--seed", seed, "--out", seed
         )
         assert done.wait() == 0, done.stderr
-    assert run_fork(tmp_path, "compare", "0", "1", "--out", "both").wait() == 0
+    assert run_fork(tmp_path, "compare", "0", "1", "--trust", "--out", "both").wait() == 0
     page = Page((tmp_path / "both/report.html").read_text())
     assert (
         sum(address.startswith("data:image/png;base64,") for address in page.fetched) == 1
@@ -306,7 +306,7 @@ def test_generators_are_shown_side_by_side_only_with_equal_protocols(tmp_path: P
         (tmp_path / "0/samples/samples-000000000640.png").write_bytes(content)
         assert run_fork(tmp_path, "compare", "0", "--out", "torn").wait() == 0
         assert "samples-000000000640.png cannot be read" in (tmp_path / "torn/report.html").read_text()
-    rejected = run_fork(tmp_path, "compare", "0", "1", "--out", "neither")
+    rejected = run_fork(tmp_path, "compare", "0", "1", "--trust", "--out", "neither")
     assert rejected.wait() == 2
     assert "0 and 1 were measured differently and cannot be compared (resize: area to 8 ≠ none)" in rejected.stderr
 

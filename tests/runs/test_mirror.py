@@ -273,7 +273,7 @@ def test_a_mirror_failure_is_printed_once_and_recorded_until_it_is_over(
     broken.clear()
     assert "is complete" in mirror.finish(60)
     printed = capsys.readouterr().out.splitlines()
-    assert [line.partition(" (")[0] for line in printed] == ["mirror: away failed", "mirror: away works again"]
+    assert [line.partition(" (")[0] for line in printed] == ["mirror: away failed", "mirror: away is reachable again"]
     assert "training continues" in printed[0] and "abcdef" not in printed[0]
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
     assert state and (state.images, state.error) == (100, "")
@@ -292,7 +292,7 @@ def test_a_run_that_lost_its_disk_resumes_from_its_mirror_with_the_same_bits(tmp
     wait_until(lambda: published(tmp_path / "away")[-1:] >= [160], first)
     first.kill()
     first.wait()
-    assert "holds nothing yet" in first.stdout
+    assert "contains no run yet" in first.stdout
     shutil.rmtree(tmp_path / "run")
     alone = run_fork(tmp_path, *command, "--out", "run", "--mirror", url)
     assert alone.wait() == 2 and f"use --resume-from {url} to resume from the mirror" in alone.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import time
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple, TypedDict
@@ -15,6 +14,7 @@ from paceline.board.metrics_reader import MetricsReader, Table
 from paceline.config.files import PROVENANCE
 from paceline.core.lock import LOCK
 from paceline.core.secrets import HIDDEN, is_private_name, redact
+from paceline.core.small_files import parse_toml
 from paceline.core.types import SettingValue
 from paceline.runs.metrics import METRICS, SAMPLE_NAME, SAMPLES
 from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Status
@@ -152,8 +152,8 @@ class Run:
     def settings(self) -> dict[str, dict[str, SettingValue]]:
         """Return the settings and the provenance by full name, with credentials hidden."""
         try:
-            kept = tomllib.loads(self._small_file(CONFIG).decode())
-        except (FileNotFoundError, ValueError, RecursionError):
+            kept = parse_toml(self._small_file(CONFIG))
+        except (FileNotFoundError, ValueError):
             return {"settings": {}, PROVENANCE: {}}
         provenance = kept.pop(PROVENANCE, {})
         return {"settings": _shown(kept), PROVENANCE: _shown(provenance if isinstance(provenance, dict) else {})}

@@ -19,15 +19,16 @@ from paceline.cli.flags import (
     LowRoot,
     ParserError,
     RecipeName,
-    RunName,
     TestLowRoot,
     TestRoot,
+    Trust,
     Vgg,
+    Weights,
     in_one_line,
     with_settings,
     with_vgg,
 )
-from paceline.cli.images import apply, export, import_weights, predict, sample
+from paceline.cli.images import apply, export, import_weights, measure, predict, sample
 from paceline.cli.interrupt import Commands, Interrupted
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, settings
@@ -67,7 +68,7 @@ def train(
 
 @app.command()
 def evaluate(
-    run: RunName,
+    run: Weights,
     split: Annotated[str, typer.Option(help="test, validation or train (default: test, or train for generators)")] = "",
     data: Annotated[str, typer.Option(help="evaluate on this source instead of the run's")] = "",
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
@@ -79,6 +80,7 @@ def evaluate(
     accelerator: Accelerator = "",
     inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of a trusted --inception file")] = "",
+    trust: Trust = False,
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Evaluate a trained run on any data."""
@@ -213,6 +215,7 @@ app.command()(new)
 app.command()(sample)
 app.command()(apply)
 app.command()(predict)
+app.command()(measure)
 app.command("import")(import_weights)
 app.command()(export)
 

@@ -13,17 +13,22 @@ import typer
 
 from paceline.config.settings import COMMON_ALIASES, LearnerSettings
 from paceline.config.source_flags import SourceFlags
+from paceline.core.trust import set_trust
 from paceline.core.types import SettingValue
 
 Command = Callable[..., None]
 Flags: TypeAlias = dict[str, str | bool]  # settings given as flags, by name; `configure` converts the text
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="name of a recipe, or path of your own .py file")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="a run folder")]
+Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run folder or a .safetensors file")]
 Checkpoint = Annotated[str, typer.Option(help="best, last, or the number of images seen")]
 Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 ConfigFile = Annotated[str, typer.Option("--config", help="read settings from a TOML or INI file", metavar="FILE")]
 Vgg = Annotated[str, typer.Option("--vgg", help="VGG19 weights, for recipes with a perceptual loss", metavar="FILE")]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="run the code in .py files that a run or a --config file names", callback=set_trust),
+]
 Assignments = Annotated[list[str], typer.Option("--set", help="set any setting; can be repeated", metavar="NAME=VALUE")]
 
 
@@ -46,12 +51,14 @@ def with_settings(
 
     def with_flags(command: Command) -> Command:
         def wrapped(**arguments: Any) -> None:
+            arguments.pop(trust.name)  # its callback has recorded it
             flags = {name: arguments.pop(name) for name in options}
             command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
 
         options = {f.name: _option(f, hint, defaults) for f, hint in _fields_with_flags() if f.name not in but}
         own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "flags"]
-        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        trust = inspect.Parameter("trust", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Trust)
+        own = [*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), trust]
         wrapped.__signature__ = inspect.Signature([*own, *options.values()])  # type: ignore[attr-defined]
         wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *options.values()]}
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Accelerator, Assignments, Checkpoint, RunName
+from paceline.cli.flags import Accelerator, Assignments, Checkpoint, RunName, Trust
 
 Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run folder or a .safetensors file")]
 
 
 def sample(
-    run: RunName,
+    run: Weights,
     out: Annotated[str, typer.Option(help="file to write: .png; for animations .gif or .webp (default: in RUN)")] = "",
     checkpoint: Checkpoint = "best",
     grid: Annotated[str, typer.Option(help="generators: rows and columns of the grid (default: 8x8)")] = "",
@@ -20,6 +20,7 @@ def sample(
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[str, typer.Option(help="show another run's images next to these", metavar="RUN")] = "",
     accelerator: Accelerator = "",
+    trust: Trust = False,
 ) -> None:
     """Save sample images from a run: a grid for generators, side-by-side strips for other image models.
 
@@ -48,6 +49,7 @@ def apply(
     ] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing results")] = False,
     skip_existing: Annotated[bool, typer.Option("--skip-existing", help="skip images with existing results")] = False,
+    trust: Trust = False,
 ) -> None:
     """Super-resolve, restore or translate images of any size."""
     from paceline.commands.apply import Options
@@ -55,6 +57,27 @@ def apply(
 
     options = Options(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing)
     raise typer.Exit(job(run, images, out, options))
+
+
+def measure(
+    results: Annotated[str, typer.Argument(metavar="RESULTS", help="a folder of images, or one image")],
+    targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder with their targets, or one image")],
+    protocol: Annotated[str, typer.Option(help="rgb: all channels; y: luma")] = "rgb",
+    border: Annotated[int, typer.Option(help="pixels to ignore at each edge; evaluate ignores the scale")] = 0,
+    masks: Annotated[bool, typer.Option("--masks", help="the images are segmentations: measure IoU and Dice")] = False,
+    suffix: Annotated[str, typer.Option(help="use only results whose name ends with this, e.g. -sr")] = "",
+    json: Annotated[str, typer.Option(help="write the metrics to this .json file", metavar="FILE")] = "",
+    per_image: Annotated[str, typer.Option(help="write the metrics of each image to this .csv file")] = "",
+    inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
+    inception_sha256: Annotated[str, typer.Option(help="SHA-256 of a trusted --inception file")] = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False,
+) -> None:
+    """Measure images of any program against their targets: PSNR, SSIM, LPIPS, FID, IoU and Dice."""
+    from paceline.commands.measure import Options
+    from paceline.commands.measure import measure as job
+
+    options = Options(protocol, border, masks, suffix, json, per_image, inception, inception_sha256, overwrite)
+    raise typer.Exit(job(results, targets, options))
 
 
 def predict(
@@ -65,6 +88,7 @@ def predict(
     checkpoint: Checkpoint = "best",
     accelerator: Accelerator = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
+    trust: Trust = False,
 ) -> None:
     """Classify images with a trained classifier.
 
@@ -95,6 +119,7 @@ def export(
     out: Annotated[str, typer.Option(help="the .onnx file to write", metavar="FILE")],
     checkpoint: Checkpoint = "best",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
+    trust: Trust = False,
 ) -> None:
     """Export a trained model to ONNX and check it against PyTorch.
 

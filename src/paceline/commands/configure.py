@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from paceline.config.files import parse_assignments, read_file
+from paceline.config.named_code import check_named_code, check_trusting_setting
 from paceline.config.resolve import Config, Inherited
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError, missing, unknown
@@ -35,6 +36,8 @@ def configure(
     recipe_class = load_recipe(recipe)
     from_file = _renamed(read_file(config_file), recipe_class.aliases) if config_file else {}
     from_sets = parse_assignments(assignments)
+    check_named_code(f"--config {config_file}", from_file, [flags, from_sets])
+    check_trusting_setting(f"--config {config_file}", from_file)
     preset = str(from_sets.get("preset") or flags.get("preset") or from_file.get("preset") or "")
     if preset and preset not in recipe_class.presets:
         raise unknown("preset", preset, recipe_class.presets)

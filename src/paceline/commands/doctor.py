@@ -23,10 +23,11 @@ from paceline.commands.verify import verify
 from paceline.config.files import parse_assignments
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError, missing
-from paceline.core.files import read_json, write_json
+from paceline.core.files import write_json
 from paceline.core.installed import is_installed
 from paceline.core.registry import load_class, load_classes
 from paceline.core.screen import open_screen
+from paceline.core.small_files import read_json
 from paceline.core.types import SettingValue
 from paceline.data.loader import Loader
 from paceline.launch.tasks import Task, run_in_processes

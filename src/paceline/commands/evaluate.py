@@ -1,4 +1,4 @@
-"""`paceline evaluate`: measure the metrics of a run's checkpoint on any data."""
+"""`paceline evaluate`: measure the metrics of a run's checkpoint or of a weights file on any data."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from paceline.data.crop import cropped
 from paceline.data.open_sources import open_sources
 from paceline.data.source import Source
 from paceline.evaluation.contract import is_classifier
+from paceline.inference.image_model import open_recipe
+from paceline.inference.trained import StoredModel, read_stored
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join, place_from
 from paceline.runs.checkpoint import choose_checkpoint
-from paceline.runs.data_spec_file import read_data_spec
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import make_recipe
 from paceline.runs.stages import last_finished
 from paceline.runs.weights import load_weights
+from paceline.runs.weights_file import is_weights_file
 from paceline.training.build import make_loader
 from paceline.training.evaluate import SplitEvaluator
 
@@ -35,22 +37,23 @@ from paceline.training.evaluate import SplitEvaluator
 def evaluate(
     run: str, split: str, flags: Mapping[str, SettingValue], assignments: Mapping[str, str], checkpoint: str
 ) -> int:
-    """Print the metrics of a run's checkpoint on a split of its own data or of a different source."""
+    """Print the metrics of a run's checkpoint or of a weights file, on its own data or on a different source."""
     given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
     # Folders from the run's settings do not apply to different data.
-    elsewhere = "data_root" in given
+    elsewhere = "data_root" in {**given, **assignments}
     not_inherited = FOLDERS if elsewhere else ("test_low_root",)
     own = Inherited(dict.fromkeys(not_inherited, "") if elsewhere or "test_root" in given else {})
     config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
-    config = _for_whole_folder(config) if elsewhere else config
+    narrow, config = config, _for_whole_images(config) if elsewhere else config
+    what = f"all of {config.run.data_root}" if config != narrow else ""
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator, so it cannot be evaluated")
     split = split or (recipe_class.evaluated_on if recipe_class.generates else "test")
-    images = choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images
+    at = "" if is_weights_file(run) else str(choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images)
     if config.run.devices > 1 and place_from(os.environ) is None:
-        return run_in_processes(Task.of(evaluate_here, run, split, images), config)
-    evaluate_here(config, run, split, images)
+        return run_in_processes(Task.of(evaluate_here, run, split, at, what), config)
+    evaluate_here(config, run, split, at, what)
     return 0
 
 
@@ -60,21 +63,23 @@ def _for_whole_folder(config: Config) -> Config:
     return dataclasses.replace(config, run=source_class.measure_whole(config.run))
 
 
-def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
-    """Evaluate in this process, which may be one of several; rank 0 prints the metrics."""
+def evaluate_here(config: Config, run: str, split: str, at: str, what: str) -> None:
+    """Evaluate in this process, which may be one of several; rank 0 prints the metrics of `what`, or of the split."""
     world = join(config.run, distributed=config.run.devices > 1)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     sources = open_sources(config, split)
     if split not in sources:
         raise unknown("split", split, sources)
-    _check_class_names(config, run, split, sources[split].spec)
+    stored = read_stored(run, at or "best")
+    _check_class_names(stored, run, split, config.run.data, sources[split].spec)
     recipe = make_recipe(config, sources)
-    snapshot = choose_checkpoint(RunFolder(Path(run)).checkpoints, str(images))
     try:
-        load_weights(recipe, snapshot.weights, ema=True)
+        # A weights file may lack the networks that evaluation does not use.
+        weights = stored.weights if at else open_recipe(dataclasses.replace(stored, config=config), run).state_dict()
+        load_weights(recipe, weights, ema=True)
     except UserError:
-        difference = _difference(run, cropped(sources[split].spec, config.run.crop))
+        difference = _difference(run, stored.spec, cropped(sources[split].spec, config.run.crop))
         if difference:
             raise UserError(f"--data {config.run.data}: {difference}") from None
         raise
@@ -84,29 +89,30 @@ def evaluate_here(config: Config, run: str, split: str, images: int) -> None:
     metrics = split_evaluator.measure()
     loader.close()
     if world.is_first:
-        print(f"{config.recipe_name} from {run} at {images:,} images on {split} of {config.run.data}")
+        data = f"{what} ({config.run.data})" if what else f"{split} of {config.run.data}"
+        num_samples = len(sources[split])
+        print(f"{config.recipe_name} from {stored.origin} on {data}: {num_samples:,} sample{'s' * (num_samples != 1)}")
         for note in sources[split].notes:
             print(note)
         _print_metrics(metrics, split_evaluator)
     world.leave()
 
 
-def _check_class_names(config: Config, run: str, split: str, spec: DataSpec) -> None:
+def _check_class_names(stored: StoredModel, run: str, split: str, data: str, spec: DataSpec) -> None:
     """Raise UserError if class names differ: classes are matched by index, so the metrics would be wrong."""
-    if not is_classifier(config.recipe_class):
+    trained = stored.spec
+    if not is_classifier(stored.recipe_class):
         return
-    trained = read_data_spec(Path(run))
     if not trained.class_names or len(trained.class_names) != len(spec.class_names):
         return
     for number, (expected, name) in enumerate(zip(trained.class_names, spec.class_names, strict=True)):
         if expected != name:
             what = f"class {number} of its {split} split is {name!r}, but {run} was trained with {expected!r}"
-            raise UserError(f"--data {config.run.data}: {what}; use data with the same class names")
+            raise UserError(f"--data {data}: {what}; use data with the same class names")
 
 
-def _difference(run: str, spec: DataSpec) -> str:
+def _difference(run: str, trained: DataSpec, spec: DataSpec) -> str:
     """Return why the data does not fit a run's networks; empty if the reason is unknown."""
-    trained = read_data_spec(Path(run))
     if trained.channels != spec.channels:
         own = f"{spec.channels} channel{'s' * (spec.channels > 1)}"
         what = f"its images have {own}, but {run} expects {trained.channels}"

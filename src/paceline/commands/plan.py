@@ -21,8 +21,8 @@ from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
-from paceline.core.files import read_json
 from paceline.core.screen import open_screen
+from paceline.core.small_files import read_json
 from paceline.core.types import SettingValue
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import AUTO
@@ -82,7 +82,7 @@ def plan(
 
 
 def _parse_devices(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise UserError(f"--devices {text}: must be a whole number >= 1")
     return int(text)
 

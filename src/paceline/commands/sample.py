@@ -15,6 +15,7 @@ from paceline.inference.animation import animation_frames
 from paceline.inference.run_images import GridOptions, show_run
 from paceline.runs.finished_run import config_of
 from paceline.runs.stages import last_finished
+from paceline.runs.weights_file import is_weights_file
 
 DEFAULT_GRID = "8x8"
 LARGEST_GRID = 4096  # number of images
@@ -56,8 +57,12 @@ def _check_options(options: Options) -> None:
 def _files(run: Path, out: str, options: Options) -> list[Path]:
     """Return the files to write: the one given by `--out`, or the default ones in the run folder."""
     suffixes = ANIMATED_SUFFIXES if options.animate else (".png",)
-    if not run.is_dir():
-        raise UserError(f"{run}: not a run folder")
+    is_file = is_weights_file(str(run))
+    if not run.is_dir() and not is_file:
+        raise UserError(f"{run}: expected a run folder or a weights file")
+    if is_file and (options.animate or not out):
+        what = "--animate: shows the images saved during training" if options.animate else "--out: missing"
+        raise UserError(f"{what}; {run} is a weights file: use {'its run folder' if options.animate else '--out FILE'}")
     if not out:
         return [run / f"{options.kind}{suffix}" for suffix in suffixes]
     file = Path(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,8 +17,9 @@ from paceline.compare.progress import show_progress
 from paceline.config.files import PROVENANCE
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.files import read_json, write_json
+from paceline.core.files import write_json
 from paceline.core.registry import is_path
+from paceline.core.small_files import parse_toml, read_bounded, read_json
 from paceline.data.fingerprint import describe_samples
 from paceline.data.open_sources import open_sources
 from paceline.launch.child import failure_reason, run_paceline, to_arguments
@@ -137,7 +137,7 @@ def _samples_of(folder: Path) -> str:
     """Return the description of the training samples recorded by a cell's run or first stage; empty if missing."""
     for run in (folder, *stages_in(folder)):
         with suppress(OSError, ValueError):  # errors are reported when the whole run is read
-            provenance = tomllib.loads(RunFolder(run).config_file.read_text()).get(PROVENANCE)
+            provenance = parse_toml(read_bounded(RunFolder(run).config_file)).get(PROVENANCE)
             samples = provenance.get("data") if isinstance(provenance, dict) else None
             if isinstance(samples, str):
                 return samples

@@ -14,7 +14,7 @@ from paceline.report.groups import make_groups
 from paceline.report.model import Cell
 from paceline.report.run import Run
 from paceline.report.run_reader import read_run
-from paceline.runs.config import load_recipe
+from paceline.runs.config import find_recipe
 from paceline.runs.folder import RunFolder
 from paceline.runs.stages import last_finished
 
@@ -55,7 +55,7 @@ def read_finished(path: str) -> Run:
     """
     run = read_run(path)
     start = str(run.settings.get("init_from", ""))
-    stages = load_recipe(run.recipe).stages.values()
+    stages = find_recipe(run.recipe).stages.values()
     if any({Path(start).name, Path(path).name} <= set(folders) for folders in stages):
         return replace(run, settings={**run.settings, "init_from": os.path.relpath(start, path)})
     return run

@@ -13,7 +13,7 @@ import torch
 from paceline.compare.options import Flags, Options
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
-from paceline.core.errors import UserError, unknown
+from paceline.core.errors import UserError, missing, unknown
 from paceline.core.installed import is_installed
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
@@ -117,7 +117,7 @@ def obstacle_here(config: Config, strategy: str, devices: int, gpus: Sequence[st
     """Return why this machine cannot run a cell; empty if it can."""
     strategy_class = load_class("strategy", strategy, Strategy)
     if not is_installed(strategy_class.package):
-        return f"package {strategy_class.package} is not installed"
+        return missing(strategy_class.package, strategy_class.extra)
     if not uses_cuda(config.run):
         return strategy_class.cpu_obstacle
     here = torch.cuda.device_count()
@@ -138,7 +138,7 @@ def _words(flag: str, text: str) -> tuple[str, ...]:
 def _numbers(flag: str, text: str, at_least: int) -> list[int]:
     numbers = []
     for word in _words(flag, text):
-        if not word.isdigit() or int(word) < at_least:
+        if not word.isdecimal() or int(word) < at_least:
             raise UserError(f"{flag} {text}: {word!r} is not a whole number >= {at_least}")
         numbers.append(int(word))
     return numbers

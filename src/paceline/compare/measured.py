@@ -19,8 +19,9 @@ from paceline.config.resolve import Config
 from paceline.config.settings import SETTINGS_NOT_IN_VERIFY
 from paceline.contracts.step_ladder import StepLadder
 from paceline.core.errors import UserError
-from paceline.core.files import read_json, write_json
+from paceline.core.files import write_json
 from paceline.core.registry import load_class
+from paceline.core.small_files import read_json
 from paceline.core.types import JsonObject
 from paceline.launch.child import Stopped, failure_reason, run_paceline, to_arguments
 from paceline.launch.tasks import Task, run_in_processes

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.markdown import Markdown
 
-from paceline.core.files import read_json
 from paceline.core.screen import open_screen
+from paceline.core.small_files import read_json
 from paceline.report.build import write_report
 from paceline.report.model import Cell, Report
 from paceline.runs.folder import RunFolder

@@ -5,19 +5,21 @@ from __future__ import annotations
 import configparser
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from paceline.config.resolve import Config, Inherited, Layer, flatten
+from paceline.config.named_code import TRUSTING_SETTING
+from paceline.config.resolve import Config, Inherited, Layer, flatten, plain_name
 from paceline.config.run_format import FORMAT, check_format
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
+from paceline.core.small_files import MAX_TOML_BYTES, parse_toml, read_bounded, why
 from paceline.core.types import SettingValue, SettingValues
 
 PROVENANCE = "provenance"  # table of a run's config.toml that contains no settings: format, versions, hardware
-NOT_INHERITED = ("out", "mirror", "resume_from")  # locations of a run, which the next run must not reuse
+# Locations of a run, which the next run must not reuse, and the user's trust in a file, which nobody else can give.
+NOT_INHERITED = ("out", "mirror", "resume_from", TRUSTING_SETTING)
 
 Table = Mapping[str, SettingValue]
 
@@ -28,22 +30,27 @@ def read_file(path: str) -> Layer:
     The settings in a run's config.toml are `Inherited`: they start a new run in a new folder.
     """
     file = Path(path)
-    if not file.is_file():
+    if not file.exists():
         raise UserError(f"--config {path}: no such file")
-    text = file.read_text()
     try:
+        content = read_bounded(file, MAX_TOML_BYTES)
         if file.suffix == ".ini":
             parser = configparser.ConfigParser()
-            parser.read_string(text)
+            parser.read_string(content.decode())
             return {name: value for section in parser.sections() for name, value in parser.items(section)}
-        settings: dict[str, SettingValue | Table] = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, configparser.Error) as error:
-        raise UserError(f"--config {path}: {' '.join(str(error).split())}") from None
+        settings: dict[str, SettingValue | Table] = parse_toml(content)
+    except (OSError, ValueError, configparser.Error) as error:
+        raise UserError(f"--config {path}: {why(error)}") from None
     provenance = settings.pop(PROVENANCE, None)
     if not isinstance(provenance, Mapping):
         return settings
     check_format(provenance.get(FORMAT), f"--config {path}")
-    return Inherited({name: value for name, value in settings.items() if name not in NOT_INHERITED})
+    return inherited(settings)
+
+
+def inherited(settings: SettingValues) -> Inherited:
+    """Return the settings of a run that another one may take over."""
+    return Inherited({name: value for name, value in settings.items() if plain_name(name) not in NOT_INHERITED})
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:

@@ -106,7 +106,7 @@ def resolve(
     for origin, layer in layers:
         for full_name, value in flatten(layer).items():
             network, _, name = full_name.rpartition(".")
-            name = name.replace("-", "_")
+            name = plain_name(name)
             shown = f"--{full_name.replace('_', '-')}" if origin == "flag" else f"{origin} {full_name}"
             if not namespace.has(name, origin, shown, inherited=isinstance(layer, Inherited)):
                 continue
@@ -187,6 +187,11 @@ class _Namespace:
 def own_fields(run_settings: type[RunSettings]) -> list[dataclasses.Field[Any]]:
     """Return the settings that a source adds."""
     return [f for f in fields(run_settings) if f.name not in RunSettings.__dataclass_fields__]
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a setting, which may be spelled with hyphens."""
+    return name.replace("-", "_")
 
 
 def flatten(layer: SettingValues) -> dict[str, SettingValue]:

@@ -16,7 +16,7 @@ class SeparateTestFolder(RunSettings):
 
     test_root: str = setting(
         "",
-        "photos, pairs, panels: folder to test on; all of --data-root is then used for training",
+        "photos, pairs, panels, folder: folder to test on; all of --data-root is then used for training",
         flag=True,
         mutable_on_resume=True,
     )

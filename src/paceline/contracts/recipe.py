@@ -100,9 +100,11 @@ class Recipe(nn.Module):
     best: Best = Best()
     """The metric that selects the best checkpoint, and its mode."""
     generates: ClassVar[bool] = False
-    """Whether `predict` generates "image", in [-1, 1], from the draws alone."""
+    """Whether `predict` generates its "image", in [-1, 1], from random draws alone."""
     output_scale: int = 1
     """The scale factor of `image_to_image`: output height and width relative to the input."""
+    tiles_like_training: bool = False
+    """Whether `image_to_image` expects images of the training size: larger ones are cut into tiles of that size."""
 
     # Training
     phases: tuple[Phase, ...] = ()
@@ -180,7 +182,7 @@ class Recipe(nn.Module):
 
     @property
     def single_networks(self) -> dict[str, nn.Module]:
-        """The trained networks by name; members of an nn.ModuleDict are listed as GROUP.NAME."""
+        """The trained networks by name; those of an nn.ModuleDict as GROUP.NAME."""
         found: dict[str, nn.Module] = {}
         for name, network in self.networks.items():
             if isinstance(network, nn.ModuleDict):

@@ -1,7 +1,7 @@
 """Atomic file writes: a temporary file is written next to its target, synced and renamed.
 
 Temporary files are created exclusively and symbolic links are never followed. A link in an untrusted folder therefore
-cannot make a command overwrite the file that it points to.
+cannot make a command overwrite the file that it points to. `core.small_files` reads files of such a folder.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import errno
 import json
 import os
 import secrets
+import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from paceline.core.errors import UserError
 
@@ -54,15 +54,6 @@ def write_json(target: Path, content: object, *, durable: bool = True, indent: i
     write_file(target, text + "\n", durable=durable)
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
-    """Return the object in a JSON file, or an empty one if the file is missing or contains no object."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def sync(path: Path) -> None:
     """Flush a file's content, or the names in a folder, to disk.
 
@@ -75,14 +66,39 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_append(path: Path) -> int:
-    """Open a file for appending, creating it if necessary; raise UserError if it is a symbolic link."""
+def open_append(path: Path, *, truncate: bool = False) -> int:
+    """Open a file for appending, creating it if necessary; raise UserError if it is a symbolic link or a pipe."""
+    mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+        opened = os.open(path, mode | (os.O_TRUNC if truncate else 0), 0o644)
     except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads
+            raise _neither(path) from None
         if error.errno != errno.ELOOP:
             raise
         raise UserError(f"{path}: is a symbolic link, which is not followed; remove it") from None
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise _neither(path)
+    return opened
+
+
+def check_own_files(folder: Path) -> None:
+    """Raise UserError if a folder holds a link that leads out of it, a pipe or a device, at any depth."""
+    inside = os.path.realpath(folder)
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            with suppress(FileNotFoundError):  # removed in the meantime
+                mode = path.lstat().st_mode
+                if stat.S_ISLNK(mode):
+                    if not Path(os.path.realpath(path)).is_relative_to(inside):
+                        raise UserError(f"{path}: is a link out of the run folder, which is not followed; remove it")
+                elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                    raise _neither(path)
+
+
+def _neither(path: Path) -> UserError:
+    return UserError(f"{path}: is neither a file nor a folder; remove it")
 
 
 def remove_leftovers(folder: Path, older_than_seconds: float = 0.0) -> None:

@@ -9,7 +9,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from paceline.core.small_files import read_bounded
+
 LOCK = ".lock"  # file name in the locked folder
+MAX_OWNER_BYTES = 100
 READER_SECONDS = 1.0  # how long to wait for readers, which hold a shared lock only briefly
 
 
@@ -54,7 +57,7 @@ class Lock:
 
     def _owner(self) -> str:
         try:
-            return self.file.read_text().strip() or "?"
+            return read_bounded(self.file, MAX_OWNER_BYTES).decode(errors="replace").strip() or "?"
         except OSError:
             return "?"
 

@@ -10,15 +10,24 @@ from types import ModuleType
 from paceline.core.announce import announce
 from paceline.core.errors import UserError
 
+PREFIX = "paceline_user_"  # of the names of their modules
+
 
 def is_path(name: str) -> bool:
     """Return whether a plugin's name is the path of a user's own file."""
     return name.endswith(".py") or "/" in name
 
 
+def is_loaded(name: str) -> bool:
+    """Return whether the code in a file has already run in this process, because the user named it."""
+    place = str(Path(name).resolve())
+    modules = [module for key, module in sys.modules.items() if key.startswith(PREFIX)]
+    return any(module.__file__ == place for module in modules)
+
+
 def load_user_file(kind: str, path: Path) -> ModuleType:
     """Import a file once, and print a line before its code runs."""
-    module_name = f"paceline_user_{kind}_{path.stem}"
+    module_name = f"{PREFIX}{kind}_{path.stem}"
     loaded = sys.modules.get(module_name)
     if loaded is not None and loaded.__file__ == str(path.resolve()):
         return loaded

@@ -17,7 +17,7 @@ from paceline.data.transforms import Augment, transform
 
 
 class BatchPipeline:
-    """A loader and the transforms of its batches on the device; without `augment`, nothing is random."""
+    """A loader plus the transforms applied to its batches on the device; deterministic without `augment`."""
 
     def __init__(self, loader: Loader, augment: Augment | None, dtype: torch.dtype) -> None:
         self.loader, self.augment, self.dtype = loader, augment, dtype

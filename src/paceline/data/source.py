@@ -100,7 +100,8 @@ class Source(HasSettings):
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
         """Return settings with which a whole folder is evaluated instead of a split.
 
-        `paceline evaluate --data-root` calls this. By default, the settings are unchanged and the test split is used.
+        `paceline evaluate --data-root` calls this. By default, the settings are unchanged and the test split is used. A
+        source that holds out a part of a folder for testing overrides this: its test split is then the whole folder.
         """
         return settings
 

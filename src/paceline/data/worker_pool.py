@@ -24,7 +24,7 @@ BATCHES_PER_WORKER = 2  # number of batches that each worker prefetches
 
 
 class WorkerPool:
-    """Worker processes, reused for every sequence of requests; with 0 workers, this process reads."""
+    """Worker processes, reused for every sequence of requests; with 0 workers, samples are read in this process."""
 
     def __init__(self, source: Source, num_workers: int, crop: int = 0, *, pin_memory: bool = False) -> None:
         self._current = _Current()

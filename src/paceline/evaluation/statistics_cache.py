@@ -13,7 +13,8 @@ import safetensors.torch
 import torch
 
 from paceline.core.checksums import checksum_of_content
-from paceline.core.files import read_json, write_file, write_json
+from paceline.core.files import write_file, write_json
+from paceline.core.small_files import read_json
 from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.sums import Statistics
 

@@ -10,7 +10,7 @@ from PIL import Image
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage, decode
 from paceline.images.grids import captioned, side_by_side
-from paceline.runs.finished_run import config_of
+from paceline.runs.finished_run import readable_config_of
 from paceline.runs.metrics import SAMPLES
 
 
@@ -36,11 +36,11 @@ def _read(file: Path) -> Image.Image:
 
 def _sample_files(run: str) -> dict[int, Path]:
     """Return the sample images that training wrote, by images seen."""
-    config_of(run, load_source=False)  # raises if it is not a run
+    readable_config_of(run)  # raises if it is not a run
     found = {}
     for path in (Path(run) / SAMPLES).glob("samples-*.png"):
         images = path.stem.rpartition("-")[2]
-        if images.isdigit():
+        if images.isdecimal():
             found[int(images)] = path
     if not found:
         raise UserError(f"{run}: has no images in {SAMPLES}/ to animate; only runs with sample images can be animated")

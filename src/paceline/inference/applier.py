@@ -20,7 +20,15 @@ from paceline.images.image_file import Canvas, ImageData, read_image, save_image
 from paceline.inference.downsampled import compare, shrink
 from paceline.inference.image_model import ImageModel, open_image_model
 from paceline.inference.skipped import SkippedImage
-from paceline.inference.tiling import Advance, Pixels, Tiling, apply_in_tiles, choose_tiling, tiling_warning
+from paceline.inference.tiling import (
+    Advance,
+    Pixels,
+    Tiling,
+    apply_in_tiles,
+    choose_tiling,
+    tiles_of_training_size,
+    tiling_warning,
+)
 from paceline.parallel.precision import choose_precision
 
 BYTES_PER_PX = {False: 4, True: 6}  # memory for a result, by whether it is 16-bit
@@ -127,14 +135,17 @@ class Applier:
         """Apply the networks in tiles; if memory runs out, try again with smaller tiles."""
         height, width = pixels.shape[:2]
         at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets 3 images
-        tiling = choose_tiling(
-            self.field,
-            (height, width),
-            self.device,
-            share=self.share * at_once,
-            side=self.settings.tile,
-            result_bytes=self._result_bytes(height, width, deep),
-        )
+        if self.image_model.recipe.tiles_like_training and not self.settings.tile:
+            tiling = tiles_of_training_size(self.image_model.spec, (height, width), self.image_model.output_scale)
+        else:
+            tiling = choose_tiling(
+                self.field,
+                (height, width),
+                self.device,
+                share=self.share * at_once,
+                side=self.settings.tile,
+                result_bytes=self._result_bytes(height, width, deep),
+            )
         while True:
             canvases: dict[str, Canvas] = {}
             try:

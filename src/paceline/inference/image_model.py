@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from paceline.contracts.recipe import Recipe
 from paceline.inference.receptive_field import ReceptiveField, receptive_field
-from paceline.inference.trained import StoredModel, TrainedModel, build, load_into, read_stored
-from paceline.inference.uses import check_use
+from paceline.inference.trained import StoredModel, TrainedModel, build, load_into, open_trained, read_stored
+from paceline.inference.uses import check_use, uses_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ def open_image_model(path: str, checkpoint: str = "best") -> ImageModel:
     stored = read_stored(path, checkpoint)
     check_use(stored, "apply", path)
     return make_image_model(stored, path)
+
+
+def open_recipe(stored: StoredModel, path: str) -> Recipe:
+    """Return a recipe with the weights that it is used with; what `image_to_image` does not need may be missing."""
+    transforms = "apply" in uses_of(stored.recipe_class)
+    return (make_image_model(stored, path) if transforms else open_trained(stored, path)).recipe
 
 
 def make_image_model(stored: StoredModel, path: str) -> ImageModel:

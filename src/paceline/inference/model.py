@@ -30,11 +30,13 @@ from paceline.training.previews import fixed_draws, make_images
 Images = Tensor | npt.NDArray[np.uint8] | Image.Image | Iterable[Image.Image]
 
 
-def load(path: str, checkpoint: str = "best", device: str | torch.device | None = None) -> Model:
+def load(
+    path: str, checkpoint: str = "best", device: str | torch.device | None = None, *, trust: bool = False
+) -> Model:
     """Load a run folder or weights file onto a device; by default, onto a GPU if there is one."""
     place = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    path = last_finished(path)
-    return Model(read_stored(path, checkpoint), path, place)
+    path = last_finished(path, trust=trust)
+    return Model(read_stored(path, checkpoint, trust=trust), path, place)
 
 
 class Model:

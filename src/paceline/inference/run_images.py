@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
@@ -11,14 +11,18 @@ from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.data.draws import Drawer
 from paceline.data.open_sources import open_sources
+from paceline.data.source import Source
 from paceline.images.grids import grid, to_image
+from paceline.inference.image_model import open_recipe
 from paceline.inference.interpolation import interpolate_draws
+from paceline.inference.trained import read_stored
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import make_recipe
 from paceline.runs.weights import load_weights
+from paceline.runs.weights_file import is_weights_file
 from paceline.training.previews import fixed_draws, has_strips, make_images, make_strips, strip_samples
 
 
@@ -33,16 +37,22 @@ class GridOptions:
 
 
 def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) -> tuple[Image.Image, str]:
-    """Return a run's grid or strips, and a caption with the run and the checkpoint."""
+    """Return the grid or strips of a run or weights file, and a caption with its name and the checkpoint."""
     world = join(config.run, distributed=False)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
-    sources = open_sources(config)
-    recipe = make_recipe(config, sources)
-    snapshot = choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint)
-    load_weights(recipe, snapshot.weights, ema=True)
+    if is_weights_file(run):
+        recipe, caption = open_recipe(replace(read_stored(run), config=config), run), Path(run).name
+        sources: dict[str, Source] = {}
+        if has_strips(recipe):
+            raise UserError(f"{run}: `sample` needs the images of the run; use its run folder, or `paceline apply`")
+    else:
+        sources = open_sources(config)
+        recipe = make_recipe(config, sources)
+        snapshot = choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint)
+        load_weights(recipe, snapshot.weights, ema=True)
+        caption = f"{Path(run).name} at {snapshot.images:,} images"
     recipe.to(device=world.device, dtype=precision.weights)
-    caption = f"{Path(run).name} at {snapshot.images:,} images"
     if has_strips(recipe):
         if options.flag:
             raise UserError(f"{options.flag}: only for generators, but {type(recipe).__name__} transforms images")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paceline.contracts.recipe import DataSpec
 from paceline.data.memory import free_bytes
 from paceline.images.decode import BadImage
 from paceline.inference.image_model import ImageModel
@@ -48,18 +49,23 @@ class Tiling:
     side_px: int  # side of a tile in input pixels, without its halo
     halo_px: int
     note: str = ""  # a warning about the result, to be printed
+    window_px: tuple[int, int] | None = None  # height and width of a tile with its halo, at the edges too
 
     def halved(self, multiple: int) -> Tiling | None:
         """Return the same with tiles half as large; None if they cannot be smaller."""
         side = self.side_px // 2 // multiple * multiple
         return replace(self, side_px=side) if side >= max(multiple, SMALLEST_TILE_PX // 2) else None
 
-    def windows(self, length: int) -> list[Window]:
-        """Return the tiles along a side of this length."""
+    def windows(self, length: int, fixed: int = 0) -> list[Window]:
+        """Return the tiles along a side of this length; if `fixed` is given, all have that size with their halo."""
         found = []
         for start in range(0, length, self.side_px):
             stop = min(start + self.side_px, length)
-            found.append(Window(start, stop, max(0, start - self.halo_px), min(length, stop + self.halo_px)))
+            first, last = max(0, start - self.halo_px), min(length, stop + self.halo_px)
+            if fixed:
+                first = max(0, min(first, length - fixed))
+                last = min(length, first + fixed)
+            found.append(Window(start, stop, first, last))
         return found
 
 
@@ -97,6 +103,17 @@ def choose_tiling(
     return Tiling(fitting, halo, note)
 
 
+def tiles_of_training_size(spec: DataSpec, size: tuple[int, int], output_scale: int = 1) -> Tiling:
+    """Return tiles that have the size of the training images, with their halo; one tile if the image is not larger."""
+    window = spec.height // output_scale, spec.width // output_scale
+    if size[0] <= window[0] and size[1] <= window[1]:
+        return Tiling(max(size), 0)
+    halo = min(INEXACT_HALO_PX, min(window) // 8)
+    windows = f"windows of {window[1]}×{window[0]} pixels, the training size"
+    note = f"each of its {windows}, is normalised by its own statistics: seams may be visible"
+    return Tiling(min(window) - 2 * halo, halo, note, window)
+
+
 def tiling_warning(field: ReceptiveField) -> str:
     """Return why tiles would not give the same result as the whole image; empty if they do."""
     return f"{field.obstacles[0]}: seams may be visible" if field.obstacles else ""
@@ -106,8 +123,9 @@ def apply_in_tiles(image_model: ImageModel, pixels: Pixels, tiling: Tiling, past
     """Apply networks to an image tile by tile, paste each result, and return the number of tiles."""
     height, width = pixels.shape[:2]
     scale, count = image_model.output_scale, 0
-    for row in tiling.windows(height):
-        for column in tiling.windows(width):
+    fixed = tiling.window_px or (0, 0)
+    for row in tiling.windows(height, fixed[0]):
+        for column in tiling.windows(width, fixed[1]):
             tile = pixels[row.halo_start : row.halo_stop, column.halo_start : column.halo_stop]
             rows, columns = (
                 slice((window.start - window.halo_start) * scale, (window.stop - window.halo_start) * scale)

@@ -17,7 +17,7 @@ from paceline.runs.data_spec_file import read_data_spec
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.weights import evaluated_values
-from paceline.runs.weights_file import SUFFIX, read_weights
+from paceline.runs.weights_file import SUFFIX, is_weights_file, read_weights
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,19 @@ class TrainedModel:
         return (run.size, run.size) if run.size else None
 
 
-def read_stored(path: str, checkpoint: str = "best") -> StoredModel:
-    """Read the weights and settings of a run folder or a weights file."""
+def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> StoredModel:
+    """Read the weights and settings of a run folder or a weights file; see `core.trust` for `trust`."""
     place = Path(path).expanduser()
-    if place.suffix == SUFFIX and place.is_file():
-        file = read_weights(place)
+    if is_weights_file(path):
+        file = read_weights(place, trust=trust)
         return StoredModel(file.config, file.spec, file.weights, path)
     if not place.is_dir():
         raise UserError(f"{path}: expected a run folder or a {SUFFIX} file")
-    config = config_of(str(place), load_source=False)
+    config = config_of(str(place), load_source=False, trust=trust)
     snapshot = choose_checkpoint(RunFolder(place).checkpoints, checkpoint)
     spec = read_data_spec(place)
     at_images = f"at {snapshot.images:,} images"
-    label = f"checkpoint {at_images}" if checkpoint.isdigit() else f"{checkpoint} checkpoint {at_images}"
+    label = f"checkpoint {at_images}" if checkpoint.isdecimal() else f"{checkpoint} checkpoint {at_images}"
     return StoredModel(config, spec, snapshot.weights, f"{path} {at_images}", label)
 
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from paceline.core.files import open_append
 from paceline.core.heartbeat import die_with_parent
+from paceline.core.trust import trusts_files
 from paceline.core.types import SettingValue
 
 MAX_REASON_LENGTH = 400  # maximum length of a failure reason
@@ -28,8 +30,8 @@ class Stopped(Exception):
 
 
 def to_arguments(flags: Mapping[str, SettingValue], config_file: str, assignments: Iterable[str]) -> list[str]:
-    """Return a run's settings as command-line arguments: flags, then --config, then --set."""
-    arguments = []
+    """Return a run's settings as command-line arguments: --trust if given, flags, then --config, then --set."""
+    arguments = ["--trust"] if trusts_files() else []
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
@@ -46,7 +48,7 @@ def run_paceline(arguments: Sequence[str], log: Path, on_poll: Callable[[], None
     `look` is called several times per second while the command runs.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
+    with os.fdopen(open_append(log, truncate=True), "wb") as output:
         child = subprocess.Popen(
             [sys.executable, "-m", "paceline", *arguments],
             stdin=subprocess.DEVNULL,

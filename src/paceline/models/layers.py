@@ -22,6 +22,31 @@ def normalisation(channels: int, norm: Norm) -> nn.Module:
     return nn.Identity()
 
 
+class NormByImage(nn.Module):
+    """Mixin for a BatchNorm that, in eval mode, normalises each image by the image's own statistics."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training:
+            trained: Tensor = super().forward(input)
+            return trained
+        return F.instance_norm(input, weight=self.weight, bias=self.bias, eps=self.eps)
+
+
+class BatchNormByImage(NormByImage, nn.BatchNorm2d):  # type: ignore[misc]
+    """A BatchNorm for training that evaluates each image by the image's own statistics."""
+
+
+def normalise_by_image(network: nn.Module) -> None:
+    """Let each BatchNorm of a network evaluate images by their own statistics; training does not change."""
+    for module in network.modules():
+        if type(module) is nn.BatchNorm2d:
+            module.__class__ = BatchNormByImage
+
+
 class ReflectionPad(nn.ReflectionPad2d):
     """Reflection padding with a deterministic gradient, also on GPUs, if deterministic algorithms are enabled."""
 

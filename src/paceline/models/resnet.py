@@ -119,8 +119,8 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        # Every residual branch starts at zero, so that a new network acts like a shallow one. This speeds up training;
-        # without normalisation, training would fail otherwise.
+        # Every residual branch starts at zero, so that a new network acts like a shallow one. This speeds up training,
+        # and networks without normalisation do not train otherwise.
         for module in self.modules():
             if isinstance(module, BasicBlock | Bottleneck):
                 convolution, normalisation = module.last_layers()

@@ -19,15 +19,16 @@ from paceline.models.layers import Norm, in_full_precision, initialise_leaky, no
 SCALES = (1, 2, 4, 8)
 PRELU_SLOPE = 0.25  # initial slope
 Output = Literal["tanh", "residual"]
+PReluKind = Literal["shared", "channel"]
 
 
 class Block(nn.Module):
     """Two convolutions with a shortcut around them."""
 
-    def __init__(self, width: int, norm: Norm) -> None:
+    def __init__(self, width: int, norm: Norm, slopes: int = 1) -> None:
         super().__init__()
         self.conv1, self.norm1 = nn.Conv2d(width, width, 3, padding=1), normalisation(width, norm)
-        self.act = nn.PReLU()
+        self.act = nn.PReLU(slopes)
         self.conv2, self.norm2 = nn.Conv2d(width, width, 3, padding=1), normalisation(width, norm)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -38,11 +39,11 @@ class Block(nn.Module):
 class Doubling(nn.Module):
     """Upsamples features by 2."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, slopes: int = 1) -> None:
         super().__init__()
         self.conv = nn.Conv2d(width, 4 * width, 3, padding=1)
         self.shuffle = nn.PixelShuffle(2)
-        self.act = nn.PReLU()
+        self.act = nn.PReLU(slopes)
 
     def forward(self, features: Tensor) -> Tensor:
         out: Tensor = self.act(self.shuffle(self.conv(features)))
@@ -53,7 +54,8 @@ class SRResNet(nn.Module):
     """Maps images in [-1, 1] to images that are `scale` times as high and wide.
 
     With `shared`, all blocks use the same weights, and so do all doublings. `output` is "tanh" or "residual"; with
-    "residual", the output is a correction added to the bicubic upscaling.
+    "residual", the output is a correction added to the bicubic upscaling. A PReLU has one slope, or with
+    `prelu="channel"` one per channel.
     """
 
     def __init__(
@@ -65,18 +67,21 @@ class SRResNet(nn.Module):
         shared: bool = False,
         norm: Norm = "batch",
         output: Output = "tanh",
+        prelu: PReluKind = "shared",
     ) -> None:
         super().__init__()
         assert scale in SCALES, scale
+        slopes = width if prelu == "channel" else 1
         num_doublings = scale.bit_length() - 1
         self.scale, self.output = scale, output
         self.block_uses = num_blocks if shared else 1
         self.doubling_uses = num_doublings if shared else 1
-        self.head = nn.Sequential(nn.Conv2d(channels, width, 9, padding=4), nn.PReLU())
-        self.blocks = nn.Sequential(*(Block(width, norm) for _ in range(min(1, num_blocks) if shared else num_blocks)))
+        self.head = nn.Sequential(nn.Conv2d(channels, width, 9, padding=4), nn.PReLU(slopes))
+        blocks = min(1, num_blocks) if shared else num_blocks
+        self.blocks = nn.Sequential(*(Block(width, norm, slopes) for _ in range(blocks)))
         self.body = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), normalisation(width, norm))
         doublings = min(1, num_doublings) if shared else num_doublings
-        self.doublings = nn.Sequential(*(Doubling(width) for _ in range(doublings)))
+        self.doublings = nn.Sequential(*(Doubling(width, slopes) for _ in range(doublings)))
         self.tail = nn.Conv2d(width, channels, 9, padding=4)
         if output == "residual":  # starts near the bicubic upscaling
             initialise_leaky(self, PRELU_SLOPE)

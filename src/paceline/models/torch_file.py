@@ -12,9 +12,10 @@ from torch import Tensor
 from paceline.core.errors import UserError
 
 MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, and the pickle of older torch versions
-WRAPPERS = ("state_dict", "generator")  # keys under which checkpoints store a network
+# Keys under which checkpoints store a network, possibly nested; of several at one level, the first is used.
+WRAPPERS = ("params_ema", "params", "generator", "model_state_dict", "state_dict", "model")
 PREFIX = "generator."  # prefix of the generator's tensors in a checkpoint with several networks
-DATA_PARALLEL = "module."  # prefix of every name in a network saved inside DataParallel
+OUTER_MODULES = ("module.", "_orig_mod.")  # added to every name by DataParallel and by torch.compile
 
 
 def read_torch_file(path: Path, named: str) -> object:
@@ -49,18 +50,29 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for key, value in content.items():
         if not isinstance(value, Tensor):
-            raise UserError(f"{path}: {key!r} is not a tensor; expected a state_dict, or one under 'generator'")
+            raise UserError(
+                f"{path}: {key!r} is not a tensor; expected a state_dict, or one under {', '.join(map(repr, WRAPPERS))}"
+            )
         if value.is_floating_point() and not value.isfinite().all():
             raise UserError(f"{path}: {key} contains NaN or infinite values; use an undamaged file")
-        tensors[str(key).removeprefix(DATA_PARALLEL)] = value
+        tensors[key] = value
     return tensors
 
 
 def _unwrap(content: object) -> object:
-    """Return the state_dict of the network: bare, under one of the wrapper keys, or in a Lightning checkpoint."""
-    for name in WRAPPERS:
-        if isinstance(content, dict) and isinstance(content.get(name), dict):
-            content = content[name]
-    if isinstance(content, dict) and any(str(key).startswith(PREFIX) for key in content):
-        return {str(key).removeprefix(PREFIX): value for key, value in content.items() if str(key).startswith(PREFIX)}
+    """Return the state_dict of the network: bare, under wrapper keys, or in a Lightning checkpoint."""
+    while isinstance(content, dict):
+        inner = next((content[name] for name in WRAPPERS if isinstance(content.get(name), dict)), None)
+        if inner is None:
+            return _without_prefixes({str(key): value for key, value in content.items()})
+        content = inner
     return content
+
+
+def _without_prefixes(state: dict[str, object]) -> dict[str, object]:
+    """Return the generator's tensors, or all if none is named so, without the prefixes of outer modules."""
+    for prefix in OUTER_MODULES:
+        if state and all(key.startswith(prefix) for key in state):
+            return _without_prefixes({key.removeprefix(prefix): value for key, value in state.items()})
+    chosen = {key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)}
+    return _without_prefixes(chosen) if chosen else state

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.models.layers import NormByImage
 from paceline.parallel.exchange import sum_over_processes
 from paceline.parallel.torch_internals import AnyBatchNorm
 
@@ -61,6 +62,14 @@ class SynchronizedBatchNorm(AnyBatchNorm):
         momentum = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_((variance * count / (count - 1)).to(self.running_var.dtype), momentum)
+
+
+class _SynchronizedByImage(NormByImage, SynchronizedBatchNorm):  # type: ignore[misc]
+    """Our synchronized BatchNorm that evaluates each image by its own statistics."""
+
+
+class _TorchSyncByImage(NormByImage, nn.SyncBatchNorm):  # type: ignore[misc]
+    """Torch's synchronized BatchNorm that evaluates each image by its own statistics."""
 
 
 def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
@@ -158,13 +167,18 @@ def has_batchnorm(module: nn.Module) -> bool:
 
 def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
     """Return the module with each BatchNorm synchronized over all processes, using our class or torch's."""
-    if not ours:
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
-        return converted
+    by_image = [name for name, inner in module.named_modules() if isinstance(inner, NormByImage)]
+    converted: nn.Module = _converted(module) if ours else nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    for name in by_image:
+        converted.get_submodule(name).__class__ = _SynchronizedByImage if ours else _TorchSyncByImage
+    return converted
+
+
+def _converted(module: nn.Module) -> nn.Module:
     if isinstance(module, AnyBatchNorm):
         return _synchronized_twin(module)
     for name, child in module.named_children():
-        setattr(module, name, synchronize(child, ours=True))
+        setattr(module, name, _converted(child))
     return module
 
 

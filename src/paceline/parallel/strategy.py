@@ -77,7 +77,7 @@ class Strategy:
     max_devices: ClassVar[int | None] = None
     """The maximum number of devices that it can use; None if there is no maximum."""
     complexity: ClassVar[int] = 0
-    """A rank for reports: among equally good strategies, they recommend the one with the lowest number."""
+    """Breaks ties: among equally good strategies, a report recommends the one with the lowest value."""
     package: ClassVar[str] = ""
     """The module that must be installed in addition to torch."""
     extra: ClassVar[str] = ""
@@ -91,7 +91,7 @@ class Strategy:
     ladder_obstacle: ClassVar[str] = ""
     """Why its step-time breakdown cannot be measured; empty if it can."""
     cpu_obstacle: ClassVar[str] = ""
-    """Why it has no benefit on a CPU, where it runs on one device; empty if it has."""
+    """Why this strategy brings no benefit on a CPU; empty if it does."""
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Move the recipe to its device and wrap it, ready for the first step."""

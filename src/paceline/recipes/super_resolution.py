@@ -18,6 +18,7 @@ from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase
 from paceline.core.errors import UserError
 from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
+from paceline.models.layers import normalise_by_image
 from paceline.models.losses import OBJECTIVES, score
 from paceline.models.srresnet import Discriminator, SRResNet
 from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSettings, RestorationRecipe, check_weights
@@ -38,6 +39,13 @@ class SuperResolutionSettings(RestorationLossSettings):
     num_blocks: int = setting(16, "number of residual blocks in the generator", at_least=1)
     width: int = setting(64, "channels of the generator", at_least=1)
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the generator")
+    batchnorm: Literal["running", "instance"] = setting(
+        "running",
+        "norm=batch, after training: normalise by the statistics of the training images, or by those of each image",
+    )
+    prelu: Literal["shared", "channel"] = setting(
+        "shared", "slopes of each PReLU: one for all channels, or one per channel"
+    )
     output: Literal["tanh", "residual"] = setting(
         "residual", "residual: add the network's output to the bicubic upscaling; tanh: as in SRGAN"
     )
@@ -74,6 +82,7 @@ class SuperResolution(RestorationRecipe):
         "reference": {
             "blocks": "shared",
             "norm": "batch",
+            "prelu": "channel",
             "output": "tanh",
             "content": "mse",
             "vgg_layer": "relu5_4",
@@ -125,7 +134,11 @@ class SuperResolution(RestorationRecipe):
             shared=settings.blocks == "shared",
             norm=settings.norm,
             output=settings.output,
+            prelu=settings.prelu,
         )
+        if settings.norm == "batch" and settings.batchnorm == "instance":
+            self.tiles_like_training = True
+            normalise_by_image(self.generator)
         is_adversarial = settings.stage == "adversarial"
         self.content_loss = ContentLoss(settings, perceptual=is_adversarial)
         self.objective, self.adversarial = OBJECTIVES[settings.objective], settings.adversarial * is_adversarial

@@ -20,6 +20,7 @@ from paceline.contracts.data_spec import SEGMENTATION
 from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.models.features import Features
+from paceline.models.layers import normalise_by_image
 from paceline.models.losses import BCE, SQUARES, Objective
 from paceline.models.patchgan import PatchDiscriminator
 from paceline.recipes.parts.translation_networks import (
@@ -55,6 +56,10 @@ class TranslationSettings:
         0, "number of discriminator layers; 0 means 4 for deepliif and 3 for pix2pix", at_least=0, at_most=6
     )
     norm: Literal["batch", "instance", "none"] = setting("batch", "normalisation layers")
+    batchnorm: Literal["running", "instance"] = setting(
+        "running",
+        "norm=batch, after training: normalise by the statistics of the training images, or by those of each image",
+    )
     dropout: float = setting(0.5, "dropout probability in the generators", at_least=0, below=1)
     padding: Literal["reflect", "zero"] = setting("zero", "padding in the residual blocks")
     gan: Literal["vanilla", "lsgan"] = setting("vanilla", "adversarial loss")
@@ -171,6 +176,9 @@ class Translation(Recipe):
         for number in self.plan.segmenters():
             self.generators[f"GS{number}"] = generator(segmentation_kind)
             self.discriminators[f"DS{number}"] = discriminator()
+        if settings.norm == "batch" and settings.batchnorm == "instance":
+            self.tiles_like_training = True
+            normalise_by_image(self.generators)
         self.objectives = dict.fromkeys(self.plan.modalities, OBJECTIVES[settings.gan])
         if self.plan.fusion:
             self.objectives[SEGMENTATION] = OBJECTIVES[settings.segmentation_gan]

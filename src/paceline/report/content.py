@@ -51,8 +51,11 @@ def _quality(report: Report) -> Section:
             row.append(with_spread(spec, group.selection_metric, "groups", key, "selection_metric"))
         rows.append(row)
     strong = {number for number, key in enumerate(groups) if key == report.best_group}
-    note = "Mean ± sample standard deviation over n seeds. "
-    note += f"Checkpoints are selected by {metric_in_text(selection)}, and the row with the best value is highlighted."
+    note = "Mean ± sample standard deviation over n seeds."
+    if selection:
+        note += f" The checkpoint of each run, and the highlighted row, have the best {metric_in_text(selection)}."
+    else:
+        note += " The recipe declares no metric that selects the checkpoint, or it is code that was not run (--trust)."
     if any(group.n == 1 for group in groups.values()):
         note += " With a single seed, the spread is unknown, and differences may be due to chance."
     return Section("Quality", [Table(head, rows, strong, note)])

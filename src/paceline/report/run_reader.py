@@ -10,9 +10,9 @@ from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
 from paceline.report.run import Point, Run, SegmentChange, SelectionMetric
-from paceline.runs.finished_run import config_of
+from paceline.runs.finished_run import readable_config_of
 from paceline.runs.folder import RunFolder
-from paceline.runs.metrics import METRICS, parse_line
+from paceline.runs.metrics import METRICS, parse_line, read_metrics_file
 from paceline.runs.record import RunRecord
 from paceline.runs.segments import HARDWARE, changes
 
@@ -24,7 +24,7 @@ NOT_QUALITY = {"count", "checkpoint_images"}  # logged next to metrics
 
 def read_run(path: str) -> Run:
     """Read a run; raise UserError if the folder is not a run."""
-    config = config_of(path, load_source=False)
+    config = readable_config_of(path)
     folder = RunFolder(Path(path))
     record = folder.read_record(path)
     assert record is not None
@@ -77,7 +77,7 @@ def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
     lines: list[Line] = []
     after_gaps: set[int] = set()
     broken = 0
-    for raw in metrics.read_bytes().splitlines() if metrics.is_file() else []:
+    for raw in read_metrics_file(metrics.parent).splitlines():
         line = _parse(raw)
         if line is not None:
             lines.append(line)

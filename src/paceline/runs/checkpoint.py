@@ -8,24 +8,30 @@ A checkpoint that does not match its manifest is reported by name, and the previ
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
+
+from torch import Tensor
 
 from paceline.config.run_format import RUN_FORMAT
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import sync
-from paceline.runs.snapshot import CheckpointNumbers, Snapshot
+from paceline.core.small_files import parse_json, read_bounded, why
+from paceline.runs.snapshot import INVALID, CheckpointNumbers, Snapshot
 from paceline.runs.tensors import TensorNotes, pack, unpack
 
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
 TENSORS = ("weights.safetensors", "state.safetensors")
+MAX_TENSOR_BYTES = 2**40
 WRITING = ".writing-"  # prefix of a checkpoint that is still being written
 REMOVING = ".removing-"
+NAME = re.compile("[0-9]{12,}")  # name of a checkpoint's folder
 REPLACED = ".replaced-"  # prefix of a checkpoint that is being replaced
 
 
@@ -40,14 +46,15 @@ class Damaged(UserError):
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, describe: Callable[[], Mapping[str, str]] = dict) -> None:
+        """`describe` returns the metadata of the weights, which makes weights.safetensors usable by itself."""
+        self.folder, self.describe = folder, describe
 
     def all(self) -> list[int]:
         """Return the number of images seen at each checkpoint, in ascending order; some may be damaged."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdigit())
+        return sorted(int(entry.name) for entry in self.folder.iterdir() if NAME.fullmatch(entry.name))
 
     def path(self, images: int) -> Path:
         """Return the folder of one checkpoint."""
@@ -58,13 +65,13 @@ class Checkpoints:
         final, temporary = self.path(snapshot.images), self.folder / f"{WRITING}{snapshot.images:012d}"
         numbers = _encode({"images": snapshot.images, **snapshot.numbers.to_json()})
         whole = final.exists() and is_whole(final)
-        if whole and (final / NUMBERS).read_bytes() == numbers:
+        if whole and read_bounded(final / NUMBERS) == numbers:
             return final
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
             temporary.mkdir()
-            for name, content in _files_of(snapshot, numbers).items():
+            for name, content in _files_of(snapshot, numbers, self.describe()).items():
                 (temporary / name).write_bytes(content)
                 sync(temporary / name)
             sync(temporary)
@@ -93,23 +100,34 @@ class Checkpoints:
         kept = self.all()
         return f"the checkpoint at {kept[-1]:,} images is intact" if kept else "no checkpoint has been written yet"
 
-    def latest(self, report: Callable[[str], None]) -> Snapshot | None:
-        """Return the newest intact checkpoint, or None if there are none; pass a line per damaged one to `report`.
+    def latest(
+        self, report: Callable[[str], None], check: Callable[[Snapshot], None] = lambda snapshot: None
+    ) -> Snapshot | None:
+        """Return the newest usable checkpoint, or None if there are none; pass a line per unusable one to `report`.
 
-        Raise UserError if all are damaged.
+        A checkpoint is usable if it is intact and `check` raises no UserError. Raise UserError if none is usable.
         """
-        kept = self.all()
+        kept, unfit = self.all(), list[tuple[int, UserError]]()
         for images in reversed(kept):
             try:
-                return load(self.path(images))
+                snapshot = load(self.path(images))
+                check(snapshot)
             except Damaged as damage:
                 found = f"checkpoint {self.path(images)} is damaged ({damage.reason})"
-                if images == kept[0]:
+                if images == kept[0] and not unfit:
                     raise UserError(
                         f"{found}, and there is no earlier one; "
                         f"to start over, rename {self.folder} or choose another --out"
                     ) from None
                 report(f"{found}; using the previous one")
+            except UserError as error:
+                unfit.append((images, error))  # reported if an earlier one fits; else the recipe has changed
+            else:
+                for later, why in unfit:
+                    report(f"checkpoint {self.path(later)} does not fit this run ({why}); using the previous one")
+                return snapshot
+        if unfit:
+            raise unfit[0][1]
         return None
 
     def prune(self, keep: int, best: int | None) -> None:
@@ -127,8 +145,8 @@ class Checkpoints:
     def _best_of(self, images: int) -> int | None:
         """Return the best checkpoint at the time this one was written, or None if unknown."""
         try:
-            best = CheckpointNumbers.from_json(json.loads((self.path(images) / NUMBERS).read_bytes())).best
-        except (OSError, ValueError, KeyError, TypeError):
+            best = CheckpointNumbers.from_json(json.loads((self.path(images) / NUMBERS).read_bytes()), images).best
+        except (OSError, *INVALID):
             return None
         return best.images if best else None
 
@@ -166,13 +184,20 @@ def is_whole(path: Path) -> bool:
 def load(path: Path) -> Snapshot:
     """Return the checkpoint in a folder; raise Damaged if its files do not match its manifest."""
     files, notes = _read(path)
+    images = int(path.name)
     try:
-        content = json.loads(files[NUMBERS])
-        images, numbers = int(content.pop("images")), CheckpointNumbers.from_json(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        numbers = CheckpointNumbers.from_json(json.loads(files[NUMBERS]), images)
+    except INVALID as error:
         raise Damaged(path, f"{NUMBERS} cannot be read: {error}") from None
-    weights, state = (unpack(files.pop(name), notes[name]) for name in TENSORS)
+    weights, state = (_unpack(path, name, files.pop(name), notes[name]) for name in TENSORS)
     return Snapshot(images, weights, state, numbers)
+
+
+def _unpack(path: Path, name: str, content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
+    try:
+        return unpack(content, notes)
+    except ValueError as error:
+        raise Damaged(path, f"{name} cannot be read: {error}") from None
 
 
 def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
@@ -185,7 +210,7 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
     if which == "best":
         return last if last.best_images == last.images else load(checkpoints.path(last.best_images))
     kept = checkpoints.all()
-    if not which.isdigit():
+    if not which.isdecimal():
         raise unknown("checkpoint", which, ["best", "last", *map(str, kept)])
     if int(which) not in kept:
         raise UserError(
@@ -195,9 +220,9 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
     return load(checkpoints.path(int(which)))
 
 
-def _files_of(snapshot: Snapshot, numbers: bytes) -> dict[str, bytes]:
+def _files_of(snapshot: Snapshot, numbers: bytes, metadata: Mapping[str, str]) -> dict[str, bytes]:
     """Return the content of each file in a checkpoint, with the manifest last."""
-    weights, of_weights = pack(snapshot.weights)
+    weights, of_weights = pack(snapshot.weights, metadata)
     state, of_state = pack(snapshot.state)
     files = {**dict(zip(TENSORS, (weights, state), strict=True)), NUMBERS: numbers}
     manifest = {
@@ -215,22 +240,22 @@ def _encode(content: object) -> bytes:
 def _read(path: Path) -> tuple[dict[str, bytes], dict[str, TensorNotes]]:
     """Return a checkpoint's files, each read once and verified, and the notes on its tensors."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = parse_json(read_bounded(path / MANIFEST))
         if manifest["format"] != RUN_FORMAT:
             raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, but this version reads {RUN_FORMAT}")
         if manifest.pop("seal") != checksum_of_content(manifest):
             raise Damaged(path, f"{MANIFEST} does not match its own SHA-256")
         digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}
-        notes = {name: TensorNotes(**manifest["tensors"][name]) for name in TENSORS}
-        files = {name: (path / name).read_bytes() for name in digests}
+        notes = {name: TensorNotes.from_json(manifest["tensors"][name]) for name in TENSORS}
+        files = {name: read_bounded(path / name, MAX_TENSOR_BYTES) for name in digests}
     except Damaged:
         raise
     except FileNotFoundError as error:
         raise Damaged(path, f"{Path(error.filename).name} is missing") from None
     except OSError as error:
         raise Damaged(path, f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(path, f"{MANIFEST} cannot be read: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(path, f"{MANIFEST} cannot be read: {why(error)}") from None
     for name, content in files.items():
         if sha256(content).hexdigest() != digests[name]:
             raise Damaged(path, f"{name} does not match its SHA-256")

@@ -9,6 +9,7 @@ from paceline.config.resolve import Config, resolve
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Recipe
 from paceline.core.registry import load_class
+from paceline.core.trust import may_run
 from paceline.core.types import SettingValues
 from paceline.data.source_settings import RegisteredSources
 
@@ -18,6 +19,11 @@ Layers: TypeAlias = Iterable[tuple[str, SettingValues]]  # (origin, setting valu
 def load_recipe(name: str) -> type[Recipe]:
     """Return the recipe class for a name or a file path."""
     return load_class("recipe", name, Recipe)
+
+
+def find_recipe(name: str) -> type[Recipe]:
+    """Return the recipe class that a run names; one without metrics, settings and stages if its code must not run."""
+    return load_recipe(name) if may_run(name) else Recipe
 
 
 def resolve_config(recipe: str, layers: Layers, *, load_source: bool = True) -> Config:

@@ -9,8 +9,10 @@ from pathlib import Path
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import write_file
+from paceline.core.small_files import parse_json, read_bounded, why
 
 DATA_SPEC = "data_spec.json"
+LARGEST = 10**6  # size, channels or classes
 
 
 def to_json(spec: DataSpec) -> str:
@@ -20,9 +22,16 @@ def to_json(spec: DataSpec) -> str:
 
 def from_json(text: str) -> DataSpec:
     """Parse a data spec from JSON; raise ValueError, KeyError or TypeError if it is invalid."""
-    values = json.loads(text)
+    values = parse_json(text)
     for name in ("class_names", "panels"):
         values[name] = tuple(values[name])
+        if not all(isinstance(one, str) for one in values[name]):
+            raise TypeError(f"{name} holds a value that is not text")
+    for name in ("channels", "height", "width", "num_classes", "scale"):
+        if type(values[name]) is not int or not 0 <= values[name] <= LARGEST:
+            raise ValueError(f"{name} is not a whole number of at most {LARGEST:,}")
+    if type(values["flip_allowed"]) is not bool:
+        raise TypeError("flip_allowed is neither true nor false")
     return DataSpec(**values)
 
 
@@ -35,8 +44,8 @@ def read_data_spec(run: Path) -> DataSpec:
     """Return the data spec of a run; raise UserError if it cannot be read."""
     file = run / DATA_SPEC
     try:
-        return from_json(file.read_text())
+        return from_json(read_bounded(file).decode())
     except FileNotFoundError:
         raise UserError(f"{file}: missing: restore the file, or train the run again") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read ({error}): restore the file, or train the run again") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: cannot be read ({why(error)}): restore the file, or train the run again") from None

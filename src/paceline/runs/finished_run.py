@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
-from paceline.config.files import NOT_INHERITED
-from paceline.config.resolve import Config, Inherited
+from paceline.config.files import inherited
+from paceline.config.named_code import check_named_code
+from paceline.config.resolve import Config, Inherited, flatten, plain_name, resolve
+from paceline.config.settings import LearnerSettings, RunSettings
+from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
-from paceline.core.types import SettingValues
+from paceline.core.trust import check_may_run, may_run
 from paceline.data.crop import cropped
 from paceline.data.open_sources import open_sources
+from paceline.data.source_settings import RegisteredSources
 from paceline.evaluation.contract import OpenedRun
 from paceline.runs.checkpoint import choose_checkpoint
-from paceline.runs.config import resolve_config
+from paceline.runs.config import Layers, resolve_config
 from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import make_recipe
-from paceline.runs.record import CONFIG
+from paceline.runs.record import CONFIG, RunRecord, read_record
 from paceline.runs.weights import load_weights
+from paceline.runs.weights_file import config_of_file, is_weights_file, read_weights
 
 MAX_LISTED = 5  # runs listed in one message
 
 
-def config_of(run: str, layers: Iterable[tuple[str, SettingValues]] = (), *, load_source: bool = True) -> Config:
-    """Return the settings that a run was trained with, overridden by `layers`; see `config.resolve`.
+def config_of(run: str, layers: Layers = (), *, load_source: bool = True, trust: bool = False) -> Config:
+    """Return the settings that a run or weights file was trained with, overridden by `layers`; see `config.resolve`.
 
-    Raise UserError if there is no run or its format is not supported.
+    Raise UserError if there is no run, its format is not supported, or it names code that must not run.
     """
-    folder = RunFolder(Path(run))
-    record = folder.read_record(run)
+    record, layers = _record_of(run), list(layers)
+    kept = inherited(record.settings)
+    check_may_run(run, [record.recipe], trust=trust)
+    if load_source:
+        check_named_code(run, kept, [layer for _, layer in layers], trust=trust)
+    return resolve_config(record.recipe, [(str(Path(run) / CONFIG), kept), *layers], load_source=load_source)
+
+
+def readable_config_of(run: str, *, trust: bool = False) -> Config:
+    """Return a run's settings without running code that it names; those of such a recipe are left out."""
+    record = _record_of(run)
+    if may_run(record.recipe, trust=trust):
+        return config_of(run, load_source=False, trust=trust)
+    shared = {f.name for group in (RunSettings, LearnerSettings) for f in fields(group)}
+    kept = flatten(inherited(record.settings))
+    known = {name: value for name, value in kept.items() if plain_name(name.rpartition(".")[2]) in shared}
+    layers = [(str(Path(run) / CONFIG), Inherited(known))]
+    return resolve(record.recipe, Recipe, layers, RegisteredSources(), load_source=False)
+
+
+def _record_of(run: str) -> RunRecord:
+    record = read_record(Path(run), run)
     if record is None:
         raise UserError(f"{run}: not a run folder (it has no {CONFIG}){name_stages(Path(run))}")
-    kept = Inherited({name: value for name, value in record.settings.items() if name not in NOT_INHERITED})
-    return resolve_config(record.recipe, [(str(folder.config_file), kept), *layers], load_source=load_source)
+    return record
 
 
 def name_stages(folder: Path) -> str:
@@ -49,7 +73,12 @@ def stages_in(folder: Path) -> list[Path]:
 
 
 def open_run(run: str) -> OpenedRun:
-    """Open a run on the CPU with the weights of its best checkpoint."""
+    """Open a run on the CPU with the weights of its best checkpoint, or a weights file."""
+    if is_weights_file(run):
+        file = read_weights(Path(run).expanduser())
+        recipe = file.config.recipe_class(file.config.recipe, file.spec)
+        load_weights(recipe, file.weights, ema=True)
+        return OpenedRun(file.config, file.spec, recipe)
     config = config_of(run)
     sources = open_sources(config)
     recipe = make_recipe(config, sources)

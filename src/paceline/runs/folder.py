@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from paceline.config.files import changed_settings
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.files import remove_leftovers, write_json
+from paceline.core.files import check_own_files, remove_leftovers, write_json
 from paceline.core.lock import LOCK, InUse, Lock
 from paceline.core.secrets import redact
+from paceline.core.small_files import parse_json, read_bounded, why
 from paceline.evaluation.protocol import Protocol, differences
 from paceline.runs.checkpoint import Checkpoints
+from paceline.runs.data_spec_file import DATA_SPEC, read_data_spec
 from paceline.runs.record import CONFIG, Provenance, RunRecord, read_record
 from paceline.runs.segments import earlier_segments
 from paceline.runs.status import Status
+from paceline.runs.weights_file import weights_metadata
 
 ALLOWED_BEFORE_START = ("launch", "cell.json")  # written by launchers and comparisons before the run starts
 PROTOCOLS = "protocols.json"
@@ -30,7 +33,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = Checkpoints(path / "checkpoints")
+        self.checkpoints = Checkpoints(path / "checkpoints", self.describe_weights)
         self._lock: Lock | None = None
         self._total_images: int | None = None  # known once the run has started
 
@@ -61,6 +64,7 @@ class RunFolder:
         """Make this process the folder's only writer, until `release` or the end of the process."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            check_own_files(self.path)
             self._lock = Lock(self.path)
             remove_leftovers(self.path, older_than_seconds=LEFTOVER_SECONDS)  # `export` may be writing here
             self.checkpoints.restore_replaced()
@@ -102,6 +106,13 @@ class RunFolder:
     def read_record(self, where: str = "") -> RunRecord | None:
         """Return the content of config.toml, or None if there is none; see `record.read_record`."""
         return read_record(self.path, where)
+
+    def describe_weights(self) -> dict[str, str]:
+        """Return the metadata that makes the weights of this run a weights file; empty before the run has started."""
+        record = self.read_record()
+        if record is None or not (self.path / DATA_SPEC).exists():
+            return {}
+        return weights_metadata(record.recipe, record.settings, read_data_spec(self.path))
 
     def check_settings(self, config: Config, data: str) -> None:
         """Raise UserError if settings or data differ from those of the checkpoints in the folder."""
@@ -145,12 +156,14 @@ class RunFolder:
 
     def _protocols(self) -> dict[str, dict[str, Protocol]]:
         try:
-            kept: dict[str, dict[str, Protocol]] = json.loads(self.protocols_file.read_text())
+            kept = parse_json(read_bounded(self.protocols_file))
+            if not all(isinstance(protocol, dict) for labels in kept.values() for protocol in labels.values()):
+                raise ValueError("it holds no protocols")
         except FileNotFoundError:
             return {}
-        except ValueError as error:
-            raise UserError(f"{self.protocols_file}: cannot be read ({error}): restore the file") from None
-        return kept
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError(f"{self.protocols_file}: cannot be read ({why(error)}): restore the file") from None
+        return cast(dict[str, dict[str, Protocol]], kept)
 
     def record_settings(self, config: Config, provenance: Provenance, images: int) -> None:
         """Write config.toml for a run that starts or resumes at `images`, and keep its earlier segments."""

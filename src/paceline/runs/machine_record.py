@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline.core.files import read_json
+from paceline.core.small_files import read_json
 from paceline.runs.provenance import describe_gpus
 
 SELF_TEST, LOADERS = "self-test.json", "loaders.json"

@@ -19,13 +19,17 @@ from typing import TypeAlias, TypeGuard
 import numpy as np
 from PIL import Image
 
+from paceline.core.errors import UserError
 from paceline.core.files import open_append, remove_leftovers, replacing, write_file
+from paceline.core.small_files import read_bounded, why
 from paceline.core.types import Json, JsonObject
 from paceline.runs.logger import LoggerGroup, Pixels
 
 METRICS = "metrics.jsonl"
 SAMPLES = "samples"
 SAMPLE_NAME = re.compile(r"(.+)-(\d{12})\.png")
+MAX_METRICS_BYTES = 2**32
+MAX_LINE_BYTES = 2**20  # a longer line counts as broken
 _OWN_NAMES = {"images", "seconds", "time"}
 
 MetricsLine: TypeAlias = dict[str, float | None]  # "images" is always an int; None means not finite
@@ -55,7 +59,7 @@ class MetricsWriter:
         return self._seconds_before + time.perf_counter() - self._started
 
     def write(self, images: int, values: Mapping[str, float]) -> None:
-        """Append one line of values at this number of images seen."""
+        """Append one line of metric values; `images` is the number of images seen so far."""
         assert not _OWN_NAMES & values.keys(), f"{_OWN_NAMES & values.keys()} are reserved names"
         numbers = {name: float(value) for name, value in values.items()}
         line: MetricsLine = {
@@ -89,17 +93,25 @@ class MetricsWriter:
 
 def read_metrics(folder: Path) -> list[MetricsLine]:
     """Return the lines of a run's metrics, skipping broken ones."""
-    try:
-        content = (folder / METRICS).read_bytes()
-    except FileNotFoundError:
-        return []
-    rows = [row for line in content.splitlines() if (row := parse_line(line)) is not None]
+    rows = [row for line in read_metrics_file(folder).splitlines() if (row := parse_line(line)) is not None]
     numbers = [{name: value for name, value in row.items() if _is_number(value)} for row in rows]
     return [line for line, row in zip(numbers, rows, strict=True) if len(line) == len(row)]
 
 
+def read_metrics_file(folder: Path) -> bytes:
+    """Return the content of a run's metrics.jsonl, empty if there is none; raise UserError if it is not a file."""
+    try:
+        return read_bounded(folder / METRICS, MAX_METRICS_BYTES)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise UserError(f"{folder / METRICS}: cannot be read ({why(error)}); remove it") from None
+
+
 def parse_line(line: bytes) -> JsonObject | None:
     """Return one line's values by name, or None if it is broken; other tools may have written non-numeric values."""
+    if len(line) > MAX_LINE_BYTES:
+        return None
     try:
         row = json.loads(line, parse_constant=reject_constant)
     except (ValueError, RecursionError):
@@ -123,7 +135,7 @@ def _cut_metrics(path: Path, images: int) -> list[MetricsLine]:
     # Without a checkpoint the run starts over and writes the line at 0 images again.
     kept = [row for row in read_metrics(path.parent) if images > 0 and (row["images"] or 0) <= images]
     content = b"".join(json.dumps(row).encode() + b"\n" for row in kept)
-    if content != path.read_bytes():
+    if content != read_metrics_file(path.parent):
         write_file(path, content)
     return kept
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from paceline.config.resolve import flatten
 from paceline.config.run_format import FORMAT, RUN_FORMAT, check_format
 from paceline.core.errors import UserError
 from paceline.core.files import write_file
+from paceline.core.small_files import MAX_TOML_BYTES, parse_toml, read_bounded, why
 from paceline.core.types import SettingValue, SettingValues
 from paceline.runs.segments import Choices, Segment, segment_of
 
@@ -83,16 +83,16 @@ def read_record(run: Path, where: str = "") -> RunRecord | None:
     """
     file = run / CONFIG
     try:
-        kept = tomllib.loads(file.read_text())
+        kept = parse_toml(read_bounded(file, MAX_TOML_BYTES))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read ({error}): restore the file, or choose another --out") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read ({why(error)}): restore the file, or choose another --out") from None
     recipe, provenance = kept.pop("recipe", None), kept.pop(PROVENANCE, {})
     if not isinstance(recipe, str):
         raise UserError(f"{file}: lists no recipe, so {run} is not a run folder")
     check_format(provenance.get(FORMAT) if isinstance(provenance, dict) else None, where or str(run))
     try:
         return RunRecord(recipe, kept, Provenance.from_table(provenance))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"{file}: [{PROVENANCE}] cannot be read ({error}): restore the file") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from paceline.core.types import JsonObject
 
+INVALID = (ValueError, KeyError, TypeError, OverflowError)
 ScalerState = Mapping[str, float]  # state of a GradScaler; empty if it is disabled
 
 
@@ -34,12 +36,17 @@ class CheckpointNumbers:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, content: JsonObject) -> CheckpointNumbers:
-        """Parse the values from a JSON object; raise ValueError, KeyError or TypeError if it is invalid."""
-        best, evaluated_at, scalers = content["best"], content["evaluated_at"], content["scalers"]
-        if not isinstance(evaluated_at, int) or not isinstance(scalers, dict):
-            raise TypeError("evaluated_at or scalers has the wrong type")
-        return cls(_best(best), evaluated_at, {name: _scaler(state) for name, state in scalers.items()})
+    def from_json(cls, content: object, images: int) -> CheckpointNumbers:
+        """Parse the values of the checkpoint at `images`; raise an error of `INVALID` if one is invalid."""
+        if not isinstance(content, dict):
+            raise TypeError("it is not an object")
+        if content["images"] != images or type(content["images"]) is not int:
+            raise ValueError(f"images is {content['images']!r}, but the folder is that of {images}")
+        scalers = content["scalers"]
+        if not isinstance(scalers, dict):
+            raise TypeError("scalers is not an object")
+        evaluated_at = _count(content["evaluated_at"], "evaluated_at", -1, images)
+        return cls(_best(content["best"], images), evaluated_at, {name: _scaler(one) for name, one in scalers.items()})
 
 
 @dataclass(frozen=True)
@@ -57,15 +64,32 @@ class Snapshot:
         return self.numbers.best.images if self.numbers.best else self.images
 
 
-def _best(content: object) -> Best | None:
+def _best(content: object, images: int) -> Best | None:
     if content is None:
         return None
-    if not isinstance(content, dict):
-        raise TypeError("best is not an object")
-    return Best(str(content["name"]), float(content["value"]), int(content["images"]))
+    if not isinstance(content, dict) or not isinstance(content["name"], str):
+        raise TypeError("best is not an object with a name")
+    value = _number(content["value"], "the value of best")
+    return Best(content["name"], value, _count(content["images"], "the images of best", 0, images))
 
 
 def _scaler(content: object) -> ScalerState:
     if not isinstance(content, dict):
         raise TypeError("scalers holds a value that is not an object")
+    for name, value in content.items():
+        if not math.isfinite(_number(value, f"{name} of a scaler")):
+            raise ValueError(f"{name} of a scaler is {value}")
     return content
+
+
+def _count(value: object, name: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:  # bool is a subclass of int
+        raise ValueError(f"{name} is {value!r:.40}: expected a whole number from {low} to {high}")
+    return value
+
+
+def _number(value: object, name: str) -> float:
+    """Return a number as a float; it may be infinite, like the PSNR of equal images."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise ValueError(f"{name} is {value!r:.40}: expected a number")
+    return float(value)  # raises OverflowError for a huge int

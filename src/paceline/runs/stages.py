@@ -10,7 +10,7 @@ import torch
 
 from paceline.config.resolve import Config
 from paceline.parallel.world import World
-from paceline.runs.finished_run import config_of, stages_in
+from paceline.runs.finished_run import readable_config_of, stages_in
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import read_metrics
 
@@ -46,13 +46,13 @@ def stages_of(config: Config, world: World | None = None) -> list[Config]:
     return stages[started:]
 
 
-def last_finished(path: str) -> str:
+def last_finished(path: str, *, trust: bool = False) -> str:
     """Return the last finished stage in a folder of stages; return any other path unchanged."""
     place = Path(path).expanduser()
     runs = stages_in(place)
     if RunFolder(place).config_file.exists() or not runs:
         return path
-    stages = config_of(str(runs[0]), load_source=False).recipe_class.stages
+    stages = readable_config_of(str(runs[0]), trust=trust).recipe_class.stages
     started = [place / name for names in stages.values() for name in names if place / name in runs]
     for number, folder in reversed(list(enumerate(started))):
         if _has_ever_finished(folder):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.files import write_json
+from paceline.core.small_files import read_bounded
 
 STATUS = "status.json"
 MIRROR_STATE = "mirror.json"
@@ -59,7 +60,10 @@ class Status:
     def of(cls, folder: Path) -> Status | None:
         """Return the status of a run, or None if it has none."""
         file = folder / STATUS
-        return cls.parse(file.read_bytes()) if file.is_file() else None
+        try:
+            return cls.parse(read_bounded(file))
+        except OSError:
+            return None
 
     def write(self, folder: Path) -> None:
         """Write the status to a run folder, replacing the old one."""

@@ -6,14 +6,18 @@ recorded separately. Tensors that share memory are stored once, with a table of 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 CHANNELS_LAST = "channels_last"
+ALIASES = "paceline.aliases"  # metadata key, so that a file can be used without its notes
+LENGTH_BYTES = 8  # at the start of a safetensors file: the length of its header
 Memory = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
 
@@ -24,8 +28,17 @@ class TensorNotes:
     aliases: dict[str, str] = field(default_factory=dict)  # alias → name in the file
     formats: dict[str, str] = field(default_factory=dict)  # memory format, if not contiguous
 
+    @classmethod
+    def from_json(cls, content: object) -> TensorNotes:
+        """Parse the notes; raise TypeError or ValueError if they are invalid."""
+        if not isinstance(content, dict) or not all(_are_texts(values) for values in content.values()):
+            raise TypeError("the notes on tensors are not objects of texts")
+        if set(content.get("formats", {}).values()) - {CHANNELS_LAST}:
+            raise ValueError("the notes on tensors have an unknown memory format")
+        return cls(**content)
 
-def pack(tensors: Mapping[str, Tensor]) -> tuple[bytes, TensorNotes]:
+
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, TensorNotes]:
     """Return the content of a safetensors file and the notes that `unpack` needs."""
     notes = TensorNotes()
     kept: dict[str, Tensor] = {}
@@ -39,17 +52,46 @@ def pack(tensors: Mapping[str, Tensor]) -> tuple[bytes, TensorNotes]:
         if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
             notes.formats[name] = CHANNELS_LAST
         kept[name] = tensor.detach().cpu().contiguous()
-    return safetensors.torch.save(kept), notes
+    content: bytes = safetensors.torch.save(kept)
+    aliases = {ALIASES: json.dumps(notes.aliases)} if notes.aliases else {}
+    return _with_metadata(content, {**metadata, **aliases}) if metadata else content, notes
 
 
 def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
-    """Return the tensors in a file's content, on the CPU, including aliases."""
-    tensors: dict[str, Tensor] = safetensors.torch.load(content)
+    """Return the tensors in a file's content, on the CPU, including aliases; raise ValueError if they are invalid."""
+    try:
+        tensors: dict[str, Tensor] = safetensors.torch.load(content)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    if (
+        not notes.formats.keys() | set(notes.aliases.values()) <= tensors.keys()
+        or notes.aliases.keys() & tensors.keys()
+    ):
+        raise ValueError("its tensors do not match the notes on them")
+    if any(tensors[name].dim() != 4 for name in notes.formats):
+        raise ValueError("a tensor without four dimensions cannot be channels-last")
     for name in notes.formats:
         tensors[name] = tensors[name].to(memory_format=torch.channels_last)
     for alias, name in notes.aliases.items():
         tensors[alias] = tensors[name]
     return tensors
+
+
+def add_aliases(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Add the tensors that a file stores under another name; raise ValueError if the metadata is invalid."""
+    for alias, name in json.loads(metadata.get(ALIASES, "{}")).items():
+        if name not in tensors:
+            raise ValueError(f"{ALIASES} refers to {name!r}, which is missing")
+        tensors[alias] = tensors[name]
+
+
+def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
+    """Return a safetensors file with metadata in a fixed order; safetensors itself would write it in any order."""
+    length = int.from_bytes(content[:LENGTH_BYTES], "little")
+    header = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + length])
+    text = json.dumps({"__metadata__": dict(metadata), **header}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text + content[LENGTH_BYTES + length :]
 
 
 def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -70,3 +112,7 @@ def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _memory_of(tensor: Tensor) -> Memory:
     return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _are_texts(content: object) -> bool:
+    return isinstance(content, dict) and all(isinstance(value, str) for value in content.values())

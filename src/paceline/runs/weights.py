@@ -15,14 +15,18 @@ EMA = "ema/"
 def load_weights(recipe: Recipe, weights: Mapping[str, Tensor], *, ema: bool = False) -> None:
     """Load weights into a recipe; with `ema`, use the EMA of each weight that has one."""
     plain = evaluated_values(weights) if ema else _without_ema(weights)
-    own = recipe.state_dict()
-    differing = sorted(plain.keys() ^ own.keys())
-    differing += [name for name in plain.keys() & own.keys() if plain[name].shape != own[name].shape]
+    check_weights(plain, recipe.state_dict())
+    recipe.load_state_dict(plain)
+
+
+def check_weights(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise UserError if names or shapes of weights differ from those of a network."""
+    differing = sorted(weights.keys() ^ own.keys())
+    differing += [name for name in weights.keys() & own.keys() if weights[name].shape != own[name].shape]
     if differing:
         raise UserError(
             f"these weights belong to a different network: {differing[0]!r} does not match ({len(differing)} differ)"
         )
-    recipe.load_state_dict(plain)
 
 
 def evaluated_values(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

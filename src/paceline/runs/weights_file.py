@@ -1,29 +1,42 @@
-"""A self-contained weights file: its metadata holds the recipe, its settings and the data spec."""
+"""A self-contained weights file: its metadata holds the recipe, its settings and the data spec.
+
+`paceline import` writes one, and so does every checkpoint (`weights.safetensors`).
+"""
 
 from __future__ import annotations
 
+import errno
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from paceline.config.resolve import Config
+from paceline.config.named_code import check_named_code
+from paceline.config.resolve import Config, Inherited
 from paceline.config.run_format import RUN_FORMAT, check_format
+from paceline.config.settings import LearnerSettings, RunSettings
+from paceline.config.source_flags import FOLDERS
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
+from paceline.core.small_files import parse_json, why
+from paceline.core.trust import check_may_run
 from paceline.core.types import SettingValue
 from paceline.runs.config import resolve_config
 from paceline.runs.data_spec_file import from_json, to_json
+from paceline.runs.tensors import add_aliases, pack
 
 SUFFIX = ".safetensors"
 FORMAT = "paceline.format"
 RECIPE, SETTINGS = "paceline.recipe", "paceline.settings"
 PROTOCOL, DATA_SPEC = "paceline.protocol", "paceline.data_spec"
-UNREADABLE = (OSError, safetensors.SafetensorError)
+DATA = "paceline.data"  # the source and how it was read, without folders
+DATA_SETTINGS = ("data", "crop", "size", "channels")  # and those of the source itself
+UNREADABLE = (OSError, safetensors.SafetensorError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -35,40 +48,63 @@ class WeightsFile:
     weights: dict[str, Tensor]
 
 
-def write_weights(path: Path, config: Config, spec: DataSpec, weights: dict[str, Tensor]) -> None:
-    """Write weights together with everything needed to use them."""
-    metadata = {
+def is_weights_file(path: str) -> bool:
+    """Return whether a path is that of an existing weights file, not of a run folder."""
+    place = Path(path).expanduser()
+    return place.suffix == SUFFIX and place.is_file()
+
+
+def weights_metadata(recipe: str, settings: SettingValues, spec: DataSpec) -> dict[str, str]:
+    """Return what a weights file stores about its weights; `settings` are all settings of the run, by name."""
+    own = {field.name for field in fields(load_recipe(recipe).Settings)}
+    common = {field.name for group in (RunSettings, LearnerSettings) for field in fields(group)}
+    of_source = settings.keys() - own - common - {*FOLDERS, "recipe"}
+    names = {*DATA_SETTINGS, *of_source}
+    plain = {name: value for name, value in settings.items() if not isinstance(value, Mapping) and "." not in name}
+    if is_path(str(plain.get("data", ""))):  # a source in the user's own file is not part of the weights
+        names -= {"data", *of_source}
+    return {
         "format": "pt",
         FORMAT: str(RUN_FORMAT),
-        RECIPE: config.recipe_name,
-        SETTINGS: json.dumps(asdict(config.recipe)),
-        PROTOCOL: config.run.protocol,
+        RECIPE: recipe,
+        SETTINGS: json.dumps({name: value for name, value in plain.items() if name in own}),
+        PROTOCOL: str(plain.get("protocol", "")),
+        DATA: json.dumps({name: value for name, value in plain.items() if name in names}),
         DATA_SPEC: to_json(spec),
     }
+
+
+def write_weights(path: Path, config: Config, spec: DataSpec, weights: dict[str, Tensor]) -> None:
+    """Write weights together with everything needed to use them."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+    content, _ = pack(plain, weights_metadata(config.recipe_name, config.values(), spec))
     with new_file(path) as temporary:
-        temporary.write_bytes(safetensors.torch.save(plain, metadata))
+        temporary.write_bytes(content)
 
 
-def read_weights(path: Path) -> WeightsFile:
-    """Read a weights file, without running code from it; raise UserError if it is not a weights file."""
+def read_weights(path: Path, *, trust: bool = False) -> WeightsFile:
+    """Read a weights file; raise UserError if it is not one, or names code to run and `trust` is not given."""
     try:
         weights, metadata = read_tensors(path)
     except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{path}: cannot be read ({why(error)})") from None
     if RECIPE not in metadata:
         raise UserError(f"{path}: its metadata lists no recipe; use a run folder, or convert it with `paceline import`")
     check_weights_format(metadata, str(path))
     try:
-        settings: dict[str, SettingValue] = {**json.loads(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
+        settings: dict[str, SettingValue] = {**parse_json(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
         spec = from_json(metadata[DATA_SPEC])
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path}: its metadata cannot be read ({type(error).__name__}: {error})") from None
+    check_may_run(str(path), [metadata[RECIPE]], trust=trust)
+    check_named_code(str(path), settings, trust=trust)
     return WeightsFile(resolve_config(metadata[RECIPE], [(str(path), settings)]), spec, weights)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and metadata of any safetensors file; raise OSError or SafetensorError if unreadable."""
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     with safetensors.safe_open(path, framework="pt") as file:
         metadata: dict[str, str] = file.metadata() or {}
     return safetensors.torch.load_file(path), metadata
@@ -77,3 +113,30 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def check_weights_format(metadata: dict[str, str], where: str) -> None:
     """Raise UserError if a weights file has a format that this version does not read."""
     check_format(metadata.get(FORMAT), where, remedy="import it again")
+
+
+def _read_metadata(path: Path) -> dict[str, str]:
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata: dict[str, str] = file.metadata() or {}
+    return metadata
+
+
+def _config(
+    path: Path, metadata: dict[str, str], layers: Iterable[tuple[str, SettingValues]], *, load_source: bool
+) -> Config:
+    if RECIPE not in metadata:
+        raise UserError(f"{path}: its metadata lists no recipe; use a run folder, or convert it with `paceline import`")
+    check_weights_format(metadata, str(path))
+    try:
+        settings: dict[str, SettingValue] = {**json.loads(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
+        data: dict[str, SettingValue] = {**json.loads(metadata.get(DATA, "{}"))}
+    except (KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: its metadata cannot be read ({type(error).__name__}: {error})") from None
+    if is_path(str(data.get("data", ""))):
+        raise UserError(f"{path}: its metadata names a source file ({data['data']}), which is not run; use --data")
+    kept: list[tuple[str, SettingValues]] = [(str(path), Inherited(data)), (str(path), settings)]
+    return resolve_config(metadata[RECIPE], [*kept, *layers], load_source=load_source)
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: cannot be read ({(str(error).splitlines() or [type(error).__name__])[0]})")

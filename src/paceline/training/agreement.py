@@ -48,13 +48,21 @@ def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> 
         marker.unlink()
 
 
-def newest_snapshot(folder: RunFolder, world: World, report: Callable[[str], None]) -> Snapshot | None:
-    """Return the newest intact checkpoint on any host, and save it in every host's run folder."""
+def newest_snapshot(
+    folder: RunFolder,
+    world: World,
+    report: Callable[[str], None],
+    check: Callable[[Snapshot], None] = lambda snapshot: None,
+) -> Snapshot | None:
+    """Return the newest checkpoint on any host that is usable, and save it in every host's run folder.
+
+    It is usable if it is intact and `check` raises no UserError.
+    """
     own: Snapshot | None = None
     damage = ""
     if folder.is_mine:
         try:
-            own = folder.checkpoints.latest(report)
+            own = folder.checkpoints.latest(report, check)
         except UserError as error:
             damage = str(error)
     snapshot, holder = share_newest(world, own, own.images if own else -1)

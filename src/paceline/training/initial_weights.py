@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from paceline.config.resolve import Config, convert
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
+from paceline.core.small_files import parse_json, why
 from paceline.data.crop import cropped
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import name_stages
@@ -82,11 +82,13 @@ def _of_file(file: Path, name: str) -> InitialWeights:
         weights, metadata = read_tensors(file)
         if SETTINGS in metadata:
             check_weights_format(metadata, str(file))
-        settings = json.loads(metadata.get(SETTINGS, "{}"))
+        settings = parse_json(metadata.get(SETTINGS, "{}"))
+        if not isinstance(settings, dict):
+            raise ValueError("its settings are not an object")
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"cannot be read ({str(error).splitlines()[0]})") from None
+        raise UserError(f"cannot be read ({why(error)})") from None
     return InitialWeights(evaluated_values(weights), settings, name)
 
 

@@ -59,6 +59,12 @@ class Learner:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def state_like(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return tensors of the types and shapes that the optimizer keeps for a parameter."""
+        if self.settings.optimizer == "sgd":
+            return {"momentum_buffer": parameter} if self.settings.momentum else {}
+        return {"step": torch.zeros((), dtype=torch.float32), "exp_avg": parameter, "exp_avg_sq": parameter}
+
     def reset_ema(self) -> None:
         """Reset the EMA to the current weights."""
         for ema_tensor, parameter in zip(self.ema, self.parameters, strict=False):  # empty without an EMA

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from paceline.core.errors import DISK_FULL, UserError
@@ -28,7 +28,7 @@ from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, final_evaluator, training_evaluator
 from paceline.training.initial_weights import start_from
 from paceline.training.loop import Loop, Outputs, describe
-from paceline.training.snapshot import restore_snapshot
+from paceline.training.snapshot import check_fits, restore_snapshot
 from paceline.training.stop import StopRequest
 
 SECONDS_FOR_MIRROR_AFTER_ERROR = 10.0
@@ -51,11 +51,11 @@ class Session:
         parts = self.parts
         for note in parts.notes:
             print(note)
-        snapshot = newest_snapshot(self.folder, parts.world, print)
+        snapshot = newest_snapshot(self.folder, parts.world, print, partial(check_fits, step=parts.step))
         if parts.config.run.init_from and not snapshot:
             print(start_from(parts, parts.config.run.init_from))
         if snapshot:
-            restore_snapshot(snapshot, parts.step)  # raises for weights that do not fit, before the folder changes
+            restore_snapshot(snapshot, parts.step)
         if snapshot and parts.world.is_first:
             seen, total = snapshot.images, parts.total_images
             if seen > total:

@@ -5,26 +5,47 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.core.errors import UserError
 from paceline.runs.snapshot import Best, CheckpointNumbers, ScalerState, Snapshot
 from paceline.runs.tensors import copy_to_host
-from paceline.runs.weights import EMA, load_weights
+from paceline.runs.weights import EMA, check_weights, load_weights
 from paceline.training.learner import Learner
 from paceline.training.step import Step
 
 
 def take_snapshot(images: int, step: Step, best: Best | None, evaluated_at: int) -> Snapshot:
     """Return everything needed to resume from here, as copies that training does not modify."""
-    weights: dict[str, Tensor] = dict(step.recipe.state_dict())
-    state: dict[str, Tensor] = {}
+    state = _signals(step)
     scalers: dict[str, ScalerState] = {}
     for name, learner in step.learners.items():
-        ema_tensors = zip(learner.named, learner.ema, strict=False)  # empty without an EMA
-        weights |= {f"{EMA}{name}.{key}": value for key, value in ema_tensors}
         state |= _optimizer_tensors(learner)
         scalers[name] = learner.scaler.state_dict()
-    state |= {f"signals/{name}": value for name, value in step.signals.items()}
     numbers = CheckpointNumbers(best, evaluated_at, scalers)
-    return Snapshot(images, copy_to_host(weights), copy_to_host(state), numbers)
+    return Snapshot(images, copy_to_host(_weights(step)), copy_to_host(state), numbers)
+
+
+def check_fits(snapshot: Snapshot, step: Step) -> None:
+    """Raise UserError if a snapshot's tensors or scalers do not belong to this run; changes nothing."""
+    own = _weights(step)
+    check_weights(snapshot.weights, own)
+    own_state = _signals(step)
+    for learner in step.learners.values():
+        own_state |= _optimizer_tensors(learner)  # empty for optimizers that create it at the first step
+        own_state |= _expected_state(learner, snapshot.state)
+    differing = sorted(snapshot.state.keys() ^ own_state.keys())
+    if differing:
+        raise UserError(f"its tensor {differing[0]!r} is {'missing' if differing[0] in own_state else 'unknown'}")
+    for name, saved in (snapshot.weights | snapshot.state).items():
+        like = own[name] if name in own else own_state[name]
+        if saved.shape != like.shape or saved.dtype != like.dtype:
+            was, wanted = (f"{_short(t.dtype)} {list(t.shape)}" for t in (saved, like))
+            raise UserError(f"its tensor {name!r} is {was} instead of {wanted}")
+    if snapshot.numbers.scalers.keys() != step.learners.keys():
+        raise UserError("its scalers are not those of the networks")
+    for name, learner in step.learners.items():
+        wanted_keys = learner.scaler.state_dict().keys()
+        if wanted_keys and snapshot.numbers.scalers[name] and snapshot.numbers.scalers[name].keys() != wanted_keys:
+            raise UserError(f"the scaler of network {name!r} has other values than expected")
 
 
 def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
@@ -37,6 +58,32 @@ def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
         learner.scaler.load_state_dict(dict(snapshot.numbers.scalers[name]) or learner.scaler.state_dict())
     for name, value in step.signals.items():
         value.copy_(snapshot.state[f"signals/{name}"])
+
+
+def _weights(step: Step) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = dict(step.recipe.state_dict())
+    for name, learner in step.learners.items():
+        ema_tensors = zip(learner.named, learner.ema, strict=False)  # empty without an EMA
+        weights |= {f"{EMA}{name}.{key}": value for key, value in ema_tensors}
+    return weights
+
+
+def _signals(step: Step) -> dict[str, Tensor]:
+    return {f"signals/{name}": value for name, value in step.signals.items()}
+
+
+def _expected_state(learner: Learner, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors like those that the optimizer has for each parameter that has any in `state`."""
+    expected: dict[str, Tensor] = {}
+    for name, parameter in learner.named.items():
+        prefix = f"{learner.name}/{name}/"
+        if any(key.startswith(prefix) for key in state):
+            expected |= {prefix + key: like for key, like in learner.state_like(parameter).items()}
+    return expected
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:

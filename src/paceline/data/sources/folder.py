@@ -1,11 +1,12 @@
 """Your own images: one folder per class, or a single folder.
 
 `root/train/CLASS/…` and `root/test/CLASS/…` are used as they are. With `root/CLASS/…`, a fixed fifth of the images is
-held out for testing. Without class folders (`root/*.png`), the images have no labels.
+held out for testing, unless `test_root` is set. Without class folders (`root/*.png`), the images have no labels.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.config.settings import RunSettings
+from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import (
@@ -43,12 +45,19 @@ class _Listed(NamedTuple):
 class Folder(Source):
     """Image files, decoded when read and center-cropped to squares of one size; RGB unless `channels` is 1."""
 
-    def __init__(self, split: str, settings: RunSettings) -> None:
+    Settings = SeparateTestFolder
+
+    @classmethod
+    def measure_whole(cls, settings: RunSettings) -> RunSettings:
+        assert isinstance(settings, SeparateTestFolder)
+        if settings.test_root or _has_splits(_existing(named_root(settings), "--data-root")):
+            return settings
+        return dataclasses.replace(settings, test_root=settings.data_root, validation=0.0)
+
+    def __init__(self, split: str, settings: SeparateTestFolder) -> None:
         check_image_settings(settings)
-        root = named_root(settings)
-        if not root.is_dir():
-            raise UserError(f"--data-root {root}: no such folder")
-        listed = _list_images(root, split)
+        root = _existing(named_root(settings), "--data-root")
+        listed = _list_images(root, split, settings.test_root)
         self.paths, outside = listed.paths, listed.num_outside
         self.labels = None if listed.labels is None else np.array(listed.labels, dtype=np.int64)
         self.notes = listed.notes
@@ -86,6 +95,9 @@ class Folder(Source):
         numbers = {} if self.labels is None else {"label": np.asarray(self.labels[index])}
         return Encoded({"image": self.paths[index]}, numbers)
 
+    def name_of(self, index: int) -> str:
+        return str(self.paths[index])
+
     def _leave_out_bad(self, root: Path, num_threads: int) -> None:
         with ThreadPoolExecutor(num_threads) as threads:  # Pillow releases the GIL while it decodes
             is_good = np.fromiter(threads.map(_is_readable, self.paths), dtype=bool, count=len(self.paths))
@@ -105,10 +117,18 @@ class Folder(Source):
             raise unreadable(self.paths[0], error) from error
 
 
-def _list_images(root: Path, split: str) -> _Listed:
+def _existing(root: Path, flag: str) -> Path:
+    if not root.is_dir():
+        raise UserError(f"{flag} {root}: no such folder")
+    return root
+
+
+def _list_images(root: Path, split: str, test_root: str) -> _Listed:
     has_splits = _has_splits(root)
     classes = _class_folders(root / "train" if has_splits else root)
     base = root / split if has_splits else root
+    if test_root and split == "test":
+        base = _existing(Path(test_root).expanduser(), "--test-root")
     if not base.is_dir():
         raise UserError(
             f"--data-root {root}: has no folder {split!r}; add it, "
@@ -116,15 +136,17 @@ def _list_images(root: Path, split: str) -> _Listed:
         )
     labels: list[int] | None
     if classes:
-        paths, labels = _list_classes(base, classes, may_lack=has_splits and split == "test")
+        paths, labels = _list_classes(base, classes, may_lack=split == "test" and (has_splits or bool(test_root)))
         num_outside = len(images_in(base))
     else:
         paths, labels, num_outside = images_in(base), None, 0
     if not paths:
         raise UserError(f"--data-root {base}: has no images ({', '.join(sorted(SUFFIXES))})")
-    if not has_splits:
+    if not has_splits and not test_root:
         if len(paths) < 2:
-            raise UserError(f"--data-root {root}: one image is too few to train and test on; add more")
+            raise UserError(
+                f"--data-root {root}: one image is too few to train and test on; add more, or set --test-root"
+            )
         chosen = fixed_split(len(paths), split)
         paths = [paths[index] for index in chosen]
         labels = None if labels is None else [labels[index] for index in chosen]

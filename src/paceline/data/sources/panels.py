@@ -21,7 +21,7 @@ from paceline.contracts.data_spec import INPUT, LEFT_OUT, SEGMENTATION, output_p
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
-from paceline.data.file_lists import by_stem, images_in
+from paceline.data.file_lists import by_stem, first_few, images_in
 from paceline.data.fixed_split import fixed_split
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
 from paceline.data.panel_names import TARGET, PanelSettings, parse_panels
@@ -32,6 +32,7 @@ from paceline.images.decode import BadImage, arrange_image, check_image_settings
 SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "val", "valid")}
 PAIR_NAMES: SplitNames = {"train": ("trainA",), "test": ("testA", "valA")}
 TISSUE = (INPUT, "hematoxylin", "dab", SEGMENTATION)
+CHECKED_ROWS = 4  # samples of which the targets are compared with the input
 TILE_PX = 64  # side of a tile; the bundled image is 512×512
 
 
@@ -57,6 +58,11 @@ class Panels(ImageFiles):
             samples = [dict(zip(self.names, files.values(), strict=True)) for files in samples]
         super().__init__(base, samples, split, settings, problems)
         self.spec = dataclasses.replace(self.spec, panels=output_panels(self.names))
+        repeated = [self.name_of(index) for index in range(min(CHECKED_ROWS, len(self))) if self._repeats_input(index)]
+        if repeated:
+            self.notes += (
+                f"{split}: targets in {first_few(repeated)} are copies of the input, so their metrics mean nothing",
+            )
 
     def __len__(self) -> int:
         return len(self.tiles) if self.tiles else super().__len__()
@@ -76,6 +82,14 @@ class Panels(ImageFiles):
             for name, left in zip(self.names, range(0, row.width, width), strict=True)
             if name != LEFT_OUT
         }
+
+    def _repeats_input(self, index: int) -> bool:
+        """Return whether a target of a sample is its input, as in rows written for inference only."""
+        try:
+            sample = self.read(index)
+        except UserError:  # reported when the sample is used
+            return False
+        return any(np.array_equal(sample[name], sample[INPUT]) for name in self.spec.panels)
 
     def encoded(self, index: int) -> Encoded | None:
         return None  # a file holds several images

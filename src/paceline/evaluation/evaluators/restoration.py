@@ -9,11 +9,6 @@ baseline (bicubic, the input), the baseline is measured in the same way.
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
-from functools import lru_cache
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -21,12 +16,11 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.image_metrics import SIGMA, WINDOW, check_sizes, luma, psnr, ssim, to_levels
+from paceline.evaluation.perceptual import perceptual_distance
 from paceline.evaluation.protocol import Protocol
 
 MEASURED = ("image", "bicubic", "input")  # fields of a prediction
 METRICS = ("psnr", "ssim", "lpips")
-
-Distance = Callable[[Tensor, Tensor], Tensor]
 
 
 class Restoration(Evaluator):
@@ -37,7 +31,7 @@ class Restoration(Evaluator):
         self.label = settings.protocol
         self.border = case.output_scale if case.output_scale > 1 else 0
         check_sizes(case, self.border)
-        self.distance, self.notes = _perceptual_distance(device)
+        self.distance, self.notes = perceptual_distance(device)
         self._sums = torch.zeros(len(MEASURED), len(METRICS) + 1, dtype=torch.float64, device=device)
 
     def protocol(self) -> Protocol:
@@ -81,28 +75,3 @@ class Restoration(Evaluator):
                 if count and (metric != "lpips" or self.distance):
                     results[f"{prefix}{metric}[{self.label}]"] = total / count
         return results | {"count": table["image"][-1]}
-
-
-def _perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[str, ...]]:
-    """Return LPIPS for images in 0…255 (None if not available), and a note if its weights cannot be loaded."""
-    if importlib.util.find_spec("lpips") is None:
-        return None, ()
-    try:
-        network = _lpips_network().to(device)
-    except Exception as error:
-        return None, (f"LPIPS is not measured: {str(error).splitlines()[0]}",)
-
-    def distance(made: Tensor, target: Tensor) -> Tensor:
-        one, other = ((levels.float() / 127.5 - 1).expand(-1, 3, -1, -1) for levels in (made, target))
-        with torch.autocast(made.device.type, enabled=False):
-            return cast(Tensor, network(one, other)).flatten().double()
-
-    return distance, ()
-
-
-@lru_cache(maxsize=1)
-def _lpips_network() -> torch.nn.Module:
-    import lpips
-
-    network: torch.nn.Module = lpips.LPIPS(net="alex", verbose=False)
-    return network.eval().requires_grad_(False)

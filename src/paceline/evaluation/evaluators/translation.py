@@ -8,8 +8,6 @@ each class that occurs in the real segmentations, and then averaged over these c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -17,12 +15,10 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.image_metrics import check_sizes, psnr, ssim, to_levels
+from paceline.evaluation.overlap import CLASSES, MIDDLE, mean_of, overlaps, pixel_counts
 from paceline.evaluation.protocol import Protocol
 
 SEGMENTATION = "segmentation"
-CLASSES = ("bright", "red", "green", "blue")
-MIDDLE = 127.5  # middle of the levels 0…255
-ALIKE = 64  # levels; a pixel has no colour if its channels differ by less than this
 
 
 class Translation(Evaluator):
@@ -45,9 +41,7 @@ class Translation(Evaluator):
             values = [psnr(made, real), ssim(made, real)]
             self._quality[number] += torch.stack([*values, torch.ones_like(values[0])]).sum(dim=1)
             if name == SEGMENTATION:
-                one, other = members(made), members(real)
-                pixels = torch.stack([one & other, one, other], dim=1)  # [class, which, ...]
-                self._overlap += pixels.flatten(2).sum(dim=2, dtype=torch.float64)
+                self._overlap += pixel_counts(made, real)
 
     def sums(self) -> Tensor:
         return torch.cat([self._quality.flatten(), self._overlap.flatten()])
@@ -60,36 +54,10 @@ class Translation(Evaluator):
             if row[2]
         }
         assert measured, "an empty split has no PSNR"
-        results = {"psnr": _mean(row[0] for row in measured.values()), "ssim": _mean(r[1] for r in measured.values())}
+        results = {
+            "psnr": mean_of(row[0] for row in measured.values()),
+            "ssim": mean_of(r[1] for r in measured.values()),
+        }
         for name, (panel_psnr, panel_ssim, _) in measured.items():
             results |= {f"{name}_psnr": panel_psnr, f"{name}_ssim": panel_ssim}
-        return results | _overlaps(overlap) | {"count": max(row[2] for row in measured.values())}
-
-
-def members(levels: Tensor) -> Tensor:
-    """Return for each class a mask of the pixels that belong to it, as [class, n, h, w]."""
-    brightest, colour = levels.max(dim=1)
-    above = brightest > MIDDLE
-    grey = brightest - levels.min(dim=1).values < ALIKE
-    return torch.stack([above & grey, *(above & ~grey & (colour == number) for number in range(3))])
-
-
-def _overlaps(sums: Tensor) -> dict[str, float]:
-    """Return IoU and Dice of the classes that occur in the real segmentations, and their means."""
-    found = {
-        name: (both / (made + real - both), 2 * both / (made + real))
-        for name, (both, made, real) in zip(CLASSES, sums.view(-1, 3).tolist(), strict=True)
-        if real
-    }
-    if not found:
-        return {}
-    results = {"iou": _mean(iou for iou, _ in found.values()), "dice": _mean(dice for _, dice in found.values())}
-    if len(found) > 1:
-        for name, (iou, dice) in found.items():
-            results |= {f"iou_{name}": iou, f"dice_{name}": dice}
-    return results
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
+        return results | overlaps(overlap) | {"count": max(row[2] for row in measured.values())}

@@ -3,6 +3,9 @@
 pix2pix calls its networks G and D. DeepLIIF numbers its modalities from 1 (G1, D1, …). Segmentation networks have the
 number after that of the last modality, and a second digit for their input (G51: the image, G52: the first modality).
 Later versions use the letter S and a number that starts at 0 (GS0: the image, GS1: the first modality).
+
+pix2pix normalises by the statistics of the test image (Isola et al. 2017, section 3.3), and so does DeepLIIF. Networks
+with BatchNorm are therefore imported with `batchnorm=instance`.
 """
 
 from __future__ import annotations
@@ -33,6 +36,14 @@ class DeepliifFiles(Importer):
         self.networks = networks_of(self.files)
         if not self.networks:
             raise UserError(f"{paths[0]}: contains no files like latest_net_G.pth or latest_net_G1.pth")
+        self.states = {name: read_state_dict(self.files[name]) for name in self.networks}
+        # Both projects normalise by the statistics of the input image, not by the running statistics.
+        if any(
+            key.endswith(".weight") and tensor.dim() == 1
+            for state in self.states.values()
+            for key, tensor in state.items()
+        ):
+            self.assumed = {"batchnorm": "instance"}
 
     def data_spec(self, settings: Mapping[str, SettingValue]) -> DataSpec:
         row = [name.strip() for name in str(settings.get("panels", "")).split(",")]
@@ -48,7 +59,7 @@ class DeepliifFiles(Importer):
         found: dict[str, Tensor] = {}
         for name, network in self.networks.items():
             file = self.files[name]
-            for key, tensor in renamed(network, read_state_dict(file), own).items():
+            for key, tensor in renamed(network, self.states[name], own).items():
                 if key not in own or own[key].shape != tensor.shape:
                     ours = f"has shape {tuple(own[key].shape)}" if key in own else "does not exist"
                     raise UserError(

@@ -18,17 +18,17 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.importer import Importer
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
+from paceline.models.known_architectures import check_architecture, first_keys
 from paceline.models.torch_file import read_state_dict
 
 Layer = dict[str, Tensor]  # weight, bias, running_mean, …
 SCALES = {1: "2", 2: "4", 3: "8"}  # by the number of doublings
+SUPPORTED = "--recipe super_resolution reads SRGAN generators"
 CROP_PX = 96  # for the data spec; the network accepts images of any size
 
 
 class SrganFile(Importer):
     """An SRGAN generator. Its settings are inferred from its tensors."""
-
-    assumed: Mapping[str, SettingValue] = {"output": "tanh"}  # cannot be inferred from the tensors
 
     def __init__(self, paths: Sequence[Path]) -> None:
         if len(paths) != 1:
@@ -36,11 +36,14 @@ class SrganFile(Importer):
                 f"import: expected one file with an SRGAN generator, got {len(paths)}; import them one at a time"
             )
         (path,) = paths
-        kinds = _by_kind(read_state_dict(path), path)
+        state = read_state_dict(path)
+        check_architecture(state, path, SUPPORTED)
+        kinds = _by_kind(state, path)
         convolutions, norms, slopes = kinds["convolution"], kinds["norm"], kinds["slope"]
         shapes = {key: tuple(layer["weight"].shape) for key, layer in convolutions.items()}
         num_blocks, num_doublings = _count_blocks(shapes, path)
         _check_counts(norms, slopes, num_blocks, num_doublings, path)
+        prelu = _widen_slopes(slopes, len(next(iter(convolutions.values()))["weight"]), path)
         tensors = _placed(list(convolutions.values()), list(norms.values()), list(slopes.values()), num_blocks)
         shared = num_blocks > 1 and _repeats(tensors, "blocks") and _repeats(tensors, "doublings")
         if shared:
@@ -48,12 +51,14 @@ class SrganFile(Importer):
             tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(copies)}
         width, self.channels = next(iter(shapes.values()))[:2]
         self.generator = {f"generator.{key}": tensor for key, tensor in tensors.items()}
+        self.assumed = {"output": "tanh"} | ({"batchnorm": "running"} if norms else {})
         self.recognised = {
             "scale": SCALES[num_doublings],
             "num_blocks": num_blocks,
             "width": width,
             "norm": "batch" if norms else "none",
             "blocks": "shared" if shared else "separate",
+            "prelu": prelu,
         }
 
     def data_spec(self, settings: Mapping[str, SettingValue]) -> DataSpec:
@@ -66,7 +71,9 @@ class SrganFile(Importer):
 def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[int, int]:
     """Return the numbers of residual and doubling blocks; raise UserError for the first layer that does not fit."""
     if len(shapes) < 5:
-        raise UserError(f"{path}: has {len(shapes)} convolutions; an SRGAN generator has at least five")
+        raise UserError(
+            f"{path}: has {len(shapes)} convolutions; an SRGAN generator has at least five {first_keys(shapes)}"
+        )
     width, channels = next(iter(shapes.values()))[:2]
     num_doublings = sum(shape == (4 * width, width, 3, 3) for shape in shapes.values())
     num_blocks, rest = divmod(len(shapes) - 3 - num_doublings, 2)
@@ -91,9 +98,18 @@ def _check_counts(
         raise UserError(f"{path}: has {len(norms)} normalisation layers, expected {2 * num_blocks + 1} or none")
     if len(slopes) != 1 + num_blocks + num_doublings:
         raise UserError(f"{path}: has {len(slopes)} PReLUs, expected {1 + num_blocks + num_doublings}")
+
+
+def _widen_slopes(slopes: Mapping[str, Layer], width: int, path: Path) -> str:
+    """Return the setting `prelu`; if one PReLU has a slope per channel, expand all to that in place."""
     for key, layer in slopes.items():
-        if layer["weight"].shape != (1,):
-            raise UserError(f"{path}: {key}.weight has {layer['weight'].numel()} slopes, expected one for all channels")
+        if len(layer["weight"]) not in (1, width):
+            raise UserError(f"{path}: {key}.weight has {len(layer['weight'])} slopes, expected 1 or {width}")
+    if all(len(layer["weight"]) == 1 for layer in slopes.values()):
+        return "shared"
+    for layer in slopes.values():
+        layer["weight"] = layer["weight"].expand(width)
+    return "channel"
 
 
 def _by_kind(state: Mapping[str, Tensor], path: Path) -> dict[str, dict[str, Layer]]:
@@ -112,7 +128,9 @@ def _by_kind(state: Mapping[str, Tensor], path: Path) -> dict[str, dict[str, Lay
         elif weight is not None and weight.dim() == 1 and "bias" not in layer:
             kinds["slope"][key] = layer
         else:
-            raise UserError(f"{path}: {key}.{next(iter(layer))} does not belong to an SRGAN generator")
+            raise UserError(
+                f"{path}: {key}.{next(iter(layer))} does not belong to an SRGAN generator {first_keys(state)}"
+            )
     return kinds
 
 

@@ -97,7 +97,8 @@ class FsspecDestination:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         start = len(self._root) + 1
-        return {place[start:]: int(details["size"] or 0) for place, details in found.items()}
+        files = {place: details for place, details in found.items() if details.get("type", "file") == "file"}
+        return {place[start:]: int(details["size"] or 0) for place, details in files.items()}
 
     def remove(self, name: str) -> None:
         try:

@@ -23,6 +23,7 @@ from paceline.config.run_format import RUN_FORMAT, check_format
 from paceline.core.checksums import checksum_of_content, checksum_of_file
 from paceline.core.errors import UserError
 from paceline.core.secrets import one_line
+from paceline.core.small_files import parse_json, read_bounded, why
 from paceline.runs.metrics import METRICS, SAMPLES
 from paceline.runs.mirror.destination import Destination
 
@@ -72,7 +73,7 @@ class Manifest:
         is not supported.
         """
         try:
-            read: Any = json.loads(content)
+            read: Any = parse_json(content)
             if read.pop("seal") != checksum_of_content(read):
                 raise ValueError("it does not match its own SHA-256")
             check_format(read["format"], "its snapshots")
@@ -81,7 +82,7 @@ class Manifest:
                 for name, one in read["files"].items()
             }
             manifest = cls(str(read["run"]), int(read["images"]), files)
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"it cannot be read: {one_line(error)}") from None
         for name, piece in files.items():
             own = piece.object == name and (CHECKPOINT_FILE.fullmatch(name) or SAMPLE_FILE.fullmatch(name))
@@ -113,7 +114,10 @@ def read_manifest(destination: Destination, name: str) -> Manifest:
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         file = Path(folder) / "manifest.json"
         destination.fetch(name, file)
-        return Manifest.parse(file.read_bytes())
+        try:
+            return Manifest.parse(read_bounded(file))
+        except OSError as error:
+            raise ValueError(why(error)) from None
 
 
 def restore(
@@ -153,11 +157,14 @@ def _fetch_all(
     report: Callable[[str], None],
     beat: Callable[[], None],
 ) -> None:
+    there = destination.sizes(CHECKPOINTS) | destination.sizes(OBJECTS) | destination.sizes(SAMPLES)
     for name, piece in manifest.files.items():
         beat()
         file = restored / name
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
+            if there.get(piece.object) != piece.size:  # a device, for example, has no end
+                raise ValueError(f"{name} is missing or has another size")
             destination.fetch(piece.object, file)
             if checksum_of_file(file) != piece.sha256:
                 raise ValueError(f"{name} does not match its SHA-256")

@@ -15,6 +15,8 @@ from paceline.runs.status import STATUS
 
 STAGING = ".mirror"
 LOGS = "logs"
+PART_LENGTH = 2**16  # characters
+MAX_LINE_LENGTH = 2**24
 
 
 class Staging:
@@ -45,7 +47,7 @@ class Staging:
         except FileNotFoundError:
             return None
         if target.parent.name == LOGS:  # a library may have printed a credential
-            target.write_text(redact(target.read_text("utf-8", errors="backslashreplace")), "utf-8")
+            _redact_file(target)
         return target
 
     def describe(self, files: dict[str, Path]) -> dict[str, Piece]:
@@ -78,6 +80,23 @@ class Staging:
         return sorted(file for file in (self.folder / SAMPLES).glob("*") if SAMPLE_NAME.fullmatch(file.name))
 
 
+def _redact_file(file: Path) -> None:
+    """Hide credentials in a file part by part, so that a long log neither fills the memory nor holds up training."""
+    redacted, part, length = file.with_name(f"{file.name}.redacted"), [""], 0
+    with (
+        file.open(encoding="utf-8", errors="backslashreplace", newline="") as original,
+        redacted.open("w", encoding="utf-8", newline="") as copy,
+    ):
+        while line := original.readline(MAX_LINE_LENGTH):
+            part.append(line)
+            length += len(line)
+            if length >= PART_LENGTH and not line.rstrip().endswith((":", "=")):  # a name and its value stay together
+                copy.write(redact("".join(part)))
+                part, length = [], 0
+        copy.write(redact("".join(part)))
+    redacted.replace(file)
+
+
 def _key(name: str, file: Path) -> tuple[str, int, int, int]:
     found = file.stat()
     return name, found.st_ino, found.st_mtime_ns, found.st_size
@@ -88,7 +107,7 @@ def _piece(name: str, found: str, size: int) -> Piece:
 
 
 def _checkpoints(folder: Path) -> list[int]:
-    return sorted(int(entry.name) for entry in (folder / CHECKPOINTS).glob("*") if entry.name.isdigit())
+    return sorted(int(entry.name) for entry in (folder / CHECKPOINTS).glob("*") if entry.name.isdecimal())
 
 
 def _link_all(source: Path, target: Path) -> None:

@@ -1,0 +1,183 @@
+"""`paceline measure`: compare images of any program with their targets, under the protocols of `evaluate`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.errors import UserError
+from paceline.core.files import check_new_file, new_file
+from paceline.data.file_lists import images_under
+from paceline.evaluation.features.inception import load_inception
+from paceline.evaluation.image_metrics import SIGMA, WINDOW, luma, psnr, ssim
+from paceline.evaluation.overlap import CLASSES, MIDDLE, overlaps, pixel_counts
+from paceline.evaluation.perceptual import Distance, perceptual_distance
+from paceline.evaluation.protocol import Protocol
+from paceline.evaluation.statistics import frechet_distance
+from paceline.evaluation.sums import FeatureSums, Layout, statistics_from, unflatten
+from paceline.images.decode import BadImage, decode
+from paceline.inference.matching import match_files
+
+PROTOCOLS = ("rgb", "y")
+MAX_LISTED = 5  # problems printed
+CPU = torch.device("cpu")
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    protocol: str = "rgb"
+    border: int = 0
+    masks: bool = False
+    suffix: str = ""
+    json_file: str = ""
+    per_image: str = ""
+    inception: str = ""
+    inception_sha256: str = ""
+    overwrite: bool = False
+
+
+def measure(results: str, targets: str, options: Options) -> int:
+    """Print the metrics of images compared with their targets; return 1 if files were left out."""
+    if options.protocol not in PROTOCOLS:
+        raise UserError(f"--protocol {options.protocol}: expected {' or '.join(PROTOCOLS)}")
+    if options.border < 0:
+        raise UserError(f"--border {options.border}: expected a number of pixels, at least 0")
+    table, report = (
+        check_new_file(out, (suffix,), overwrite=options.overwrite) if out else None
+        for out, suffix in ((options.per_image, ".csv"), (options.json_file, ".json"))
+    )
+    pairs, problems = match_files(_images(results), _images(targets), options.suffix)
+    distance, notes = perceptual_distance(CPU)
+    rows: dict[str, Row] = {}
+    counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
+    used: list[tuple[Path, Path]] = []
+    for result, target in pairs:
+        try:
+            made, real = _same_size(result, target)
+            row = _measured(made, real, options, distance)
+        except (BadImage, UserError) as error:
+            problems.append(f"{result}: {error}")
+            continue
+        rows[str(result)] = row
+        used.append((result, target))
+        if options.masks:
+            own = pixel_counts(made, real)
+            counts += own
+            row |= overlaps(own)
+    if not rows:
+        raise UserError(f"{results}: nothing to measure against {targets}: {_listed(problems)}")
+    metrics = {
+        name: sum(row[name] for row in rows.values()) / len(rows)
+        for name in next(iter(rows.values()))
+        if name.startswith(("psnr", "ssim", "lpips"))
+    }
+    metrics |= overlaps(counts) if options.masks else {}
+    metrics |= _fid(used, options) if options.inception else {}
+    metrics |= {"count": float(len(rows))}
+    protocol = _protocol(options, distance)
+    _print(results, targets, metrics, protocol, notes)
+    identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], 100.0)]
+    if identical:
+        print(f"{len(identical)} of {len(rows)} images are identical to their targets: {_listed(identical)}")
+    if report:
+        content = {"results": results, "targets": targets, "metrics": metrics, "protocol": dict(protocol)}
+        with new_file(report) as temporary:
+            temporary.write_text(json.dumps({**content, "left_out": problems}, indent=1, ensure_ascii=False))
+    if table:
+        _write_table(table, rows)
+    if problems:
+        print(f"left out {len(problems)}: {_listed(problems)}")
+    return 1 if problems else 0
+
+
+def _images(path: str) -> list[Path]:
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise UserError(f"{path}: no such file or folder")
+    found = images_under(place)
+    if not found:
+        raise UserError(f"{path}: has no images")
+    return found
+
+
+def _same_size(result: Path, target: Path) -> tuple[Tensor, Tensor]:
+    """Return both images as levels, [1, c, h, w], with as many channels; raise UserError if their sizes differ."""
+    one, other = decode(result), decode(target)
+    if one.size != other.size:
+        sizes = f"{one.width}×{one.height} pixels, but {target} has {other.width}×{other.height}"
+        raise UserError(f"has {sizes}")
+    mode = "L" if one.mode == other.mode == "L" else "RGB"
+    made, real = (
+        torch.from_numpy(np.array(image.convert(mode), dtype=np.float64)).view(image.height, image.width, -1)
+        for image in (one, other)
+    )
+    return made.permute(2, 0, 1)[None], real.permute(2, 0, 1)[None]
+
+
+def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance | None) -> Row:
+    border, (height, width) = options.border, made.shape[-2:]
+    if min(height, width) - 2 * border < WINDOW:
+        raise UserError(f"{width}×{height} pixels are too small to compare; SSIM needs {WINDOW} inside the border")
+    cut = [levels[..., border : height - border, border : width - border] for levels in (made, real)]
+    one, other = (luma(levels) for levels in cut) if options.protocol == "y" else cut
+    row = {"psnr": psnr(one, other).item(), "ssim": ssim(one, other).item()}
+    row |= {"lpips": distance(made, real).item()} if distance else {}
+    return {f"{name}[{options.protocol}]": value for name, value in row.items()}
+
+
+def _fid(pairs: Sequence[tuple[Path, Path]], options: Options) -> Row:
+    """Return FID of all results against all targets, as `evaluate` computes it."""
+    network = load_inception(options.inception, options.inception_sha256, CPU)
+    if len(pairs) < 2:
+        raise UserError(f"--inception: FID needs at least 2 images, got {len(pairs)}; leave it out")
+    found = []
+    for place in (0, 1):
+        sums = FeatureSums(Layout(len(pairs), network.num_features, network.num_classes, 2), CPU)
+        for number, pair in enumerate(pairs):
+            levels = torch.from_numpy(np.array(decode(pair[place]).convert("RGB"))).permute(2, 0, 1)[None]
+            sums.add(network(levels, "fp32"), torch.tensor([number]))
+        found.append(statistics_from(unflatten(sums.flat(), sums.layout)))
+    made, real = found
+    return {"FID": frechet_distance(real.mean, real.covariance, made.mean, made.covariance)}
+
+
+def _protocol(options: Options, distance: Distance | None) -> Protocol:
+    found: dict[str, str | int | float] = {"protocol": options.protocol, "border": options.border}
+    found |= {"rounded": "to 8 bits", "ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
+    found |= {"lpips": "alex" if distance else "not measured"}
+    return found | ({"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {})
+
+
+def _print(results: str, targets: str, metrics: Mapping[str, float], protocol: Protocol, notes: Sequence[str]) -> None:
+    print(f"{results} compared with {targets}: {int(metrics['count']):,} image{'s' * (metrics['count'] != 1)}")
+    width = max(map(len, metrics))
+    for name, value in metrics.items():
+        print(f"  {name:<{width}}  {value:.8g}")
+    print("measured with " + ", ".join(f"{name} {value}" for name, value in protocol.items()))
+    for note in notes:
+        print(note)
+
+
+def _write_table(file: Path, rows: Mapping[str, Row]) -> None:
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    with new_file(file) as temporary, temporary.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, ["image", *names], restval="")
+        writer.writeheader()
+        writer.writerows({"image": name, **row} for name, row in rows.items())
+
+
+def _listed(problems: Sequence[str]) -> str:
+    more = f"; and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
+    return "; ".join(problems[:MAX_LISTED]) + more

@@ -1,0 +1,67 @@
+"""Read small files that may come from a stranger: regular files only, with a bounded size and depth."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 2**24  # of a file that is read whole
+MAX_TOML_BYTES = 2**18
+MAX_DOTS = 200  # in a line of TOML; the parser takes quadratic time for dotted keys
+
+
+def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file; raise OSError for any other kind of file and for a larger one."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block otherwise
+    try:
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        with os.fdopen(opened, "rb", closefd=False) as file:
+            content = file.read(min(found.st_size, max_bytes) + 1)
+    finally:
+        os.close(opened)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
+    return content
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Return a parsed JSON document; raise ValueError if it is invalid or nested too deeply."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def parse_toml(content: bytes | str) -> dict[str, Any]:
+    """Return a parsed TOML document; raise ValueError if it is invalid, too large or nested too deeply."""
+    text = content.decode() if isinstance(content, bytes) else content
+    if len(text) > MAX_TOML_BYTES:
+        raise ValueError(f"larger than {MAX_TOML_BYTES:,} characters")
+    if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
+        raise ValueError(f"a line has more than {MAX_DOTS} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Return the object in a JSON file, or an empty one if the file is missing or contains no object."""
+    try:
+        content = parse_json(read_bounded(path))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def why(error: Exception) -> str:
+    """Return in one line why a file cannot be read, without its name."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split())

@@ -1,0 +1,64 @@
+"""Matches result files of any program with their targets, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.core.errors import UserError
+
+SEPARATORS = "-_. "
+SCALE = re.compile(r"(?i)x\d+")  # 0001x4 belongs to 0001
+
+
+def match_files(
+    results: Sequence[Path], targets: Sequence[Path], suffix: str = ""
+) -> tuple[list[tuple[Path, Path]], list[str]]:
+    """Return pairs of a result and its target, and messages about files without a match.
+
+    Names match if they are equal without their suffixes, or if the result's has one more word at either end, as in
+    `22_2_segmentation` or `sr_castle`. With `suffix`, only results that end with it are used.
+    """
+    if len(results) == len(targets) == 1:
+        return [(results[0], targets[0])], []
+    if suffix:
+        results = [file for file in results if file.stem.endswith(suffix)]
+        if not results:
+            raise UserError(f"--suffix {suffix}: no result has a name that ends with it")
+    by_stem: dict[str, Path] = {}
+    for target in targets:
+        if target.stem in by_stem:
+            raise UserError(f"{target} and {by_stem[target.stem]}: two targets have the same name; rename one")
+        by_stem[target.stem] = target
+    pairs: list[tuple[Path, Path]] = []
+    problems: list[str] = []
+    taken: dict[str, Path] = {}
+    for result in results:
+        stem = _target_of(result.stem.removesuffix(suffix) if suffix else result.stem, by_stem)
+        if not stem:
+            problems.append(f"{result}: has no target")
+        elif stem in taken:
+            raise UserError(
+                f"{result} and {taken[stem]}: both match {by_stem[stem]}; choose results with --suffix, e.g. "
+                f"--suffix {result.stem.removeprefix(stem) or '-sr'}"
+            )
+        else:
+            taken[stem] = result
+            pairs.append((result, by_stem[stem]))
+    problems += [f"{target}: has no result" for stem, target in by_stem.items() if stem not in taken]
+    return pairs, problems
+
+
+def _target_of(stem: str, targets: dict[str, Path]) -> str:
+    """Return the target's name that equals a result's name, or the longest at either end of it; "" if none does."""
+    if stem in targets:
+        return stem
+    found = [target for target in targets if _extends(stem, target)]
+    return max(found, key=len, default="")
+
+
+def _extends(stem: str, target: str) -> bool:
+    after, before = stem.removeprefix(target), stem.removesuffix(target)
+    starts = after != stem and (after[0] in SEPARATORS or SCALE.fullmatch(after) is not None)
+    return starts or (before != stem and before[-1] in SEPARATORS)

@@ -1,0 +1,131 @@
+"""`paceline measure` compares images of any program with their targets."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paceline.cli.app import run
+from paceline.core.errors import UserError
+from paceline.data.sources.panels import Panels
+from paceline.inference.matching import match_files
+
+SIDE = 24
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def save(path: str, pixels: np.ndarray) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def noise(seed: int, width: int = SIDE) -> np.ndarray:
+    return np.random.default_rng(seed).integers(256, size=(SIDE, width, 3), dtype=np.uint8)
+
+
+def test_metrics_are_those_of_their_definition_and_go_to_files(capsys: pytest.CaptureFixture[str]) -> None:
+    values = []
+    for number in range(3):
+        target = noise(number)
+        made = np.clip(target.astype(int) + np.random.default_rng(9).integers(-9, 9, target.shape), 0, 255)
+        save(f"targets/{number}.png", target)
+        save(f"made/{number}.png", made.astype(np.uint8))
+        values.append(10 * np.log10(255**2 / np.mean((made - target.astype(float)) ** 2)))
+    assert run(["measure", "made", "targets", "--json", "all.json", "--per-image", "each.csv"]) == 0
+    assert "made compared with targets: 3 images" in capsys.readouterr().out
+    written = json.loads(Path("all.json").read_text())
+    assert written["metrics"]["psnr[rgb]"] == pytest.approx(np.mean(values)) and written["metrics"]["count"] == 3
+    assert written["protocol"]["border"] == 0 and written["left_out"] == []
+    with open("each.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["image"] for row in rows] == [f"made/{number}.png" for number in range(3)]
+    assert [float(row["psnr[rgb]"]) for row in rows] == pytest.approx(values)
+
+
+def test_two_files_are_compared_whatever_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    save("a.png", noise(0))
+    save("b.png", noise(0))
+    assert run(["measure", "a.png", "b.png", "--protocol", "y", "--border", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "psnr[y]  100\n" in printed and "1 of 1 images are identical to their targets: a.png" in printed
+
+
+def test_missing_files_and_other_sizes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("made/0.png", "targets/0.png", "made/1.png", "targets/2.png", "targets/3.png"):
+        save(name, noise(0))
+    save("made/3.png", noise(0, 30))
+    assert run(["measure", "made", "targets"]) == 1
+    printed = capsys.readouterr().out
+    for line in (
+        "left out 3: ",
+        "made/1.png: has no target",
+        "targets/2.png: has no result",
+        "made/3.png: has 30×24 pixels, but targets/3.png has 24×24",
+    ):
+        assert line in printed
+
+
+def test_masks_have_overlaps(capsys: pytest.CaptureFixture[str]) -> None:
+    mask = np.zeros((SIDE, SIDE, 3), np.uint8)
+    mask[:12, :, 0], mask[12:18, :, 2] = 255, 255
+    other = mask.copy()
+    other[6:12] = 0
+    save("made/0_segmentation.png", other)
+    save("made/1_segmentation.png", mask)
+    save("targets/0.png", mask)
+    save("targets/1.png", mask)
+    assert run(["measure", "made", "targets", "--masks"]) == 0
+    printed = capsys.readouterr().out
+    assert "iou_red    0.75\n" in printed and "dice_blue  1\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("result", "target"),
+    [("22_2_segmentation", "22_2"), ("0001x4", "0001"), ("sr_castle", "castle"), ("castle-sr", "castle"), ("a", "a")],
+)
+def test_names_match_with_one_more_word(result: str, target: str) -> None:
+    files = [Path(f"{name}.png") for name in (result, "other")], [Path(f"{name}.jpg") for name in (target, "other")]
+    pairs, problems = match_files(*files)
+    assert pairs == list(zip(*files, strict=True)) and not problems
+
+
+def test_results_that_match_the_same_target_need_a_suffix() -> None:
+    results, targets = [Path("a-sr.png"), Path("a-lr.png")], [Path("a.png"), Path("b.png")]
+    with pytest.raises(UserError, match=r"a-lr.png and a-sr.png: both match a.png; choose results with --suffix"):
+        match_files(results, targets)
+    assert match_files(results, targets, "-sr") == ([(results[0], targets[0])], ["b.png: has no result"])
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["nowhere", "made"], "nowhere: no such file or folder"),
+        (["made", "made", "--protocol", "lab"], "--protocol lab: expected rgb or y"),
+        (["made", "made", "--json", "all.txt"], "all.txt"),
+        (["made", "others"], "nothing to measure against others: made/0.png: has no target"),
+    ],
+)
+def test_wrong_input_is_reported_in_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    save("made/0.png", noise(0))
+    save("others/1.png", noise(0))
+    save("others/2.png", noise(0))
+    assert run(["measure", *words]) == 2
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1
+
+
+def test_panels_that_repeat_the_input_are_reported() -> None:
+    for number in range(5):
+        save(f"rows/{number}.png", np.concatenate([noise(number), noise(number if number == 4 else 9)], axis=1))
+    save("rows/0.png", np.concatenate([noise(0), noise(0)], axis=1))
+    notes = Panels("test", Panels.Settings(data_root="own", test_root="rows", workers=0)).notes
+    assert notes == ("test: targets in 0.png are copies of the input, so their metrics mean nothing",)

@@ -1,0 +1,120 @@
+"""The weights of a checkpoint are a weights file: every command that takes a run takes them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from running import run_fork
+from test_apply import write_random_weights
+from test_image_statistics import import_network
+
+import paceline
+from paceline.cli.app import run
+from paceline.runs.tensors import pack
+from paceline.runs.weights_file import DATA, RECIPE, read_tensors
+
+COUNT, SIDE = 10, 24
+WEIGHTS = "run/checkpoints/000000000008/weights.safetensors"
+TRAIN = ["train", "restoration", "--data", "pairs", "--data-root", "own", "--accelerator", "cpu", "--crop", "16"]
+TRAIN += ["--set", "width=4", "--set", "depth=1", "--images", "8", "--batch-size", "4"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on ten pairs, and its weights alone."""
+    folder, random = tmp_path_factory.mktemp("weights"), np.random.default_rng(0)
+    for name in ("own/input", "own/target", "other/input", "other/target"):
+        (folder / name).mkdir(parents=True)
+        for number in range(COUNT):
+            Image.fromarray(random.integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)).save(
+                folder / name / f"{number}.png"
+            )
+    trained = run_fork(folder, *TRAIN, "--out", "run")
+    assert trained.wait() == 0, trained.stdout + trained.stderr
+    shutil.copy(folder / WEIGHTS, folder / "alone.safetensors")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def test_a_checkpoint_and_its_weights_alone_have_the_same_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for name in ("run", WEIGHTS, "alone.safetensors"):
+        assert run(["evaluate", name, "--data-root", "other", "--accelerator", "cpu"]) == 0
+        header, *metrics = capsys.readouterr().out.splitlines()
+        assert f"restoration from {name}" in header and header.endswith(f"on all of other (pairs): {COUNT} samples")
+        found.append(metrics)
+    assert found[0] == found[1] == found[2] and "psnr" in found[0][0]
+
+
+def test_the_weights_of_a_checkpoint_transform_images_and_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("run", "alone.safetensors"):
+        assert run(["apply", name, "other/input/0.png", "--out", f"made-{name}", "--accelerator", "cpu"]) == 0
+    assert Path("made-run/0.png").read_bytes() == Path("made-alone.safetensors/0.png").read_bytes()
+    assert list(paceline.load("alone.safetensors", device="cpu").networks) == ["restorer"]
+    started = [*TRAIN, "--lr", "0", "--init-from", "alone.safetensors", "--out", "next"]
+    assert run(started) == 0
+    assert "initialized from alone.safetensors: restorer" in capsys.readouterr().out
+    first, second = (read_tensors(Path(name, "weights.safetensors"))[0] for name in (Path(WEIGHTS).parent, *_last()))
+    assert all(torch.equal(first[key], second[key]) for key in first if not key.startswith("ema/"))
+
+
+def _last() -> list[Path]:
+    return sorted(Path("next/checkpoints").glob("0*"))[-1:]
+
+
+def test_sample_shows_a_generator_and_says_what_a_weights_file_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    write_random_weights(Path("gan.safetensors"), "dcgan", ["ngf=2", "ndf=2"])
+    assert run(["sample", "gan.safetensors", "--grid", "1x2", "--out", "grid.png", "--accelerator", "cpu"]) == 0
+    with Image.open("grid.png") as grid:
+        assert grid.width > grid.height
+    capsys.readouterr()
+    for words, line in (
+        (["gan.safetensors"], "--out: missing; gan.safetensors is a weights file: use --out FILE"),
+        (["gan.safetensors", "--animate", "--out", "a.gif"], "gan.safetensors is a weights file: use its run folder"),
+        (["alone.safetensors", "--out", "a.png"], "use its run folder, or `paceline apply`"),
+    ):
+        assert run(["sample", *words]) == 2
+        assert line in capsys.readouterr().err
+
+
+def test_imported_weights_without_discriminators_are_evaluated(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    import_network("resnet_6")
+    Path("rows").mkdir()
+    Image.fromarray(np.random.default_rng(0).integers(256, size=(32, 64, 3), dtype=np.uint8)).save("rows/0.png")
+    capsys.readouterr()
+    assert run(["evaluate", "ours.safetensors", "--data-root", "rows", "--accelerator", "cpu"]) == 0
+    by_image = capsys.readouterr().out
+    assert "on all of rows (panels): 1 sample\n" in by_image and "psnr" in by_image
+    words = ["--data-root", "rows", "--accelerator", "cpu", "--set", "batchnorm=running"]
+    assert run(["evaluate", "ours.safetensors", *words]) == 0
+    assert capsys.readouterr().out != by_image
+
+
+def test_metadata_keeps_its_order_and_names_no_folder_or_source_file() -> None:
+    tensors, metadata = read_tensors(Path("alone.safetensors"))
+    assert metadata[RECIPE] == "restoration" and "own" not in metadata[DATA]
+    assert json.loads(metadata[DATA])["data"] == "pairs"
+    content, notes = pack(tensors, metadata)
+    assert content == pack(tensors, metadata)[0] and not notes.aliases
+    stranger = {**metadata, DATA: json.dumps({"data": "./code.py"})}
+    Path("stranger.safetensors").write_bytes(pack(tensors, stranger)[0])
+    Path("code.py").write_text("raise SystemExit('ran')")
+    assert run(["apply", "stranger.safetensors", "other/input/0.png", "--out", "stranger"]) == 2
+
+
+def test_tensors_that_share_memory_are_read_under_both_names(tmp_path: Path) -> None:
+    tensor = torch.rand(3)
+    (tmp_path / "shared.safetensors").write_bytes(pack({"a": tensor, "b": tensor}, {"format": "pt"})[0])
+    found, _ = read_tensors(tmp_path / "shared.safetensors")
+    assert torch.equal(found["a"], tensor) and torch.equal(found["b"], tensor)

@@ -1,0 +1,89 @@
+"""The table at the end of the torture tests: cases passed and tried per group, also as JSON in `$TORTURE_JSON`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROPERTY = "torture"
+
+
+class Tally:
+    """Counts the cases of one test."""
+
+    def __init__(self, group: str) -> None:
+        self.group, self.passed, self.total = group, 0, 0
+        self.faults: list[str] = []
+
+    def add(self, name: str, fault: str) -> None:
+        """Count one case; an empty fault means that it passed."""
+        self.total += 1
+        if fault:
+            self.faults.append(f"{name}: {fault}")
+        else:
+            self.passed += 1
+
+    def check(self) -> None:
+        """Fail if there was a fault, and list them all."""
+        assert self.total and not self.faults, f"{self.passed} of {self.total}\n" + "\n".join(self.faults)
+
+
+@pytest.fixture
+def tally(record_property: Callable[[str, object], None]) -> Callable[[str], Tally]:
+    """Return a function that opens the tally of a group; its counts are in the table at the end."""
+
+    def open_tally(group: str) -> Tally:
+        opened = Tally(group)
+        record_property(PROPERTY, opened)
+        return opened
+
+    return open_tally
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """Replace tallies in reports by plain values, which pytest-xdist can send; a test that broke off has a fault."""
+    report = yield
+    broke_off = report.when == "call" and report.failed
+    report.user_properties = [
+        (name, _plain(value, broke_off) if isinstance(value, Tally) else value)
+        for name, value in report.user_properties
+    ]
+    return report
+
+
+def _plain(tally: Tally, broke_off: bool) -> list[Any]:
+    total = tally.total + (broke_off and not tally.faults)
+    return [tally.group, tally.passed, total, tally.faults]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the table, and write it as JSON."""
+    rows: dict[str, list[Any]] = defaultdict(lambda: [0, 0, 0.0, []])
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            for name, value in report.user_properties if report.when == "call" else ():
+                if name == PROPERTY:
+                    group, passed, total, faults = value
+                    row = rows[group]
+                    row[0], row[1], row[2] = row[0] + passed, row[1] + total, row[2] + report.duration
+                    row[3] += faults
+    if not rows:
+        return
+    terminalreporter.section("torture")
+    for group, (passed, total, seconds, _) in sorted(rows.items()):
+        terminalreporter.write_line(f"{group:<45} {passed:>6,} of {total:>6,} {seconds:>8.0f} s")
+    if os.environ.get("TORTURE_JSON"):
+        table = [
+            {"group": group, "passed": passed, "total": total, "seconds": round(seconds, 1), "faults": faults}
+            for group, (passed, total, seconds, faults) in sorted(rows.items())
+        ]
+        file = Path(os.environ["TORTURE_JSON"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(table, indent=1) + "\n")

@@ -1,0 +1,94 @@
+"""Run a function in a forked process with limits on its time and memory, and tell how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from running import Running, start_function_in_ranks
+
+LIMIT_SECONDS = 60
+LIMIT_BYTES = 2 * 2**30  # more than a process that has imported everything maps
+USER_CODES = (0, 1, 2)  # done, done with files that were skipped, user error
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a probe ended."""
+
+    code: int
+    text: str  # stdout and stderr
+    errors: str  # stderr
+
+    @property
+    def fault(self) -> str:
+        """What no command may do, whatever its input; empty if it did none of that."""
+        if self.code == -signal.SIGALRM:
+            return f"was still running after {LIMIT_SECONDS} s"
+        if self.code < 0:
+            return f"was killed by signal {-self.code}"
+        if "Traceback (most recent call last)" in self.text:
+            return f"printed a traceback: {self.text.strip().splitlines()[-1]}"
+        if self.code not in USER_CODES:
+            return f"ended with exit code {self.code}"
+        if self.code == 2 and len(self.errors.strip().splitlines()) != 1:
+            return f"printed {len(self.errors.splitlines())} lines: {self.errors!r}"
+        return ""
+
+
+def start_probe(folder: Path, function: Callable[..., int | None], *values: Any) -> Running:
+    """Start an importable function in a process with limits, in `folder`."""
+    (running,) = start_function_in_ranks(folder, 1, _limited, function, values)
+    return running
+
+
+def end_probe(running: Running) -> Ended:
+    """Wait for a probe."""
+    code = running.wait(LIMIT_SECONDS + 30)
+    return Ended(code, running.stdout + running.stderr, running.stderr)
+
+
+def run_probe(folder: Path, function: Callable[..., int | None], *values: Any) -> Ended:
+    """Run a probe to its end."""
+    return end_probe(start_probe(folder, function, *values))
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run `paceline ARGUMENTS`."""
+    from paceline.cli.app import run
+
+    return run(arguments)
+
+
+def _limited(function: Callable[..., int | None], values: tuple[Any, ...]) -> int | None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LIMIT_SECONDS)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + LIMIT_BYTES, mapped + LIMIT_BYTES))
+    return function(*values)
+
+
+def fingerprint(paths: Iterable[Path]) -> dict[str, str]:
+    """Return what identifies the content of files and folders, to see whether any has changed."""
+    found: dict[str, str] = {}
+    for path in paths:
+        for file in [path, *(sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else ())]:
+            if file.is_symlink():
+                found[str(file)] = f"link to {os.readlink(file)}"
+            elif file.is_file():
+                found[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
+            else:
+                found[str(file)] = "folder" if file.is_dir() else "other" if file.exists() else "missing"
+    return found
+
+
+def changes(before: dict[str, str], after: dict[str, str]) -> str:
+    """Return which files differ; empty if none does."""
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return f"changed {', '.join(sorted(names)[:5])}" if names else ""

@@ -1,0 +1,177 @@
+"""`kill -9` at random moments: the same command always ends with the bits of the uninterrupted run."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from running import (
+    TIMEOUT_SECONDS,
+    Running,
+    metrics_without_times,
+    processes_naming,
+    run_fork,
+    run_ranks,
+    start_command,
+    start_fork,
+    start_ranks,
+    wait_until,
+    weights_of,
+    workers_of,
+)
+
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
+
+# Every sync, step and prediction is slow enough to be hit.
+SETTINGS = ("slow_sync=0.02", "pause=0.005", "evaluation_pause=0.05", "dropout=0.2", "ema_half_life=100 images")
+LOADERS = {"resident": (), "workers": ("loader=workers", "workers=1")}
+MOMENTS = ("any", "checkpoint", "settings", "evaluation")
+EVALUATE_EVERY = 8 * 16  # images, as in the recipe
+
+
+class KillCase(NamedTuple):
+    """A run that is killed one or more times."""
+
+    number: int  # also the seed of its moments
+    how: str  # "single", "ranks" (started as by srun) or "launcher"
+    loader: str
+    moments: tuple[str, ...]  # one per kill
+
+    def __str__(self) -> str:
+        return f"{self.number}-{self.how}-{self.loader}-{'-'.join(self.moments)}"
+
+
+def kill_cases() -> list[KillCase]:
+    """Return 50 cases: 30 with one process, 20 with two."""
+    chance = random.Random(91)
+    kinds = ["single"] * 30 + ["ranks"] * 12 + ["launcher"] * 8
+    cases = []
+    for number, how in enumerate(kinds):
+        first = MOMENTS[number % len(MOMENTS)]
+        others = tuple(chance.choice(MOMENTS) for _ in range(chance.choice((0, 0, 1, 2)) if how != "launcher" else 0))
+        cases.append(KillCase(number, how, chance.choice(list(LOADERS)), (first, *others)))
+    return cases
+
+
+def command_of(case: KillCase, recipe: str) -> tuple[str, ...]:
+    """Return the command without `--out`."""
+    assignments = [word for one in (*SETTINGS, *LOADERS[case.loader]) for word in ("--set", one)]
+    return ("train", recipe, *assignments, "--images", "400", "--devices", "1" if case.how == "single" else "2")
+
+
+def start(folder: Path, case: KillCase, command: tuple[str, ...]) -> list[Running]:
+    """Start the run; the first process is the one to wait for."""
+    if case.how == "ranks":
+        return start_ranks(folder, 2, *command)
+    return [(start_fork if case.how == "single" else start_command)(folder, *command)]
+
+
+def has_come(moment: str, run: Path) -> bool:
+    """Return whether a run is at a moment, as far as its files show."""
+    if moment == "settings":
+        return any(run.glob(".*.writing"))
+    if moment == "checkpoint":
+        return any((run / "checkpoints").glob(".writing-*"))
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    return bool(lines) and f'"images": {EVALUATE_EVERY},' in lines[-1] and "validation/" not in lines[-1]
+
+
+def wait_for(moment: str, run: Path, running: Running, chance: random.Random, duration: float) -> None:
+    """Wait for a moment and a random time after it, or until the run ends."""
+    until = time.monotonic() + (chance.random() * duration if moment == "any" else TIMEOUT_SECONDS)
+    while time.monotonic() < until and not running.ended:
+        if moment != "any" and has_come(moment, run):
+            time.sleep(0.1 * chance.random())
+            return
+        time.sleep(0.002)
+
+
+def kill_once(folder: Path, run: Path, case: KillCase, moment: str, recipe: str, duration: float, seed: int) -> bool:
+    """Start a run and kill it; return whether it was still running."""
+    chance = random.Random(f"{case} {moment} {seed}")
+    started = start(folder, case, (*command_of(case, recipe), "--out", str(run)))
+    wait_for(moment, run, started[0], chance, duration)
+    victims = [one.pid for one in started]
+    if case.how == "launcher":
+        victims += workers_of(started[0].pid).values()
+    chosen = victims if case.how == "ranks" and chance.random() < 0.3 else [chance.choice(victims)]
+    alive = not started[0].ended
+    for pid in chosen if alive else ():
+        os.kill(pid, signal.SIGKILL)
+    if alive and case.how == "ranks":  # as srun does; a rank whose peer died before they connected waits for it
+        time.sleep(1)
+        for one in started:
+            if not one.ended:
+                one.kill()
+    return any([one.wait() for one in started]) and alive
+
+
+References = Callable[[KillCase], tuple[Path, float]]
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> References:
+    """Return a function that trains the uninterrupted run of a case once, and returns it with its duration."""
+    folder, kept = tmp_path_factory.mktemp("whole"), {}
+
+    def reference(case: KillCase) -> tuple[Path, float]:
+        key = case.how, case.loader
+        if key not in kept:
+            run, began = folder / "-".join(key), time.monotonic()
+            if case.how == "launcher":  # the same weights as other runs with two processes; only its start is slower
+                run, duration = reference(case._replace(how="ranks"))
+                kept[key] = run, duration + 10
+                return kept[key]
+            started = start(folder, case, (*command_of(case, tiny), "--out", str(run)))
+            assert [one.wait() for one in started] == [0] * len(started), started[0].stderr
+            kept[key] = run, time.monotonic() - began
+        return kept[key]
+
+    return reference
+
+
+@pytest.mark.parametrize("case", kill_cases(), ids=str)
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(
+    tmp_path: Path, tiny: str, references: References, tally: Any, case: KillCase
+) -> None:
+    counted = tally(f"kill -9, {'one process' if case.how == 'single' else 'two processes'}")
+    reference, duration = references(case)
+    run, hits = tmp_path / "run", 0
+    for attempt in range(6):
+        for moment in case.moments:
+            hits += kill_once(tmp_path, run, case, moment, tiny, duration / 2**attempt, attempt)
+        if hits:
+            break
+        shutil.rmtree(run)  # each time, the run ended before its moment
+    command = (*command_of(case, tiny), "--out", str(run))
+    codes = run_ranks(tmp_path, 2, *command) if case.how != "single" else [run_fork(tmp_path, *command).wait()]
+    counted.add(str(case), fault_of(run, reference, codes, hits))
+    counted.check()
+
+
+def fault_of(run: Path, reference: Path, codes: list[int], hits: int) -> str:
+    """Return what is wrong with a resumed run; empty if nothing is."""
+    if not hits:
+        return "was never hit while it ran"
+    if any(codes):
+        return f"the resumed run ended with {codes}"
+    if weights_of(run) != weights_of(reference):
+        return "the weights differ from those of the uninterrupted run"
+    if metrics_without_times(run) != metrics_without_times(reference):
+        return "the metrics differ from those of the uninterrupted run"
+    leftovers = [str(path) for path in (run / "checkpoints").glob(".*")]
+    if leftovers:
+        return f"left {leftovers}"
+    try:
+        wait_until(lambda: not processes_naming(str(run)), seconds=5)
+    except AssertionError:
+        return "left processes behind"
+    return ""
