@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "paceline"
 
 MAY_NAME_ANY_PACKAGE = {"paceline/core/registry.py"}  # it lists the plugin folders
-TOLERATED_IMPORTS: dict[str, str] = {}  # "file: imports the plugin module" and why
+TOLERATED_IMPORTS: dict[
+    str, str
+] = {}  # a violation, such as "file.py: imports the plugin module", and why it is allowed
 TOLERATED_COMPARISONS = {
     "paceline/models/diffaugment.py: compares with the plugin 'translation'": "the paper's name for a shift",
     "paceline/board/gallery.py: compares with the plugin 'tensorboard'": "the name of a folder inside a run",

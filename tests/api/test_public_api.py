@@ -36,7 +36,7 @@ def test_a_star_import_imports_exactly_the_public_names() -> None:
 
 
 def public_methods() -> Iterator[tuple[str, str]]:
-    """Yield the docstring of every public name and of the members defined by its class and our base classes."""
+    """Yield the docstring of every public object and, for classes, of the members that Paceline defines."""
     for name in paceline.__all__:
         value = getattr(paceline, name)
         if isinstance(value, GenericAlias):

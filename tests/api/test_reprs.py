@@ -20,6 +20,7 @@ OTHER = paceline.Difference("fsdp", "gradients of penalty", "discriminator", 0.2
 
 def test_a_training_result_shows_the_metrics_of_the_last_evaluation() -> None:
     metrics = {"classifier/cross_entropy": 0.1, "validation/top1": 97.2, "test/top1": 98.3333, "test/count": 359.0}
+    metrics["test/checkpoint_images"] = 14_370.0
     assert repr(paceline.TrainResult(Path("runs/first"), 14_370, 0, metrics)) == (
         "TrainResult(folder='runs/first', images=14370, test/top1=98.33)"
     )

@@ -276,7 +276,7 @@ NETS += ["--set", "panels=image,stain,segmentation", "--set", "dropout=0", "--se
 def write_deepliif(folder: Path, skip: str = "") -> Translation:
     """Write the files of a model with one modality under DeepLIIF's file names."""
     settings = TranslationSettings(
-        generator="resnet_6", segmentation_generator="unet_32", ngf=1, d_layers=1, dropout=0.0
+        generator="resnet_6", segmentation_generator="unet_32", ngf=1, d_layers=1, dropout=0.0, batchnorm="instance"
     )
     recipe = Translation(settings, DataSpec(3, 32, 32, panels=("stain", "segmentation")))
     folder.mkdir()

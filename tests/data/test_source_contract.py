@@ -60,7 +60,7 @@ def test_reading_many_samples_equals_reading_each(name: str, make_data) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_values_known_without_reading_equal_those_of_the_samples(name: str, make_data) -> None:
+def test_metadata_available_without_reading_matches_the_samples(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     indices = np.array([2, 0, 3])
     for one, places in ((source, indices), (Subset(source, indices), np.arange(3))):

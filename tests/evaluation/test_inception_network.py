@@ -33,7 +33,9 @@ def opened(
     digest = sha256(path.read_bytes()).hexdigest()
     with pytest.raises(UserError, match="not the 2015 Inception network: it computes different features"):
         inception.load_inception(str(path), digest, CPU)
-    patch.setattr(inception, "ANSWER", tuple(network(trial)[0, :8].tolist()))  # use this file as the Inception network
+    patch.setattr(
+        inception, "ANSWER", tuple(network(trial)[0, :8].tolist())
+    )  # accept this file as the genuine Inception network
     return inception.load_inception(str(path), digest, device), network
 
 

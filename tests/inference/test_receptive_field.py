@@ -99,7 +99,7 @@ def test_layers_that_see_the_whole_image_are_reported():
             return images.flip(-1)
 
     normed = field_of(ResnetGenerator(ngf=2, num_blocks=1, norm="instance").eval())
-    assert normed.obstacles == ("the network normalises by the statistics of the whole image",)
+    assert normed.obstacles == ("the network normalises with statistics of the whole image",)
     assert (
         field_of(SRResNet(2, width=4, num_blocks=1).train(), 2).obstacles == normed.obstacles
     )  # BatchNorm in training mode

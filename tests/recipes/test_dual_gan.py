@@ -43,32 +43,35 @@ def test_the_discriminators_start_with_different_weights():
 
 
 @pytest.mark.parametrize("against", ["stronger", "weaker", "swapped"])
-@pytest.mark.parametrize(("claims", "chosen"), [((2.0, 1.0), 0), ((1.0, 2.0), 1), ((1.0, 1.0), 0)])
-def test_the_discriminator_with_the_larger_claim_trains_the_generator(against, claims, chosen):
+@pytest.mark.parametrize(("prioritys", "chosen"), [((2.0, 1.0), 0), ((1.0, 2.0), 1), ((1.0, 1.0), 0)])
+def test_the_discriminator_with_the_larger_priority_trains_the_generator(against, prioritys, chosen):
     recipe = build(against=against)
-    batch = make_batch(recipe, claim_1=claims[0], claim_2=claims[1])
+    batch = make_batch(recipe, priority_1=prioritys[0], priority_2=prioritys[1])
     assert generator_loss(recipe, batch) == generator_losses(recipe, batch)[chosen]
 
 
 @pytest.mark.parametrize(
     ("against", "sign_of_real", "sign_of_fake"), [("stronger", -1, -1), ("weaker", 1, 1), ("swapped", 1, -1)]
 )
-def test_a_claim_is_computed_from_the_losses_of_its_discriminator(against, sign_of_real, sign_of_fake):
+def test_a_priority_is_computed_from_the_losses_of_its_discriminator(against, sign_of_real, sign_of_fake):
     recipe = build(against=against)
-    assert recipe.signals == {"claim_1": 0.0, "claim_2": 0.0}
-    batch = make_batch(recipe, claim_1=0.0, claim_2=0.0)
+    assert recipe.signals == {"priority_1": 0.0, "priority_2": 0.0}
+    batch = make_batch(recipe, priority_1=0.0, priority_2=0.0)
     batch["fake"] = recipe.predict(batch)["image"].detach()
     for number in (1, 2):
         loss = recipe(f"discriminator_{number}", batch)
         expected = sign_of_real * loss.terms["real"] + sign_of_fake * loss.terms["fake"]
-        assert torch.equal(loss.signals[f"claim_{number}"], expected)
-        assert not loss.signals[f"claim_{number}"].requires_grad
+        assert torch.equal(loss.signals[f"priority_{number}"], expected)
+        assert not loss.signals[f"priority_{number}"].requires_grad
 
 
 def test_only_the_chosen_discriminator_affects_the_gradient():
     recipe = build(against="weaker")
     gradients = []
-    for batch in (make_batch(recipe, claim_1=1.0, claim_2=0.0), make_batch(recipe, claim_1=1.0, claim_2=0.0)):
+    for batch in (
+        make_batch(recipe, priority_1=1.0, priority_2=0.0),
+        make_batch(recipe, priority_1=1.0, priority_2=0.0),
+    ):
         recipe.zero_grad()
         recipe("generator", batch).terms["adversarial"].backward()
         gradients.append(recipe.generator.main[0].weight.grad.clone())
@@ -142,7 +145,7 @@ def test_r1_adds_a_lazy_phase_for_each_discriminator():
 @pytest.mark.parametrize("against", ["random", "weaker"])
 def test_losses_depend_only_on_the_batch(against):
     recipe = build(against=against)
-    batch = make_batch(recipe, coin=0.3, claim_1=0.0, claim_2=1.0)
+    batch = make_batch(recipe, coin=0.3, priority_1=0.0, priority_2=1.0)
     batch["fake"] = recipe.predict(batch)["image"].detach()
     for phase in recipe.phases:
         terms = []
@@ -152,11 +155,11 @@ def test_losses_depend_only_on_the_batch(against):
         assert all(torch.equal(terms[0][name], terms[1][name]) for name in terms[0])
 
 
-def test_a_step_passes_the_claims_of_its_discriminators_to_the_next_one():
+def test_a_step_passes_the_prioritys_of_its_discriminators_to_the_next_one():
     parts = assemble(configure("dual_gan", {"accelerator": "cpu"}, assignments=["against=weaker"], small=True))
     losses = {}
     parts.recipe.register_forward_hook(lambda recipe, arguments, loss: losses.update({arguments[0]: loss}))
     parts.step(next(iter(parts.feed.steps(0, parts.total_images))))
     for number in (1, 2):
         loss = sum(losses[f"discriminator_{number}"].terms.values()).item()
-        assert parts.step.signals[f"claim_{number}"].item() == pytest.approx(loss, rel=1e-6)
+        assert parts.step.signals[f"priority_{number}"].item() == pytest.approx(loss, rel=1e-6)

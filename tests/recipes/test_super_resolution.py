@@ -157,7 +157,11 @@ def test_restoration_can_use_features_and_a_discriminator():
 @pytest.mark.parametrize(
     ("spec", "settings", "message"),
     [
-        (DataSpec(3, 30, 30), {"scale": "4"}, "30×30 pixels, which is not a multiple of scale=4: use --crop 96"),
+        (
+            DataSpec(3, 30, 30),
+            {"scale": "4"},
+            "30×30 pixels, but both sides must be multiples of scale=4: use --crop 96",
+        ),
         (DataSpec(3, 32, 32, scale=4), {}, "scale=2: the low-resolution files are smaller by a factor of 4"),
         (DATA_SPEC, {"stage": "both"}, "stage=both: consists of several runs"),
         (DATA_SPEC, {"pixel": 0.0}, "pixel=0: no term of the loss has a weight"),

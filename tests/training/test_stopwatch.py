@@ -51,7 +51,9 @@ def test_a_measurement_is_the_median_with_its_spread() -> None:
 
     def function() -> None:
         calls.append(1)
-        time.sleep(0.03 if len(calls) in (1, 2, 5) else 0.005)  # the warm-up is slow, and so is one of ten
+        time.sleep(
+            0.03 if len(calls) in (1, 2, 5) else 0.005
+        )  # the warm-up steps are slow, and so is one of the ten timed steps
 
     timing = measure(function, device=torch.device("cpu"), warmup=2, repeats=10)
     assert len(calls) == 12 and timing.n == 10

@@ -73,7 +73,7 @@ class Measurement:
         return cls(**fields)
 
     def seconds_of_step(self, batch: float) -> float:
-        """Return the step time of one of several devices, interpolated between the measured batch sizes."""
+        """Return the step time per device, interpolated between the measured batch sizes."""
         sizes = sorted(self.step_seconds)
         if len(sizes) == 1:
             return self.step_seconds[sizes[0]] * batch / sizes[0]

@@ -69,7 +69,7 @@ class Board:
         self._page = {file.name: file.read_bytes() for file in PAGE.iterdir() if file.suffix in KINDS}
 
     def page(self, request: Request) -> Response:
-        """Return one of the page's own files, from memory."""
+        """Return one of the page's static files, cached in memory."""
         self.gallery.note_request()
         name = request.path_params.get("file", "index.html")
         if name not in self._page:

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Accelerator, Assignments, Checkpoint, RunName, Trust
-
-Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run folder or a .safetensors file")]
+from paceline.cli.flags import Accelerator, Assignments, Checkpoint, Trust, Weights
 
 
 def sample(

@@ -11,9 +11,11 @@ from paceline.core.errors import UserError
 
 
 def doctor(
-    self_test: Annotated[bool, typer.Option("--self-test", help="run a short verify and time an all-reduce")] = False,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="run a short `paceline verify` and time an all-reduce")
+    ] = False,
     loaders: Annotated[bool, typer.Option("--loaders", help="measure the throughput of each loader on --data")] = False,
-    data: Annotated[str, typer.Option(help="the source to load with --loaders (default: digits)")] = "",
+    data: Annotated[str, typer.Option(help="data source for --loaders (default: digits)")] = "",
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
     crop: Annotated[str, typer.Option(help="size of the random crop in pixels; 0 uses whole images")] = "",
     batch_size: Annotated[str, typer.Option(help="images per batch (default: 128)")] = "",

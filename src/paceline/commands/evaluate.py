@@ -44,7 +44,7 @@ def evaluate(
     not_inherited = FOLDERS if elsewhere else ("test_low_root",)
     own = Inherited(dict.fromkeys(not_inherited, "") if elsewhere or "test_root" in given else {})
     config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
-    narrow, config = config, _for_whole_images(config) if elsewhere else config
+    narrow, config = config, _for_whole_folder(config) if elsewhere else config
     what = f"all of {config.run.data_root}" if config != narrow else ""
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:

@@ -63,7 +63,9 @@ class TrainResult:
         for split in ("test", "validation", "train"):
             found = {name: value for name, value in self.metrics.items() if name.startswith(f"{split}/")}
             if found:
-                return {name: value for name, value in found.items() if not name.endswith(("/count", "/of_images"))}
+                return {
+                    name: value for name, value in found.items() if not name.endswith(("/count", "/checkpoint_images"))
+                }
         return {}
 
 

@@ -168,7 +168,7 @@ def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
 
 
 def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> None:
-    """Train the steps with one strategy in this process; rank 0 writes the trace."""
+    """Run the training steps under one strategy in this process; rank 0 writes the trace."""
     if os.environ.get("RANK", "0") != "0":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     parts = assemble(config)

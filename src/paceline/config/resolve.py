@@ -98,7 +98,7 @@ def resolve(
         RunSettings if is_left_out else sources.of(source),
         recipe_class.Settings,
         sources,
-        # Without importing a file, the names of its settings are unknown.
+        # The names of a file's settings are unknown until the file is imported.
         has_unknown_source=any(is_path(one) and (one != source or is_left_out) for one in named),
     )
     chosen: dict[str, SettingValue] = {}

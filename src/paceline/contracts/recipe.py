@@ -82,7 +82,7 @@ class Recipe(nn.Module):
     must_match_weights: ClassVar[tuple[str, ...]] = ()
     """Settings that must not change with `--init-from`, even if the weights would fit."""
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Values of the setting `stage` that run several stages, each with the names of its stages."""
+    """Maps values of the setting `stage` that stand for several stages to the names of those stages."""
 
     # Data
     required_fields: ClassVar[tuple[str, ...]] = ()

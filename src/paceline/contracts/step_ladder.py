@@ -22,7 +22,7 @@ class MeasuredRung:
 
 @dataclass(frozen=True)
 class StepLadder:
-    """The speed of a step, from one device alone to the complete training step on all devices."""
+    """Step speeds measured with one cost added at a time, from one device alone to all devices."""
 
     devices: int
     batch: int

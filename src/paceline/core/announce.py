@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TextIO
 
-ANNOUNCED = "PACELINE_ANNOUNCED"  # subjects that this process or an ancestor has announced
+ANNOUNCED = "PACELINE_ANNOUNCED"  # topics that this process or an ancestor has announced
 
 
 def announce(subject: str, line: str, file: TextIO) -> None:

@@ -41,7 +41,7 @@ def to_image(image: NDArray[np.uint8]) -> Image.Image:
 
 
 def captioned(image: Image.Image, text: str, *, room: bool = False) -> Image.Image:
-    """Add a caption above an image; a long one is shortened or, with `room`, widens the result."""
+    """Add a caption above an image; if it is too long, shorten it or, with `room`, widen the result."""
     font = ImageFont.load_default(CAPTION_TEXT_PX)
     width = max(image.width, math.ceil(font.getlength(text)) + 2 * GAP_PX) if room else image.width
     while len(text) > 1 and font.getlength(text) > width - 2 * GAP_PX:
@@ -64,7 +64,7 @@ def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
 
 
 def stack_vertically(images: Sequence[Image.Image]) -> Image.Image:
-    """Place images in a column, on white."""
+    """Stack images in a column on a white background."""
     height = sum(image.height for image in images) + 2 * GAP_PX * (len(images) - 1)
     whole = Image.new("RGB", (max(image.width for image in images), height), "white")
     top = 0

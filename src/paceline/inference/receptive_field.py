@@ -165,7 +165,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             return self._enlarged(name, args, axes)
         if name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"):
             if name != "_native_batch_norm_legit_no_training" and args[5]:
-                self._obstruct("the network normalises by the statistics of the whole image")
+                self._obstruct("the network normalises with statistics of the whole image")
             return axes
         if name in ("slice", "narrow"):
             return _sliced(args, axes)
@@ -205,7 +205,7 @@ def _both(axes: Axes, rule: Callable[..., Axis], *pairs: Sequence[int]) -> Axes:
 
 
 def _window(axis: Axis, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
-    """Return the rule of a convolution or pooling: element i reads a window that starts at stride·i - padding."""
+    """Return the index mapping of a sliding window: output i reads from stride·i - padding on."""
     return axis.seen_through(Fraction(stride), Fraction(-padding), Fraction(dilation * (kernel - 1) - padding))
 
 

@@ -138,7 +138,7 @@ def _gradients_by_definition(
 ) -> list[Tensor | None]:
     """Return differentiable gradients with respect to x, weight and bias."""
     needed = ctx.needs_input_grad[:3]
-    if weight is not None and needed[1] and not weight.requires_grad:  # frozen after the forward
+    if weight is not None and needed[1] and not weight.requires_grad:  # frozen after the forward pass
         weight = weight.detach().requires_grad_()
     if bias is not None and needed[2] and not bias.requires_grad:
         bias = bias.detach().requires_grad_()

@@ -29,7 +29,7 @@ from paceline.recipes.parts.generative import (
     make_generator,
 )
 
-# A discriminator's claim to train the generator, computed from its losses on real and fake images. The larger wins.
+# A discriminator's priority to train the generator, computed from its losses on real and fake images. The larger wins.
 CLAIMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "stronger": lambda real, fake: -(real + fake),
     "weaker": lambda real, fake: real + fake,
@@ -74,7 +74,7 @@ class DualGan(GenerativeRecipe):
         if self.against == "random":
             self.draws["coin"] = Draw((), "uniform", common=True)
         if self.against in CLAIMS:
-            self.signals = {"claim_1": 0.0, "claim_2": 0.0}
+            self.signals = {"priority_1": 0.0, "priority_2": 0.0}
         self.phases = (
             Phase("generator", "generator"),
             Phase("discriminator_1", "discriminator_1"),
@@ -120,7 +120,7 @@ class DualGan(GenerativeRecipe):
             return first + second
         if self.against == "random":
             return torch.where(batch["coin"] < 0.5, first, second)
-        return torch.where(batch["claim_1"] >= batch["claim_2"], first, second)
+        return torch.where(batch["priority_1"] >= batch["priority_2"], first, second)
 
     def _discriminator_loss(self, number: int, discriminator: Discriminator, batch: Batch) -> Loss:
         """Real images should score as real, fakes as fake."""
@@ -131,7 +131,7 @@ class DualGan(GenerativeRecipe):
         terms = {"real": objective.real(real).mean(), "fake": objective.fake(fake).mean()}
         signals = {"real_score": score(real), "fake_score": score(fake)}
         if self.against in CLAIMS:
-            signals[f"claim_{number}"] = CLAIMS[self.against](terms["real"], terms["fake"]).detach()
+            signals[f"priority_{number}"] = CLAIMS[self.against](terms["real"], terms["fake"]).detach()
         return Loss(terms, signals=signals)
 
     def _penalty_loss(self, discriminator: Discriminator, batch: Batch) -> Loss:
@@ -148,7 +148,9 @@ def _checked_choice(settings: DualGanSettings) -> str:
     if settings.objective != "d2gan":
         return "swapped" if settings.against == "auto" else settings.against
     if settings.against not in ("auto", "both"):
-        raise UserError(f"objective=d2gan and against={settings.against}: d2gan needs both; use against=both")
+        raise UserError(
+            f"objective=d2gan and against={settings.against}: d2gan needs both discriminators; use against=both"
+        )
     if settings.r1:
         raise UserError(f"objective=d2gan and r1={settings.r1:g}: R1 only works with bce, hinge and lsgan; use r1=0")
     for name, value in (("d2gan_alpha", settings.d2gan_alpha), ("d2gan_beta", settings.d2gan_beta)):

@@ -35,7 +35,7 @@ class RestorationSettings(RestorationLossSettings):
     )
     adversarial: float = setting(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     tv: float = setting(
-        0.0, "weight of the total variation (sum of squared differences of adjacent pixels)", at_least=0
+        0.0, "weight of the total variation loss (squared differences between adjacent pixels)", at_least=0
     )
 
 

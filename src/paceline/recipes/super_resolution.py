@@ -161,7 +161,7 @@ class SuperResolution(RestorationRecipe):
             raise UserError(f"scale={settings.scale}: the low-resolution files are smaller by a factor of {spec.scale}")
         if spec.height % self.output_scale or spec.width % self.output_scale:
             raise UserError(
-                f"the training images have {spec.width}×{spec.height} pixels, which is not a multiple of "
+                f"the training images are {spec.width}×{spec.height} pixels, but both sides must be multiples of "
                 f"scale={settings.scale}: use --crop 96"
             )
 

@@ -64,10 +64,8 @@ def _speed_note(groups: Mapping[str, Group]) -> str:
             " Rows marked “on one GPU” run several processes on one GPU to check that results are equal, not for speed."
         )
     if beyond := _labels(group for group in groups.values() if is_superlinear(group)):
-        note += (
-            f" Efficiency above 110 % ({beyond}): other load slowed down the run on one device, or the smaller batch "
-        )
-        note += "per device fits the cache better."
+        note += f" Efficiency above 110 % ({beyond}): either other jobs slowed down the single-device run, "
+        note += "or the smaller batch per device fits the cache better."
     if crowded := _labels(group for group in groups.values() if group.more_processes_than_cores):
         note += f" {crowded}: there were more processes than CPU cores."
     return note

@@ -43,7 +43,7 @@ class Rung:
 
     name: str
     images_per_second: float
-    share: float | None = field(default=None, metadata=OPTIONAL)  # fraction of the time per image in training
+    share: float | None = field(default=None, metadata=OPTIONAL)  # fraction of the training time per image
     gain: float | None = field(default=None, metadata=OPTIONAL)  # relative speedup from removing only this cost
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline.config.run_format import RUN_FORMAT
@@ -145,7 +146,7 @@ class Checkpoints:
     def _best_of(self, images: int) -> int | None:
         """Return the best checkpoint at the time this one was written, or None if unknown."""
         try:
-            best = CheckpointNumbers.from_json(json.loads((self.path(images) / NUMBERS).read_bytes()), images).best
+            best = CheckpointNumbers.from_json(parse_json(read_bounded(self.path(images) / NUMBERS)), images).best
         except (OSError, *INVALID):
             return None
         return best.images if best else None
@@ -186,9 +187,9 @@ def load(path: Path) -> Snapshot:
     files, notes = _read(path)
     images = int(path.name)
     try:
-        numbers = CheckpointNumbers.from_json(json.loads(files[NUMBERS]), images)
+        numbers = CheckpointNumbers.from_json(parse_json(files[NUMBERS]), images)
     except INVALID as error:
-        raise Damaged(path, f"{NUMBERS} cannot be read: {error}") from None
+        raise Damaged(path, f"{NUMBERS} cannot be read: {why(error)}") from None
     weights, state = (_unpack(path, name, files.pop(name), notes[name]) for name in TENSORS)
     return Snapshot(images, weights, state, numbers)
 
@@ -196,8 +197,8 @@ def load(path: Path) -> Snapshot:
 def _unpack(path: Path, name: str, content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
     try:
         return unpack(content, notes)
-    except ValueError as error:
-        raise Damaged(path, f"{name} cannot be read: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise Damaged(path, f"{name} cannot be read: {why(error)}") from None
 
 
 def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:

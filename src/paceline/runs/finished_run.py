@@ -32,7 +32,10 @@ def config_of(run: str, layers: Layers = (), *, load_source: bool = True, trust:
 
     Raise UserError if there is no run, its format is not supported, or it names code that must not run.
     """
-    record, layers = _record_of(run), list(layers)
+    layers = list(layers)
+    if is_weights_file(run):
+        return config_of_file(Path(run).expanduser(), layers, load_source=load_source, trust=trust)
+    record = _record_of(run)
     kept = inherited(record.settings)
     check_may_run(run, [record.recipe], trust=trust)
     if load_source:
@@ -42,6 +45,8 @@ def config_of(run: str, layers: Layers = (), *, load_source: bool = True, trust:
 
 def readable_config_of(run: str, *, trust: bool = False) -> Config:
     """Return a run's settings without running code that it names; those of such a recipe are left out."""
+    if is_weights_file(run):
+        return config_of(run, load_source=False, trust=trust)
     record = _record_of(run)
     if may_run(record.recipe, trust=trust):
         return config_of(run, load_source=False, trust=trust)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -23,10 +23,11 @@ from paceline.config.source_flags import FOLDERS
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
+from paceline.core.registry import is_path
 from paceline.core.small_files import parse_json, why
 from paceline.core.trust import check_may_run
-from paceline.core.types import SettingValue
-from paceline.runs.config import resolve_config
+from paceline.core.types import SettingValue, SettingValues
+from paceline.runs.config import Layers, load_recipe, resolve_config
 from paceline.runs.data_spec_file import from_json, to_json
 from paceline.runs.tensors import add_aliases, pack
 
@@ -88,26 +89,27 @@ def read_weights(path: Path, *, trust: bool = False) -> WeightsFile:
         weights, metadata = read_tensors(path)
     except UNREADABLE as error:
         raise UserError(f"{path}: cannot be read ({why(error)})") from None
-    if RECIPE not in metadata:
-        raise UserError(f"{path}: its metadata lists no recipe; use a run folder, or convert it with `paceline import`")
-    check_weights_format(metadata, str(path))
+    config = _config(path, metadata, (), load_source=False, trust=trust)
     try:
-        settings: dict[str, SettingValue] = {**parse_json(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
-        spec = from_json(metadata[DATA_SPEC])
+        return WeightsFile(config, from_json(metadata[DATA_SPEC]), weights)
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path}: its metadata cannot be read ({type(error).__name__}: {error})") from None
-    check_may_run(str(path), [metadata[RECIPE]], trust=trust)
-    check_named_code(str(path), settings, trust=trust)
-    return WeightsFile(resolve_config(metadata[RECIPE], [(str(path), settings)]), spec, weights)
+
+
+def config_of_file(path: Path, layers: Layers, *, load_source: bool, trust: bool) -> Config:
+    """Return the settings that the weights in a file were trained with, overridden by `layers`."""
+    try:
+        metadata = _read_metadata(path)
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read ({why(error)})") from None
+    return _config(path, metadata, layers, load_source=load_source, trust=trust)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and metadata of any safetensors file; raise OSError or SafetensorError if unreadable."""
-    if not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    with safetensors.safe_open(path, framework="pt") as file:
-        metadata: dict[str, str] = file.metadata() or {}
-    return safetensors.torch.load_file(path), metadata
+    """Return the tensors and metadata of any safetensors file; raise one of `UNREADABLE` if that fails."""
+    metadata, tensors = _read_metadata(path), safetensors.torch.load_file(path)
+    add_aliases(tensors, metadata)
+    return tensors, metadata
 
 
 def check_weights_format(metadata: dict[str, str], where: str) -> None:
@@ -116,27 +118,23 @@ def check_weights_format(metadata: dict[str, str], where: str) -> None:
 
 
 def _read_metadata(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     with safetensors.safe_open(path, framework="pt") as file:
         metadata: dict[str, str] = file.metadata() or {}
     return metadata
 
 
-def _config(
-    path: Path, metadata: dict[str, str], layers: Iterable[tuple[str, SettingValues]], *, load_source: bool
-) -> Config:
+def _config(path: Path, metadata: dict[str, str], layers: Layers, *, load_source: bool, trust: bool) -> Config:
     if RECIPE not in metadata:
         raise UserError(f"{path}: its metadata lists no recipe; use a run folder, or convert it with `paceline import`")
     check_weights_format(metadata, str(path))
     try:
-        settings: dict[str, SettingValue] = {**json.loads(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
-        data: dict[str, SettingValue] = {**json.loads(metadata.get(DATA, "{}"))}
+        settings: dict[str, SettingValue] = {**parse_json(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}
+        data: dict[str, SettingValue] = {**parse_json(metadata.get(DATA, "{}"))}
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path}: its metadata cannot be read ({type(error).__name__}: {error})") from None
-    if is_path(str(data.get("data", ""))):
-        raise UserError(f"{path}: its metadata names a source file ({data['data']}), which is not run; use --data")
+    check_may_run(str(path), [metadata[RECIPE]], trust=trust)
+    check_named_code(str(path), {**data, **settings}, [layer for _, layer in layers], trust=trust)
     kept: list[tuple[str, SettingValues]] = [(str(path), Inherited(data)), (str(path), settings)]
     return resolve_config(metadata[RECIPE], [*kept, *layers], load_source=load_source)
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path}: cannot be read ({(str(error).splitlines() or [type(error).__name__])[0]})")

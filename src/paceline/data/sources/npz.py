@@ -84,7 +84,7 @@ def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim != 1:
         raise UserError(f"{file}: {key} has shape {array.shape}; expected [n]")
     if array.min(initial=0) < 0:
-        raise UserError(f"{file}: {key} contains {array.min()}; labels must start at 0")
+        raise UserError(f"{file}: {key} contains {array.min()}; labels must be 0 or greater")
     return array.astype(np.int64)
 
 

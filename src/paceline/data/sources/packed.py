@@ -74,7 +74,7 @@ class Packed(Source):
             raise UserError(f"--crop {crop}: larger than every image in {root}; use a smaller crop")
         left_out = len(sizes) - self.rows.size
         if left_out:
-            self.notes = (f"left out {left_out} of {len(sizes)} samples in {root}: smaller than the crop",)
+            self.notes = (f"left out {left_out} of {len(sizes)} samples in {root} that are smaller than the crop",)
 
 
 def _fixed(flag: str, root: Path, how: str) -> UserError:

@@ -60,7 +60,7 @@ class Photos(ImageFiles):
         super().__init__(root, samples, split, settings, problems)
         self.spec = dataclasses.replace(self.spec, scale=self.scale)
         if _is_bundled(settings) and not (settings.test_root and split == "test"):
-            self.notes += (f"{split}: {len(self)} photographs that ship with Paceline; --data-root names your own",)
+            self.notes += (f"{split}: {len(self)} photographs bundled with Paceline; use --data-root for your own",)
 
     def read(self, index: int) -> Sample:
         sample = super().read(index)

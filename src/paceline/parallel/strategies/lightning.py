@@ -1,8 +1,8 @@
 """Lightning's Trainer: its loop, device placement and DistributedDataParallel, with our recipe and learners.
 
 Lightning wraps all networks in one DistributedDataParallel, which adversarial recipes can only use with
-`find_unused_parameters`. Learners, gradient scaler, clipping, autocast, tickets and checkpoints are the same as under
-other strategies, so that a recipe trains to the same weights.
+`find_unused_parameters`. The learners, gradient scaling, clipping, autocast, sample order and checkpoints are the
+same as under other strategies, so a recipe ends with the same weights.
 """
 
 from __future__ import annotations
