@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from photographs import photograph
 from PIL import Image
 
 from paceline.config.settings import RunSettings
@@ -25,7 +26,6 @@ from paceline.images.image_file import read_image
 from paceline.inference.apply_plan import plan_results, read_headers
 from paceline.inference.classify_files import classify_files
 from paceline.inference.find_images import find_images
-from tests.photographs import photograph
 
 PHOTO = Image.fromarray(photograph("coffee")).resize((24, 20))
 ANIMATED = [PHOTO, PHOTO.rotate(180), PHOTO.rotate(90)]

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+from photographs import photograph
 from PIL import Image, ImageFile
 
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage, decode
 from paceline.images.image_file import read_image
 from paceline.inference.animation import animation_frames
-from tests.photographs import photograph
 
 PHOTO = Image.fromarray(photograph("astronaut")).resize((96, 80))
 READERS: dict[str, Callable[[Path], object]] = {"decode": decode, "read_image": read_image}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from photographs import photograph
 from PIL import Image
 from probes import Ended, changes, fingerprint, run_command, run_probe
 from running import run_fork
+
+from paceline.core.printable import printable
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(1500)]
 CPU = ("--accelerator", "cpu")
@@ -72,7 +75,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[HostileImage]:
 
 
 def is_reported(image: HostileImage, ended: Ended) -> bool:
-    return any(image.path.name in line for line in ended.errors.splitlines())
+    return any(printable(image.path.name) in line for line in ended.errors.splitlines())
 
 
 def fault_in_folder(image: HostileImage, ended: Ended, used: set[str]) -> str:
@@ -91,7 +94,7 @@ def used_by_apply(out: Path, ended: Ended, images: list[HostileImage]) -> set[st
 
 def used_by_predict(out: Path, ended: Ended, images: list[HostileImage]) -> set[str]:
     lines = [line for line in ended.text.splitlines() if "%)" in line and not line.startswith("not used")]
-    return {image.path.name for image in images if any(f"{image.path}:" in line for line in lines)}
+    return {image.path.name for image in images if any(f"{printable(image.path)}:" in line for line in lines)}
 
 
 Used = Callable[[Path, Ended, list[HostileImage]], set[str]]
@@ -136,7 +139,10 @@ def test_one_hostile_image_among_photographs(
     for number, image in enumerate(images):
         here = tmp_path / str(number)
         shutil.copytree(place / "photos", here / "data")
-        shutil.copy(image.path, here / "data" / image.path.name, follow_symlinks=False)
+        if image.path.is_fifo():
+            os.mkfifo(here / "data" / image.path.name)
+        else:
+            shutil.copy(image.path, here / "data" / image.path.name, follow_symlinks=False)
         ended = run_probe(here, run_command, arguments_of(command, here / "data", here / "out"))
         fault = ended.fault or unexpected(here)
         if not fault and image.verdict == "ok" and ended.code:

@@ -91,6 +91,8 @@ def evaluate_here(config: Config, run: str, split: str, at: str, what: str) -> N
     loader.close()
     if world.is_first:
         print(printable(f"{config.recipe_name} from {run} at {images:,} images on {split} of {config.run.data}"))
+        for note in sources[split].notes:
+            print(note)
         _print_metrics(metrics, split_evaluator)
     world.leave()
 

@@ -33,9 +33,8 @@ def pack(origin: str, destination: str, flags: SettingValues, assignments: Setti
     settings = _settings(origin, flags, assignments)
     source_class = load_class("source", settings.data, Source)
     sources = {split: source_class(split, settings) for split in source_class.splits_of(settings)}
-    for source in sources.values():
-        for note in source.notes:
-            print(note)
+    for note in dict.fromkeys(note for source in sources.values() for note in source.notes):
+        print(note)
     folder = Path(destination).expanduser()
     made_from = {"data": settings.data} | {name: str(value) for name, value in assignments.items()}
     splits = {split: describe(source) for split, source in sources.items()}

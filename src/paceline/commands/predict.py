@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, new_file
-from paceline.core.printable import printable, printable_lines
+from paceline.core.printable import printable
 from paceline.inference.classify_files import classify_files
 from paceline.inference.find_images import find_images
 from paceline.inference.model import Model
@@ -45,8 +45,9 @@ def predict(
             file = stack.enter_context(PredictionFile(temporary, target.suffix, top))
         for image, classes in classify_files(model, found.images, top, found.skipped):
             num_done += 1
-            likely = ", ".join(f"{one.name} ({one.probability:.1%})" for one in classes)
-            print(printable(f"{image}: {likely}"), flush=True)
+            print(
+                f"{printable(image)}: {', '.join(f'{one.name} ({one.probability:.1%})' for one in classes)}", flush=True
+            )
             if file:
                 file.write(image, classes)
     if target:

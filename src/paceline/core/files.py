@@ -48,7 +48,10 @@ def write_file(target: Path, content: bytes | str, *, durable: bool = True) -> N
 def write_json(target: Path, content: object, *, durable: bool = True, indent: int | None = None) -> None:
     """Write a JSON file atomically, creating its folder if necessary."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_file(target, json.dumps(content, indent=indent, ensure_ascii=False) + "\n", durable=durable)
+    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    if any("\ud800" <= character <= "\udfff" for character in text):  # bytes of a file name that are not UTF-8
+        text = json.dumps(content, indent=indent)
+    write_file(target, text + "\n", durable=durable)
 
 
 def sync(path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
+from paceline.core.printable import printable
 from paceline.images.decode import BadImage
 
 SUFFIXES = {
@@ -25,21 +29,79 @@ def named_root(settings: RunSettings) -> Path:
     return root
 
 
-def images_in(files: Iterable[Path]) -> list[Path]:
-    """Return the visible files with an image suffix, sorted."""
-    return sorted(file for file in files if file.suffix.lower() in SUFFIXES and not is_hidden(file) and file.is_file())
+@dataclass
+class Listing:
+    """The visible regular files of a folder, and the entries that cannot be used, each with the reason."""
+
+    files: list[Path] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One line about the entries that cannot be used; empty if there are none."""
+        count = len(self.unusable)
+        if not count:
+            return ()
+        return (f"{count:,} {'entry' if count == 1 else 'entries'} ignored: {first_few(self.unusable)}",)
+
+
+def list_folder(root: Path, *, recursive: bool = True) -> Listing:
+    """List a folder without hidden files and folders; links to files are followed, links to folders are not."""
+    listing, folders = Listing(), [root]
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError as error:
+            reason = f"cannot be read ({error.strerror})"
+            if folder == root:
+                raise UserError(f"{printable(root)}: {reason}") from None
+            listing.unusable.append(f"{folder.relative_to(root)}: {reason}")
+            continue
+        for entry in entries:
+            path = Path(entry.path)
+            if is_hidden(path):
+                continue
+            problem = _problem(path, entry)
+            if problem is None:
+                folders += [path] if recursive else []
+            elif problem:
+                listing.unusable.append(f"{path.relative_to(root)}: {problem}")
+            else:
+                listing.files.append(path)
+    listing.files.sort()
+    listing.unusable.sort()
+    return listing
+
+
+def _problem(path: Path, entry: os.DirEntry[str]) -> str | None:
+    """Return why an entry cannot be used, "" for a regular file, and None for a folder."""
+    try:
+        if entry.is_dir(follow_symlinks=False):
+            return None
+        if entry.is_file(follow_symlinks=False):
+            return ""
+        mode = entry.stat().st_mode
+    except OSError as error:
+        return f"broken link ({error.strerror})" if path.is_symlink() else f"cannot be read ({error.strerror})"
+    if stat.S_ISDIR(mode):
+        return "link to a folder"
+    return "" if stat.S_ISREG(mode) else "not a regular file"
+
+
+def is_image(file: Path) -> bool:
+    """Return whether a file has the suffix of an image."""
+    return file.suffix.lower() in SUFFIXES
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Return the visible images in a folder, without its subfolders, sorted."""
+    return [file for file in list_folder(folder, recursive=False).files if is_image(file)]
 
 
 def images_under(root: Path) -> list[Path]:
     """Return all visible images in a folder and its subfolders, sorted."""
-    return images_in(visible_under(root))
-
-
-def visible_under(root: Path) -> list[Path]:
-    """Return all files and folders under a folder, at any depth, except hidden ones and their contents."""
-    return [
-        path for path in root.rglob("*") if not any(part.startswith(HIDDEN) for part in path.relative_to(root).parts)
-    ]
+    return [file for file in list_folder(root).files if is_image(file)]
 
 
 def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
@@ -48,7 +110,9 @@ def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
     for file in files:
         stem = str(file.relative_to(root).with_suffix(""))
         if stem in found:
-            raise UserError(f"{found[stem]} and {file.name}: two files with the same name; remove one of them")
+            raise UserError(
+                f"{printable(found[stem])} and {printable(file.name)}: two files with the same name; remove one of them"
+            )
         found[stem] = file
     return found
 
@@ -60,10 +124,10 @@ def is_hidden(path: Path) -> bool:
 
 def unreadable(path: Path, error: BadImage) -> UserError:
     """Return the error for an image file that cannot be used."""
-    return UserError(f"{path}: unreadable image ({error}); use --bad-images skip to leave such files out")
+    return UserError(f"{printable(path)}: unreadable image ({error}); use --bad-images skip to leave such files out")
 
 
 def first_few(names: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(printable, names[:MAX_NAMED])) + (f" and {more} more" if more > 0 else "")

@@ -16,7 +16,8 @@ from paceline.config.settings import RunSettings
 from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.data.file_lists import SUFFIXES, first_few, unreadable
+from paceline.core.printable import printable
+from paceline.data.file_lists import SUFFIXES, first_few, list_folder, unreadable
 from paceline.data.source import Encoded, Sample, Source
 from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
 
@@ -53,6 +54,7 @@ class ImageFiles(Source):
         if not samples and not problems:
             raise UserError(f"{root}: has no images ({', '.join(sorted(SUFFIXES))})")
         self.root, self.channels, self.size = root, settings.channels or 3, settings.size
+        self.notes = list_folder(root).notes
         may_skip = settings.bad_images == "skip"
         with ThreadPoolExecutor(max(1, settings.workers)) as threads:  # Pillow releases the GIL
             headers = list(threads.map(lambda files: self._read_header(files, decoded=may_skip), samples))
@@ -66,7 +68,7 @@ class ImageFiles(Source):
             raise UserError(f"{root}: none of its images can be used: {first_few(problems)}")
         if problems:
             count = len(problems) + len(usable)
-            self.notes = (f"left out {len(problems)} of {count} samples in {root}: {first_few(problems)}",)
+            self.notes += (f"left out {len(problems)} of {count} samples in {root}: {first_few(problems)}",)
         self.files = [files for files, _ in usable]
         self._headers = [sizes for _, sizes in usable]
         image_sizes = np.array([self.image_size(sizes) for sizes in self._headers], dtype=np.int64)
@@ -112,15 +114,17 @@ class ImageFiles(Source):
                     image = decode(path)
                     sizes[name] = (image.height, image.width)
             except BadImage as error:
-                return _Header({}, f"{self._name(path)}: unreadable image ({error})")
-        names = {name: self._name(path) for name, path in files.items()}
+                return _Header({}, f"{printable(self._name(path))}: unreadable image ({error})")
+        names = {name: printable(self._name(path)) for name, path in files.items()}
         return _Header(sizes, self.find_problem(names, sizes))
 
     def _large_enough(self, files: Files, header: _Header, crop: int) -> _Header:
         if header.problem or min(self.image_size(header.sizes)) >= crop:
             return header
         height, width = self.image_size(header.sizes)
-        return header._replace(problem=f"{self._name(files['image'])}: {width}×{height} pixels, smaller than the crop")
+        return header._replace(
+            problem=f"{printable(self._name(files['image']))}: {width}×{height} pixels, smaller than the crop"
+        )
 
     def _decode(self, path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
         return arrange_image(self.open(path, size), self.size, self.channels)
@@ -133,8 +137,8 @@ class ImageFiles(Source):
             raise unreadable(path, error) from error
         if (image.height, image.width) != size:
             raise UserError(
-                f"{path}: the image has {image.width}×{image.height} pixels, but its header says {size[1]}×{size[0]}; "
-                "use --bad-images skip to ignore the header"
+                f"{printable(path)}: the image has {image.width}×{image.height} pixels, "
+                f"but its header says {size[1]}×{size[0]}; use --bad-images skip to ignore the header"
             )
         return image
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import stat
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +24,10 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # su
 warnings.filterwarnings("ignore", module=r"PIL\.")  # damaged metadata; damaged pixels raise BadImage
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # the same
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
+FORMATS = (
+    *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
+    "TGA",  # last, since it has no signature
+)
 ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF")  # in other formats, several images in a file are pages or previews
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that swap height and width
 WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES = 256, 257, 258, 262, 284  # TIFF tags
@@ -118,9 +124,12 @@ def opened(path: Path) -> Iterator[tuple[Image.Image, IO[bytes]]]:
     """
     try:
         # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
-        if not path.stat().st_size:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for a writer
+            raise BadImage("not a regular file")
+        if not status.st_size:
             raise BadImage("the file is empty")
-        with path.open("rb") as file, Image.open(file) as image:
+        with path.open("rb") as file, Image.open(file, formats=_formats()) as image:
             _check_limit(image)
             _check_still(image)
             yield image, file
@@ -130,6 +139,13 @@ def opened(path: Path) -> Iterator[tuple[Image.Image, IO[bytes]]]:
         raise BadImage(_unknown_kind(path)) from error
     except Exception as error:  # decoders raise many kinds of errors on damaged files
         raise BadImage(_reason(error)) from error
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return the formats to recognise; others that Pillow reads may run programs (PostScript) or be anything."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _check_still(image: Image.Image) -> None:

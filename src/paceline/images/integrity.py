@@ -16,6 +16,7 @@ PNG_SIGNATURE_BYTES = 8
 COMPRESSION, DEFLATE = 259, (8, 32946)  # TIFF tag, and the values for deflate
 SEGMENTS = ((273, 279), (324, 325))  # TIFF tags with the offsets and lengths of strips, and of tiles
 BYTES_AT_ONCE = 1 << 20
+MAX_BYTES_PER_PX = 16
 
 
 def load_undamaged(image: Image.Image, file: IO[bytes]) -> None:
@@ -31,7 +32,8 @@ def check_checksums(image: Image.Image, file: IO[bytes]) -> None:
     if image.format == "PNG":
         _check_png(file)
     elif image.format == "TIFF":
-        _check_tiff(file, image.tag_v2)  # type: ignore[attr-defined]
+        limit = image.width * image.height * MAX_BYTES_PER_PX + BYTES_AT_ONCE
+        _check_tiff(file, image.tag_v2, limit)  # type: ignore[attr-defined]
     file.seek(position)
 
 
@@ -53,7 +55,8 @@ def _check_png(file: IO[bytes]) -> None:
             raise ValueError(f"damaged: the checksum of chunk {kind.decode('ascii', 'replace')} does not match")
 
 
-def _check_tiff(file: IO[bytes], tags: Any) -> None:
+def _check_tiff(file: IO[bytes], tags: Any, limit: int) -> None:
+    """Decompress at most `limit` bytes: a small file can claim to contain many."""
     if tags.get(COMPRESSION) not in DEFLATE:
         return
     for offset_tag, length_tag in SEGMENTS:
@@ -61,8 +64,8 @@ def _check_tiff(file: IO[bytes], tags: Any) -> None:
             file.seek(offset)
             stream, waiting = zlib.decompressobj(), file.read(length)
             try:
-                while waiting and not stream.eof:
-                    stream.decompress(waiting, BYTES_AT_ONCE)
+                while waiting and not stream.eof and limit > 0:
+                    limit -= len(stream.decompress(waiting, BYTES_AT_ONCE))
                     waiting = stream.unconsumed_tail
             except zlib.error:
                 raise ValueError("damaged: the checksum of the compressed pixels does not match") from None

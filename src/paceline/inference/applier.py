@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from paceline.core.errors import UserError
+from paceline.core.printable import printable
 from paceline.data.memory import free_bytes
 from paceline.images.decode import BadImage
 from paceline.images.image_file import Canvas, ImageData, read_image, save_image
@@ -91,7 +92,9 @@ class Applier:
         except BadImage as problem:
             return SkippedImage(task.path, str(problem))
         except OSError as error:
-            raise UserError(f"--out: cannot write the results of {task.path}: {error.strerror or error}") from error
+            raise UserError(
+                f"--out: cannot write the results of {printable(task.path)}: {error.strerror or error}"
+            ) from error
 
     def transform(self, pixels: Pixels) -> dict[str, Image.Image]:
         """Return the results for one 8-bit [h, w, c] image, by name."""
@@ -125,8 +128,8 @@ class Applier:
         tiles = f", {num_tiles} tiles of {tiling.side_px} pixels, halo {tiling.halo_px}" if num_tiles > 1 else ""
         notes = "".join(f"; {note}" for note in (tiling.note, image.note) if note)
         first, *more = task.targets.values()
-        files = first + (f" and {len(more)} more" if more else "")
-        return AppliedImage(task.path, f"{task.path}: {width}×{height}{enlarged}{tiles} → {files}{notes}")
+        files = printable(first) + (f" and {len(more)} more" if more else "")
+        return AppliedImage(task.path, f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{notes}")
 
     def _compare(self, task: ImageTask, image: ImageData, advance: Advance) -> AppliedImage:
         """Downsample the image, apply the networks, and compare the result with the original."""
@@ -141,7 +144,8 @@ class Applier:
             save_image(result, target)
         values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         note = f"; {tiling.note}" if tiling.note else ""
-        return AppliedImage(task.path, f"{task.path}: {values} → {task.targets['']}{note}", metrics)
+        summary = f"{printable(task.path)}: {values} → {printable(task.targets[''])}{note}"
+        return AppliedImage(task.path, summary, metrics)
 
     def _compose(self, pixels: Pixels, deep: bool, advance: Advance) -> _Composed:
         """Apply the networks in tiles; if memory runs out, try again with smaller tiles."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import UserError
+from paceline.core.printable import printable
 from paceline.images.decode import BadImage, upright_size
 from paceline.images.image_file import result_suffix
 from paceline.inference.applier import ImageTask
@@ -103,11 +104,13 @@ def _targets(
 
 def _check_inputs(images: Sequence[FoundImage], targets: dict[FoundImage, dict[str, Path]], out: Path) -> None:
     """Raise UserError if a result would overwrite an input image."""
-    inputs = {image.path.resolve() for image in images}
+    inputs = {os.path.realpath(image.path) for image in images}
     for files in targets.values():
         for file in files.values():
-            if file.resolve() in inputs:
-                raise UserError(f"--out {out}: {file} is an input and would be overwritten; choose a different folder")
+            if os.path.realpath(file) in inputs:
+                raise UserError(
+                    f"--out {out}: {printable(file)} is an input and would be overwritten; choose a different folder"
+                )
 
 
 def _check_existing(tasks: Sequence[ImageTask], out: Path) -> None:
@@ -116,7 +119,7 @@ def _check_existing(tasks: Sequence[ImageTask], out: Path) -> None:
         more = f" and {len(existing) - 1:,} more" if len(existing) > 1 else ""
         verb, them = ("exist", "them") if more else ("exists", "it")
         flags = f"use --overwrite to replace {them}, or --skip-existing to keep {them}"
-        raise UserError(f"--out {out}: {existing[0]}{more} {verb}; {flags}")
+        raise UserError(f"--out {out}: {printable(existing[0])}{more} {verb}; {flags}")
 
 
 def _without_existing(tasks: Sequence[ImageTask]) -> tuple[list[ImageTask], list[SkippedImage], int]:
@@ -129,6 +132,8 @@ def _without_existing(tasks: Sequence[ImageTask]) -> tuple[list[ImageTask], list
         elif len(existing) == len(task.targets):
             num_complete += 1
         else:
-            reason = f"{existing[0]} exists, but other results are missing; use --overwrite to write them all"
+            reason = (
+                f"{printable(existing[0])} exists, but other results are missing; use --overwrite to write them all"
+            )
             incomplete.append(SkippedImage(task.path, reason))
     return left, incomplete, num_complete

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.errors import UserError
-from paceline.data.file_lists import SUFFIXES, first_few, images_in, visible_under
+from paceline.core.printable import printable
+from paceline.data.file_lists import SUFFIXES, Listing, first_few, is_image, list_folder
 from paceline.images.decode import BadImage
 from paceline.inference.skipped import SkippedImage
 
@@ -39,22 +40,24 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
     """
     found: dict[str, FoundImage] = {}
     others: dict[Path, None] = {}
+    entry_notes: dict[str, None] = {}
     skipped: list[SkippedImage] = []
     in_out = 0
     for argument in arguments:
         try:
-            images, other_files = _expand(argument, out)
+            images, listing = _expand(argument, out)
         except BadImage as problem:
             skipped.append(SkippedImage(argument, str(problem)))
             continue
         for image in images:
             found.setdefault(os.path.abspath(image.path), image)
-        others.update(dict.fromkeys(other_files))
+        others.update(dict.fromkeys(file for file in listing.files if not is_image(file)))
+        entry_notes.update(dict.fromkeys(listing.notes))
         if out and not Path(argument).expanduser().is_file():
             in_out += sum(_is_under(image.path, out) for image in images)
     if not found:
-        raise UserError(f"{skipped[0].path}: {skipped[0].reason}")
-    notes = []
+        raise UserError(f"{printable(skipped[0].path)}: {skipped[0].reason}")
+    notes = list(entry_notes)
     if others:
         files = "1 other file" if len(others) == 1 else f"{len(others):,} other files"
         notes.append(f"{files} ignored: {first_few([path.name for path in others])}")
@@ -63,28 +66,33 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
     return FoundImages(list(found.values()), skipped, notes)
 
 
-def _expand(argument: str, out: Path | None) -> tuple[list[FoundImage], list[Path]]:
-    """Return the images that a file, folder or pattern refers to, and the other files in a folder."""
+def _expand(argument: str, out: Path | None) -> tuple[list[FoundImage], Listing]:
+    """Return the images that a file, folder or pattern refers to, and the contents of a folder."""
     path = Path(argument).expanduser()
     if path.is_file():
-        return [_single(path)], []
+        return [_single(path)], Listing()
     if path.is_dir():
-        apart = None if out is None or out.resolve() == path.resolve() else out
-        inside = [file for file in visible_under(path) if not (apart and _is_under(file, apart))]
-        images = images_in(inside)
+        apart = None if out is None or _real(out) == _real(path) else out
+        listing = list_folder(path)
+        listing.files = [file for file in listing.files if not (apart and _is_under(file, apart))]
+        images = [file for file in listing.files if is_image(file)]
         if not images:
-            raise BadImage(f"has no images ({', '.join(sorted(SUFFIXES))})")
-        others = sorted(file for file in set(inside).difference(images) if file.is_file())
-        return [FoundImage(file, file.relative_to(path), path.resolve().name) for file in images], others
+            raise BadImage("; ".join([f"has no images ({', '.join(sorted(SUFFIXES))})", *listing.notes]))
+        return [FoundImage(file, file.relative_to(path), _real(path).name) for file in images], listing
     files = [_single(Path(match)) for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
     if not files:
-        raise BadImage("no such image or folder")
-    return files, []
+        exists = os.path.lexists(path)
+        raise BadImage("not a regular file" if exists else "no such image or folder")
+    return files, Listing()
 
 
 def _single(path: Path) -> FoundImage:
-    return FoundImage(path, Path(path.name), path.parent.resolve().name)
+    return FoundImage(path, Path(path.name), _real(path.parent).name)
 
 
 def _is_under(file: Path, folder: Path) -> bool:
-    return file.resolve().is_relative_to(folder.resolve())
+    return _real(file).is_relative_to(_real(folder))
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # Path.resolve raises an exception for a link to itself

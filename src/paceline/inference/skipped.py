@@ -20,7 +20,7 @@ class SkippedImage:
 def report_skipped(skipped: Sequence[SkippedImage], num_done: int) -> int:
     """Print the images that were skipped, and return the command's exit code."""
     for image in skipped:
-        print(printable(f"not used: {image.path}: {image.reason}"), file=sys.stderr)
+        print(printable(f"not used: {printable(image.path)}: {image.reason}"), file=sys.stderr)
     if skipped:
         total = num_done + len(skipped)
         print(f"{num_done} of {total} images were processed, {len(skipped)} could not be used", file=sys.stderr)

@@ -76,7 +76,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     sources = open_sources(config)
-    notes = [note for source in sources.values() for note in getattr(source, "notes", [])]
+    notes = list(dict.fromkeys(note for source in sources.values() for note in getattr(source, "notes", [])))
     choices, reasons = choose_loaders(config.run, sources, world.device)
     notes += reasons
     train = sources["train"]

@@ -17,7 +17,16 @@ from paceline.config.settings import RunSettings
 from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.data.file_lists import SUFFIXES, first_few, images_in, is_hidden, named_root, unreadable
+from paceline.data.file_lists import (
+    SUFFIXES,
+    first_few,
+    images_in,
+    images_under,
+    is_hidden,
+    list_folder,
+    named_root,
+    unreadable,
+)
 from paceline.data.fixed_split import fixed_split
 from paceline.data.source import Encoded, Sample, Source
 from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
@@ -30,6 +39,7 @@ class _Listed(NamedTuple):
     labels: list[int] | None
     class_names: tuple[str, ...]
     num_outside: int  # number of images outside the class folders
+    notes: tuple[str, ...]  # about entries that cannot be used
 
 
 class Folder(Source):
@@ -50,7 +60,9 @@ class Folder(Source):
         listed = _list_images(root, split, settings.test_root)
         self.paths, outside = listed.paths, listed.num_outside
         self.labels = None if listed.labels is None else np.array(listed.labels, dtype=np.int64)
-        self.notes = (f"{outside} images in {root} are outside the class folders and are not used",) if outside else ()
+        self.notes = listed.notes
+        if outside:
+            self.notes += (f"{outside} images in {root} are outside the class folders and are not used",)
         if settings.bad_images == "skip":
             self._leave_out_bad(root, max(1, settings.workers))
         channels = settings.channels or 3
@@ -125,9 +137,9 @@ def _list_images(root: Path, split: str, test_root: str) -> _Listed:
     labels: list[int] | None
     if classes:
         paths, labels = _list_classes(base, classes, may_lack=split == "test" and (has_splits or bool(test_root)))
-        num_outside = len(images_in(base.iterdir()))
+        num_outside = len(images_in(base))
     else:
-        paths, labels, num_outside = images_in(base.iterdir()), None, 0
+        paths, labels, num_outside = images_in(base), None, 0
     if not paths:
         raise UserError(f"--data-root {base}: has no images ({', '.join(sorted(SUFFIXES))})")
     if not has_splits and not test_root:
@@ -138,7 +150,17 @@ def _list_images(root: Path, split: str, test_root: str) -> _Listed:
         chosen = fixed_split(len(paths), split)
         paths = [paths[index] for index in chosen]
         labels = None if labels is None else [labels[index] for index in chosen]
-    return _Listed(paths, labels, tuple(classes), num_outside)
+    return _Listed(paths, labels, tuple(classes), num_outside, _entry_notes(base, classes))
+
+
+def _entry_notes(base: Path, classes: list[str]) -> tuple[str, ...]:
+    """Return notes about entries that cannot be used; a class folder can be a link."""
+    listing = list_folder(base, recursive=False)
+    listing.unusable = [entry for entry in listing.unusable if entry.partition(":")[0] not in classes]
+    for name in classes:
+        if (base / name).is_dir():
+            listing.unusable += [f"{name}/{entry}" for entry in list_folder(base / name).unusable]
+    return listing.notes
 
 
 def _has_splits(root: Path) -> bool:
@@ -158,7 +180,7 @@ def _list_classes(base: Path, classes: list[str], may_lack: bool) -> tuple[list[
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = images_in((base / name).rglob("*"))
+        found = images_under(base / name) if (base / name).is_dir() else []
         if not found and not may_lack:
             raise UserError(f"--data-root {base / name}: has no images ({', '.join(sorted(SUFFIXES))})")
         paths += found

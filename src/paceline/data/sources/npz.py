@@ -38,7 +38,7 @@ class Npz(ArraySource):
 def _find(root: Path) -> Path:
     if root.is_file():
         return root
-    files = sorted(root.glob("*.npz"))
+    files = sorted(file for file in root.glob("*.npz") if file.is_file())
     if len(files) == 1:
         return files[0]
     found = f"has {len(files)} .npz files" if root.is_dir() else "no such file"

@@ -20,6 +20,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.data_spec import INPUT, LEFT_OUT, SEGMENTATION, output_panels
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.core.printable import printable
 from paceline.data.file_lists import by_stem, first_few, images_in
 from paceline.data.fixed_split import fixed_split
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
@@ -118,7 +119,7 @@ def _is_bundled(settings: RunSettings) -> bool:
     """Return whether no folder was given and the default folder has no panels."""
     root = Path(settings.data_root)
     return settings.data_root == RunSettings.data_root and not (
-        any((root / name).is_dir() for name in ("train", "trainA")) or images_in(root.glob("*"))
+        any((root / name).is_dir() for name in ("train", "trainA")) or (root.is_dir() and images_in(root))
     )
 
 
@@ -154,7 +155,7 @@ def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[
     if folder_a is not None:
         return root, *_pair(folder_a, folder_a.with_name(f"{folder_a.name[:-1]}B")), False
     folder = separate or split_folder(root, split, SPLIT_NAMES)
-    rows: list[Files] = [{INPUT: file} for file in images_in((folder or root).iterdir())]
+    rows: list[Files] = [{INPUT: file} for file in images_in(folder or root)]
     if folder is None and len(rows) == 1:
         raise UserError(f"--data-root {root}: one row is too few to train and test on; add more, or set --test-root")
     if folder is None and rows:
@@ -166,7 +167,7 @@ def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[str]]:
     """Match the files of two folders by name; return the pairs, and messages about files without a match."""
     if not folder_b.is_dir():
         raise UserError(f"--data-root {folder_a.parent}: has {folder_a.name} but no {folder_b.name}")
-    first, second = (by_stem(folder, images_in(folder.iterdir())) for folder in (folder_a, folder_b))
+    first, second = (by_stem(folder, images_in(folder)) for folder in (folder_a, folder_b))
     alone = [one[stem] for one in (first, second) for stem in sorted(first.keys() ^ second.keys()) if stem in one]
     pairs = [{INPUT: first[stem], TARGET: second[stem]} for stem in sorted(first.keys() & second.keys())]
     return pairs, [f"{file.parent.name}/{file.name} has no counterpart" for file in alone]
@@ -183,7 +184,7 @@ def _default_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
         return INPUT, TARGET  # the file is reported when all headers are read
     if width != 2 * height:
         raise UserError(
-            f"{file}: a row of {width}×{height} pixels is not two square panels; name its panels from left to right, "
-            "e.g. --set panels=image,stain,segmentation"
+            f"{printable(file)}: a row of {width}×{height} pixels is not two square panels; "
+            "name its panels from left to right, e.g. --set panels=image,stain,segmentation"
         )
     return INPUT, TARGET

@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.config.settings import RunSettings
 from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
+from paceline.core.printable import printable
 from paceline.data.bundled import FOLDER
 from paceline.data.file_lists import first_few, images_under
 from paceline.data.fixed_split import fixed_split
@@ -107,7 +108,9 @@ def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
 
 def _is_bundled(settings: RunSettings) -> bool:
     """Return whether no folder was given and the default folder has no images."""
-    return settings.data_root == RunSettings.data_root and not images_under(Path(settings.data_root))
+    return settings.data_root == RunSettings.data_root and not (
+        Path(settings.data_root).is_dir() and images_under(Path(settings.data_root))
+    )
 
 
 def _low_files(roots: str) -> list[tuple[Path, Path]]:
@@ -139,7 +142,7 @@ def _with_low(
             found = [(base, file) for base, file in found if file.stem == path.stem] or found
         if len(found) > 1:
             named = first_few([str(file) for _, file in found])
-            raise UserError(f"--low-root {low_roots}: several files match {path.name}: {named}")
+            raise UserError(f"--low-root {low_roots}: several files match {printable(path.name)}: {named}")
         if found:
             samples.append({"image": path, "low": found[0][1]})
         else:
@@ -161,8 +164,8 @@ def _find_scale(samples: list[Files]) -> int:
             continue  # reported later, with all other bad files
     whole = [ratio for ratio in ratios if ratio > 1]
     if ratios and not whole:
-        image, low = samples[0]["image"], samples[0]["low"]
-        raise UserError(f"--low-root: the size of {low} is not an integer fraction (e.g. 1/4) of the size of {image}")
+        image, low = (printable(samples[0][name]) for name in ("image", "low"))
+        raise UserError(f"--low-root: the size of {low} is not an integer fraction (e.g. 1/4) of {image}")
     return max(whole, key=whole.count, default=0)
 
 

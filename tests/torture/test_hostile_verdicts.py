@@ -1,0 +1,43 @@
+"""Each hostile image is accepted or rejected as listed, by both functions that decode files."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_images import write_hostile_images
+
+from paceline.core.printable import printable
+from paceline.images.decode import BadImage, decode
+from paceline.images.image_file import read_image
+
+
+@pytest.fixture(autouse=True)
+def never_blocks() -> Iterator[None]:
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+
+
+def verdict(read: Any, path: Path) -> str:
+    try:
+        read(path)
+    except BadImage as problem:
+        return "rejected" if str(problem).isprintable() else f"unprintable: {problem!r}"
+    return "ok"
+
+
+def test_every_hostile_image_gets_its_verdict(tmp_path: Path) -> None:
+    images = write_hostile_images(tmp_path)
+    assert len(images) >= 60
+    wrong = []
+    for image in images:
+        expected = "ok" if image.verdict == "ok" else "rejected"
+        for read in (decode, read_image):
+            found = verdict(read, image.path)
+            if found != expected:
+                wrong.append(f"{printable(image.name)}: {read.__name__}: {found} instead of {expected}")
+    assert not wrong, "\n".join(wrong)
