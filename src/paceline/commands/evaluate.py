@@ -90,7 +90,10 @@ def evaluate_here(config: Config, run: str, split: str, at: str, what: str) -> N
     metrics = split_evaluator.measure()
     loader.close()
     if world.is_first:
-        print(printable(f"{config.recipe_name} from {run} at {images:,} images on {split} of {config.run.data}"))
+        data = f"{what} ({config.run.data})" if what else f"{split} of {config.run.data}"
+        num_samples = len(sources[split])
+        count = f"{num_samples:,} sample{'s' * (num_samples != 1)}"
+        print(printable(f"{config.recipe_name} from {stored.origin} on {data}: {count}"))
         for note in sources[split].notes:
             print(note)
         _print_metrics(metrics, split_evaluator)

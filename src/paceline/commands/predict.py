@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, new_file
-from paceline.core.printable import printable
+from paceline.core.printable import printable, printable_lines
 from paceline.inference.classify_files import classify_files
 from paceline.inference.find_images import find_images
 from paceline.inference.model import Model

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from paceline.core.printable import printable
 from paceline.core.types import Json, JsonObject
 
-# Around a path, and before its format: characters for private use, which `as_words` escapes in names and messages.
+# Delimiters of a path and its format: Unicode private-use characters, which `as_words` escapes in names and messages.
 _OPEN, _SPEC, _CLOSE = "\ue000", "\ue001", "\ue002"
 _NUMBER = re.compile(f"{_OPEN}(.+?){_SPEC}(.*?){_CLOSE}")
 _BETWEEN = "::"

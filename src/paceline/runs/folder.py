@@ -65,6 +65,7 @@ class RunFolder:
         """Make this process the folder's only writer, until `release` or the end of the process."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            check_own_files(self.path)
             with suppress(OSError):  # the folder above may be unreadable
                 sync(self.path.resolve().parent)
             self._lock = Lock(self.path)
