@@ -82,7 +82,7 @@ def plan(
 
 
 def _parse_devices(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise UserError(f"--devices {text}: must be a whole number >= 1")
     return int(text)
 

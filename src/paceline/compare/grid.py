@@ -138,7 +138,7 @@ def _words(flag: str, text: str) -> tuple[str, ...]:
 def _numbers(flag: str, text: str, at_least: int) -> list[int]:
     numbers = []
     for word in _words(flag, text):
-        if not word.isdigit() or int(word) < at_least:
+        if not word.isdecimal() or int(word) < at_least:
             raise UserError(f"{flag} {text}: {word!r} is not a whole number >= {at_least}")
         numbers.append(int(word))
     return numbers

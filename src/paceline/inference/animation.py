@@ -33,7 +33,7 @@ def _sample_files(run: str) -> dict[int, Path]:
     found = {}
     for path in (Path(run) / SAMPLES).glob("samples-*.png"):
         images = path.stem.rpartition("-")[2]
-        if images.isdigit():
+        if images.isdecimal():
             found[int(images)] = path
     if not found:
         raise UserError(f"{run}: has no images in {SAMPLES}/ to animate; only runs with sample images can be animated")

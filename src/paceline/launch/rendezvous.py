@@ -113,7 +113,7 @@ class Rendezvous:
 def parse_nodes(text: str) -> tuple[int, int]:
     """Parse `2` as (2, 2) and `1:4` as (1, 4)."""
     low, colon, high = text.partition(":")
-    if not low.isdigit() or (colon and not high.isdigit()):
+    if not low.isdecimal() or (colon and not high.isdecimal()):
         raise UserError(f"--nnodes {text}: expected the number of hosts, or MIN:MAX like 1:4")
     numbers = int(low), int(high or low)
     if not 1 <= numbers[0] <= numbers[1]:
@@ -125,6 +125,6 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     """Split `HOST:PORT` into host and port; an IPv6 address is in brackets."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdigit() or not 1024 <= int(port) < 65536:
+    if not host or not port.isdecimal() or not 1024 <= int(port) < 65536:
         raise UserError(f"--rdzv {text}: expected HOST:PORT, with a port from 1024 to 65535")
     return host, int(port)

@@ -199,7 +199,7 @@ def _speed_spread(first: Run, speed: Summary | None) -> SpeedSpread:
 def _is_crowded(run: Run) -> bool:
     """Return whether there were more processes on a CPU than cores; those of other hosts are not known."""
     cores, one_host = run.hardware["cores"], str(run.settings.get("nnodes", "1")) == "1"
-    return run.hardware["accelerator"] == "cpu" and one_host and cores.isdigit() and run.devices > int(cores)
+    return run.hardware["accelerator"] == "cpu" and one_host and cores.isdecimal() and run.devices > int(cores)
 
 
 def _scaling(

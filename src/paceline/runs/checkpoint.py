@@ -8,6 +8,7 @@ A checkpoint that does not match its manifest is reported by name, and the previ
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
@@ -28,6 +29,7 @@ MANIFEST = "manifest.json"
 NUMBERS = "state.json"
 TENSORS = ("weights.safetensors", "state.safetensors")
 MAX_TENSOR_BYTES = 2**40
+NAME = re.compile(r"[0-9]{12,18}")  # of a checkpoint: the images seen
 WRITING = ".writing-"  # prefix of a checkpoint that is still being written
 REMOVING = ".removing-"
 REPLACED = ".replaced-"  # prefix of a checkpoint that is being replaced
@@ -51,7 +53,7 @@ class Checkpoints:
         """Return the images seen at each checkpoint, in ascending order, including damaged ones."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdigit())
+        return sorted(int(entry.name) for entry in self.folder.iterdir() if NAME.fullmatch(entry.name))
 
     def path(self, images: int) -> Path:
         """Return the folder of one checkpoint."""
@@ -192,7 +194,7 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
     if which == "best":
         return last if last.best_images == last.images else load(checkpoints.path(last.best_images))
     kept = checkpoints.all()
-    if not which.isdigit():
+    if not (which.isascii() and which.isdigit()):
         raise unknown("checkpoint", which, ["best", "last", *map(str, kept)])
     if int(which) not in kept:
         raise UserError(
