@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from paceline.core.printable import printable
 from paceline.core.types import Json, JsonObject
@@ -15,6 +16,7 @@ _BETWEEN = "::"
 NO_VALUE = "–"
 
 
+@lru_cache(maxsize=4096)  # every line of the metrics has the same names
 def as_words(text: str) -> str:
     """Return text from a run's files as it may be part of a phrase: with nothing that stands for a number."""
     return re.sub(f"[{_OPEN}-{_CLOSE}]", lambda found: f"\\u{ord(found[0]):04x}", printable(text))

@@ -52,7 +52,7 @@ def read_run(path: str) -> Run:
         strategy=as_words(segment.strategy),
         devices=segment.devices,
         shares_a_gpu=len(set(gpus)) < len(gpus),
-        batch=int(run.batch_size) if run.batch_size.isdigit() else 0,
+        batch=int(run.batch_size) if run.batch_size.isdecimal() else 0,
         seed=run.seed,
         precision=run.precision,
         settings=_settings(record),
