@@ -115,7 +115,7 @@ def test_truncated_files_are_rejected_even_if_other_code_has_told_pillow_to_load
 
 
 def test_a_damaged_sample_image_is_named_when_it_is_animated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.inference.animation.config_of", lambda run, load_source: None)
+    monkeypatch.setattr("paceline.inference.animation.readable_config_of", lambda run: None)
     (tmp_path / "samples").mkdir()
     PHOTO.save(tmp_path / "samples" / "samples-100.png")
     content = (tmp_path / "samples" / "samples-100.png").read_bytes()
