@@ -89,7 +89,7 @@ def test_an_entry_that_is_not_a_regular_file_cannot_be_opened_as_an_image(name: 
 def test_sources_report_entries_that_are_not_regular_files(split: str, tmp_path: Path) -> None:
     folder = fill(tmp_path / "in")
     root = {"data_root": str(folder), "workers": 1}
-    assert reported(Folder(split, RunSettings(data="folder", **root)).notes)
+    assert reported(Folder(split, SeparateTestFolder(data="folder", **root)).notes)
     assert reported(Photos(split, PhotoSettings(data="photos", **root)).notes)
     row_settings = PanelSettings(data="panels", data_root=str(folder / "a"), workers=1)
     assert reported(Panels(split, row_settings).notes)
@@ -134,7 +134,7 @@ def test_strange_names_are_printed_escaped(
         content = (folder / "whole.png").read_bytes()
         (folder / name).write_bytes(content[:40] if damaged else content)
     found = find_images([str(folder)])
-    report_skipped([SkippedImage(str(image.path), "unusable") for image in found.images], 0)
+    report_skipped([SkippedImage(str(image.path), "unusable") for image in found.images], 0, [], None)
     flags = {"data": "photos", "data_root": str(folder), "bad_images": "skip" if damaged else "fail", "workers": 1}
     if damaged:
         settings = PhotoSettings(**flags | {"bad_images": "fail"})

@@ -16,8 +16,7 @@ import torch
 from photographs import photograph
 from PIL import Image
 
-from paceline.config.settings import RunSettings
-from paceline.config.source_flags import PhotoSettings
+from paceline.config.source_flags import PhotoSettings, SeparateTestFolder
 from paceline.core.errors import UserError
 from paceline.data.sources.folder import Folder
 from paceline.data.sources.photos import Photos
@@ -126,7 +125,7 @@ def predict_accepts(folder: Path) -> set[str]:
 
 
 def folder_accepts(folder: Path) -> set[str]:
-    settings = RunSettings(data="folder", data_root=str(folder), size=8, workers=2, bad_images="skip")
+    settings = SeparateTestFolder(data="folder", data_root=str(folder), size=8, workers=2, bad_images="skip")
     sources = [Folder(split, settings) for split in Folder.splits]
     return {path.name for source in sources for path in source.paths}
 
@@ -162,4 +161,4 @@ def test_the_size_of_a_folder_is_not_taken_from_an_animated_image(tmp_path: Path
     for name in ("a.gif", "b.gif"):
         animate()(tmp_path / name)
     with pytest.raises(UserError, match="animated images are not supported"):
-        Folder("train", RunSettings(data="folder", data_root=str(tmp_path)))
+        Folder("train", SeparateTestFolder(data="folder", data_root=str(tmp_path)))

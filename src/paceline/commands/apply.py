@@ -73,7 +73,7 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
         print(f"{len(applied)} of {num_images} images were processed{hint}", file=sys.stderr)
         raise
     _print_means(applied)
-    return report_skipped(plan.skipped, len(applied))
+    return report_skipped(plan.skipped, len(applied), plan.ignored, folder)
 
 
 def _check_options(options: Options) -> None:

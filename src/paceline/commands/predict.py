@@ -52,7 +52,7 @@ def predict(
                 file.write(image, classes)
     if target:
         print(f"{num_done:,} of {count} → {target}" if found.skipped else f"{count} → {target}")
-    return report_skipped(found.skipped, num_done)
+    return report_skipped(found.skipped, num_done, found.ignored, target)
 
 
 def _device(accelerator: str) -> torch.device:

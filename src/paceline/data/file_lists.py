@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
+from paceline.core.files import write_file
 from paceline.core.printable import printable
 from paceline.images.decode import BadImage
 
@@ -18,6 +19,7 @@ SUFFIXES = {
     *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
 }
 HIDDEN = (".", "__")  # prefixes of hidden files, and of those that file managers and archives leave behind
+NOT_USED = "not_used.txt"
 MAX_NAMED = 3  # maximum number of files listed in a message
 
 
@@ -125,6 +127,27 @@ def is_hidden(path: Path) -> bool:
 def unreadable(path: Path, error: BadImage) -> UserError:
     """Return the error for an image file that cannot be used."""
     return UserError(f"{printable(path)}: unreadable image ({error}); use --bad-images skip to leave such files out")
+
+
+def write_not_used(target: Path, files: Sequence[str]) -> tuple[str, ...]:
+    """Write a list of files that is too long to print; return the line that says where, if any.
+
+    A list that an earlier command left is removed.
+    """
+    try:
+        if len(files) <= MAX_NAMED:
+            target.unlink(missing_ok=True)
+            return ()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_file(target, "".join(f"{printable(file)}\n" for file in files), durable=False)
+    except OSError as error:
+        return (f"{printable(target)}: the list of files that are not used cannot be written: {error.strerror}",)
+    return (f"all {len(files):,} files that are not used are listed in {printable(target)}",)
+
+
+def beside(out: Path) -> Path:
+    """Return the path of the list of files that are not used, next to a command's `--out`."""
+    return out.with_name(f"{out.name}.{NOT_USED}")
 
 
 def first_few(names: Sequence[str]) -> str:

@@ -54,7 +54,8 @@ class ImageFiles(Source):
         if not samples and not problems:
             raise UserError(f"{root}: has no images ({', '.join(sorted(SUFFIXES))})")
         self.root, self.channels, self.size = root, settings.channels or 3, settings.size
-        self.notes = list_folder(root).notes
+        listing = list_folder(root)
+        self.notes, self.not_used = listing.notes, tuple(f"{root}/{entry}" for entry in listing.unusable)
         may_skip = settings.bad_images == "skip"
         with ThreadPoolExecutor(max(1, settings.workers)) as threads:  # Pillow releases the GIL
             headers = list(threads.map(lambda files: self._read_header(files, decoded=may_skip), samples))
@@ -68,6 +69,7 @@ class ImageFiles(Source):
             raise UserError(f"{root}: none of its images can be used: {first_few(problems)}")
         if problems:
             count = len(problems) + len(usable)
+            self.not_used += tuple(f"{root}/{problem}" for problem in problems)
             self.notes += (f"left out {len(problems)} of {count} samples in {root}: {first_few(problems)}",)
         self.files = [files for files, _ in usable]
         self._headers = [sizes for _, sizes in usable]

@@ -23,7 +23,7 @@ def open_sources(config: Config, split: str = "") -> dict[str, Source]:
     if config.run.validation:
         whole = sources["train"]
         sources["train"], sources["validation"] = split_off(whole, config.run.validation, config.run.split_seed)
-        sources["train"].notes = whole.notes
+        sources["train"].notes, sources["train"].not_used = whole.notes, whole.not_used
         if not len(sources["train"]) or not len(sources["validation"]):
             raise _no_validation(config.run.validation, len(whole))
     return sources

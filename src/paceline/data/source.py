@@ -78,6 +78,8 @@ class Source(HasSettings):
     """The height and width of each "image" as an [n, 2] array; None if all have the size in `spec`."""
     notes: tuple[str, ...] = ()
     """Notes for commands to print, for example how many files were skipped."""
+    not_used: tuple[str, ...] = ()
+    """All files that are not used, each with the reason. Commands write a long list to a file."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         """Open one split, "train" or "test", of the files in `settings.data_root`."""

@@ -27,6 +27,7 @@ class ApplyPlan:
     tasks: list[ImageTask]
     skipped: list[SkippedImage]
     notes: list[str]
+    ignored: list[str]  # other entries of the folders, each with the reason
 
     @property
     def num_images(self) -> int:
@@ -55,7 +56,7 @@ def plan_results(
             notes.append(f"{count_images(num_existing)} skipped: results already exist")
     elif not overwrite:
         _check_existing(tasks, out)
-    return ApplyPlan(tasks, skipped, notes)
+    return ApplyPlan(tasks, skipped, notes, found.ignored)
 
 
 def read_headers(plan: ApplyPlan) -> dict[ImageTask, int]:

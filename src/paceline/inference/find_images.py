@@ -31,6 +31,7 @@ class FoundImages:
     images: list[FoundImage] = field(default_factory=list)
     skipped: list[SkippedImage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)  # other entries of the folders, each with the reason
 
 
 def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImages:
@@ -41,6 +42,7 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
     found: dict[str, FoundImage] = {}
     others: dict[Path, None] = {}
     entry_notes: dict[str, None] = {}
+    unusable: dict[str, None] = {}
     skipped: list[SkippedImage] = []
     in_out = 0
     for argument in arguments:
@@ -53,6 +55,7 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
             found.setdefault(os.path.abspath(image.path), image)
         others.update(dict.fromkeys(file for file in listing.files if not is_image(file)))
         entry_notes.update(dict.fromkeys(listing.notes))
+        unusable.update(dict.fromkeys(f"{argument}/{entry}" for entry in listing.unusable))
         if out and not Path(argument).expanduser().is_file():
             in_out += sum(_is_under(image.path, out) for image in images)
     if not found:
@@ -63,7 +66,8 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
         notes.append(f"{files} ignored: {first_few([path.name for path in others])}")
     if in_out:
         notes.append(f"--out {out}: is also an input folder, so the next call would read these results, too")
-    return FoundImages(list(found.values()), skipped, notes)
+    ignored = [*(f"{path}: not the suffix of an image" for path in others), *unusable]
+    return FoundImages(list(found.values()), skipped, notes, ignored)
 
 
 def _expand(argument: str, out: Path | None) -> tuple[list[FoundImage], Listing]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from paceline.core.printable import printable
+from paceline.data.file_lists import beside, write_not_used
 
 
 @dataclass(frozen=True)
@@ -17,13 +19,19 @@ class SkippedImage:
     reason: str
 
 
-def report_skipped(skipped: Sequence[SkippedImage], num_done: int) -> int:
-    """Print the images that were skipped, and return the command's exit code."""
+def report_skipped(skipped: Sequence[SkippedImage], num_done: int, ignored: Sequence[str], out: Path | None) -> int:
+    """Print the images that were skipped, and return the command's exit code.
+
+    A long list is also written to a file next to `out`, together with the entries of folders that were ignored.
+    """
     for image in skipped:
         print(printable(f"not used: {printable(image.path)}: {image.reason}"), file=sys.stderr)
     if skipped:
         total = num_done + len(skipped)
         print(f"{num_done} of {total} images were processed, {len(skipped)} could not be used", file=sys.stderr)
+    if out:
+        for note in write_not_used(beside(out), [*(f"{image.path}: {image.reason}" for image in skipped), *ignored]):
+            print(note)
     return 1 if skipped else 0
 
 

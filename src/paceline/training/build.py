@@ -48,6 +48,7 @@ class Parts:
     run_step: RunStep  # the eager step, or a CUDA graph of it
     epoch_images: int
     total_images: int
+    not_used: tuple[str, ...]  # files that no source uses, each with the reason
     notes: list[str]  # choices and the reasons for them, in the order they are printed
 
 
@@ -77,6 +78,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     precision.apply(deterministic=config.run.deterministic)
     sources = open_sources(config)
     notes = list(dict.fromkeys(note for source in sources.values() for note in getattr(source, "notes", [])))
+    not_used = tuple(dict.fromkeys(file for source in sources.values() for file in getattr(source, "not_used", ())))
     choices, reasons = choose_loaders(config.run, sources, world.device)
     notes += reasons
     train = sources["train"]
@@ -108,7 +110,9 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     run_step, note = choose_step(step, config.run)
     notes += [note] if note else []
     notes += strategy.notes + _describe(config, strategy, sources, batch_size)
-    return Parts(config, world, precision, strategy, recipe, feed, loaders, step, run_step, epoch, total, notes)
+    return Parts(
+        config, world, precision, strategy, recipe, feed, loaders, step, run_step, epoch, total, not_used, notes
+    )
 
 
 def make_learners(

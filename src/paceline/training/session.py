@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.core.errors import DISK_FULL, UserError
 from paceline.data.crop import cropped
+from paceline.data.file_lists import NOT_USED, write_not_used
 from paceline.data.fingerprint import describe_samples
 from paceline.parallel.strategy import strategy_name
 from paceline.runs.console import log_output
@@ -49,7 +50,8 @@ class Session:
     def resume(self) -> Snapshot | None:
         """Print the notes, then restore and return the newest snapshot; if there is none, load `--init-from`."""
         parts = self.parts
-        for note in parts.notes:
+        listed = write_not_used(self.folder.path / NOT_USED, parts.not_used) if self.folder.is_mine else ()
+        for note in (*listed, *parts.notes):
             print(note)
         snapshot = newest_snapshot(self.folder, parts.world, print, partial(check_fits, step=parts.step))
         if parts.config.run.init_from and not snapshot:

@@ -7,6 +7,7 @@ held out for testing, unless `test_root` is set. Without class folders (`root/*.
 from __future__ import annotations
 
 import dataclasses
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import (
     SUFFIXES,
+    Listing,
     first_few,
     images_in,
     images_under,
@@ -38,8 +40,8 @@ class _Listed(NamedTuple):
     paths: list[Path]
     labels: list[int] | None
     class_names: tuple[str, ...]
-    num_outside: int  # number of images outside the class folders
-    notes: tuple[str, ...]  # about entries that cannot be used
+    outside: list[Path]  # images outside the class folders
+    unusable: Listing  # entries that are not regular files
 
 
 class Folder(Source):
@@ -58,11 +60,13 @@ class Folder(Source):
         check_image_settings(settings)
         root = _existing(named_root(settings), "--data-root")
         listed = _list_images(root, split, settings.test_root)
-        self.paths, outside = listed.paths, listed.num_outside
+        self.paths, outside = listed.paths, listed.outside
         self.labels = None if listed.labels is None else np.array(listed.labels, dtype=np.int64)
-        self.notes = listed.notes
+        self.notes = listed.unusable.notes
+        self.not_used = tuple(listed.unusable.unusable)
         if outside:
-            self.notes += (f"{outside} images in {root} are outside the class folders and are not used",)
+            self.not_used += tuple(f"{path}: outside the class folders" for path in outside)
+            self.notes += (f"{len(outside)} images in {root} are outside the class folders and are not used",)
         if settings.bad_images == "skip":
             self._leave_out_bad(root, max(1, settings.workers))
         channels = settings.channels or 3
@@ -100,15 +104,18 @@ class Folder(Source):
 
     def _leave_out_bad(self, root: Path, num_threads: int) -> None:
         with ThreadPoolExecutor(num_threads) as threads:  # Pillow releases the GIL while it decodes
-            is_good = np.fromiter(threads.map(_is_readable, self.paths), dtype=bool, count=len(self.paths))
-        bad = [str(path.relative_to(root)) for path, good in zip(self.paths, is_good, strict=True) if not good]
+            problems = list(threads.map(_problem, self.paths))
+        is_good = np.array([not problem for problem in problems])
+        bad = [path for path, problem in zip(self.paths, problems, strict=True) if problem]
         if not bad:
             return
         self.paths = [path for path, good in zip(self.paths, is_good, strict=True) if good]
         self.labels = None if self.labels is None else self.labels[is_good]
         if not self.paths:
             raise UserError(f"--data-root {root}: none of its {len(bad)} images can be read")
-        self.notes += (f"left out {len(bad)} of {len(is_good)} images in {root} as unreadable: {first_few(bad)}",)
+        self.not_used += tuple(f"{path}: {problem}" for path, problem in zip(bad, filter(None, problems), strict=True))
+        named = first_few([os.path.relpath(path, root) for path in bad])
+        self.notes += (f"left out {len(bad)} of {len(is_good)} images in {root} as unreadable: {named}",)
 
     def _side_of_first(self) -> int:
         try:
@@ -137,9 +144,9 @@ def _list_images(root: Path, split: str, test_root: str) -> _Listed:
     labels: list[int] | None
     if classes:
         paths, labels = _list_classes(base, classes, may_lack=split == "test" and (has_splits or bool(test_root)))
-        num_outside = len(images_in(base))
+        outside = images_in(base)
     else:
-        paths, labels, num_outside = images_in(base), None, 0
+        paths, labels, outside = images_in(base), None, []
     if not paths:
         raise UserError(f"--data-root {base}: has no images ({', '.join(sorted(SUFFIXES))})")
     if not has_splits and not test_root:
@@ -150,17 +157,17 @@ def _list_images(root: Path, split: str, test_root: str) -> _Listed:
         chosen = fixed_split(len(paths), split)
         paths = [paths[index] for index in chosen]
         labels = None if labels is None else [labels[index] for index in chosen]
-    return _Listed(paths, labels, tuple(classes), num_outside, _entry_notes(base, classes))
+    return _Listed(paths, labels, tuple(classes), outside, _unusable(base, classes))
 
 
-def _entry_notes(base: Path, classes: list[str]) -> tuple[str, ...]:
-    """Return notes about entries that cannot be used; a class folder can be a link."""
+def _unusable(base: Path, classes: list[str]) -> Listing:
+    """List the entries that are not regular files; a class folder can be a link."""
     listing = list_folder(base, recursive=False)
     listing.unusable = [entry for entry in listing.unusable if entry.partition(":")[0] not in classes]
     for name in classes:
         if (base / name).is_dir():
             listing.unusable += [f"{name}/{entry}" for entry in list_folder(base / name).unusable]
-    return listing.notes
+    return listing
 
 
 def _has_splits(root: Path) -> bool:
@@ -188,9 +195,10 @@ def _list_classes(base: Path, classes: list[str], may_lack: bool) -> tuple[list[
     return paths, labels
 
 
-def _is_readable(path: Path) -> bool:
+def _problem(path: Path) -> str:
+    """Return why an image cannot be decoded; "" if it can."""
     try:
         decode(path)
-    except BadImage:
-        return False
-    return True
+    except BadImage as error:
+        return str(error)
+    return ""
