@@ -45,7 +45,7 @@ def evaluate(
     not_inherited = FOLDERS if elsewhere else ("test_low_root",)
     own = Inherited(dict.fromkeys(not_inherited, "") if elsewhere or "test_root" in given else {})
     config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
-    config = _for_whole_images(config) if elsewhere else config
+    config = _for_whole_folder(config) if elsewhere else config
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator, so it cannot be evaluated")
