@@ -65,7 +65,7 @@ class Checkpoints:
         if whole and (final / NUMBERS).read_bytes() == numbers:
             return final
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # not its parent: a run folder that was removed stays removed
             self._remove_leftovers()
             temporary.mkdir()
             for name, content in _files_of(snapshot, numbers).items():
