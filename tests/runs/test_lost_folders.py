@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from running import run_fork, start_command, start_fork, wait_until, workers_of
 
+from paceline.core.heartbeat import is_child
 from paceline.runs.status import Status
 
 SLOWLY = ("--set", "pause=0.03", "--set", "save_every=2 steps", "--set", "loggers=")
@@ -45,6 +47,15 @@ def test_a_name_that_cannot_exist_is_rejected_in_one_line(tmp_path: Path, tiny: 
         assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
 
 
+def test_a_linked_lock_is_reported(tmp_path: Path, tiny: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "other")
+    rejected = run_fork(tmp_path, "train", tiny, "--out", "run")
+    assert rejected.wait() == 2
+    assert rejected.stderr == "paceline: run/.lock: is a symbolic link, which is not followed; remove it\n"
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_killed_loader_process_ends_the_run_in_one_line(tmp_path: Path, tiny: str, devices: int) -> None:
     command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
@@ -59,3 +70,23 @@ def test_a_killed_loader_process_ends_the_run_in_one_line(tmp_path: Path, tiny: 
     assert f"loader process {victim} was killed by signal 9" in running.stderr
     status = Status.of(tmp_path / "run")
     assert status and status.state == "failed" and f"loader process {victim}" in status.reason
+
+
+def test_a_stopped_loader_process_does_not_hang_a_single_process(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
+    running = start_fork(tmp_path, *command, "--set", "timeout=3", "--images", "16000")
+    wait_until(lambda: has_saved(tmp_path / "run"), running)
+    for number in (signal.SIGSTOP, signal.SIGCONT):  # a suspended run goes on
+        running.kill(number)
+        time.sleep(4)
+    assert not running.ended
+    loaders = children_of(running.pid)
+    for loader in loaders:
+        os.kill(loader, signal.SIGSTOP)
+    assert running.wait(30) == 2
+    assert len(running.stderr.splitlines()) == 1 and "(--timeout 3)" in running.stderr
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "failed" and "no progress" in status.reason
+    wait_until(
+        lambda: not any(is_child(loader, parent) for loader in loaders for parent in (1, running.pid)), seconds=5
+    )

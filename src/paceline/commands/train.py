@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.heartbeat import prepare
+from paceline.core.heartbeat import Watch, prepare
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import strategy_class
@@ -141,9 +143,17 @@ def _train_stage(config: Config, world: World) -> int:
     stop = StopRequest()
     with open_session(assemble(config, world), RunFolder(Path(config.run.out))) as session:
         snapshot = session.resume()
-        with stop.listening():
+        with stop.listening(), Watch(config.run.timeout, partial(_end_hung_run, config, session.folder)):
             loop, writer = session.train(snapshot, stop)
             if not loop.stopped:
                 session.evaluate(loop, writer)
             session.close(loop, writer)
     return stop.exit_code if loop.stopped else 0
+
+
+def _end_hung_run(config: Config, folder: RunFolder, silent: float) -> None:
+    """End this process, whose main thread hangs: for example, a loader process was stopped, or a disk is gone."""
+    reason = f"no progress for {silent:.0f} s (--timeout {config.run.timeout:g})"
+    folder.end("failed", reason)
+    print(f"paceline: {reason}; {folder.checkpoints.describe_newest()}", file=sys.stderr, flush=True)
+    os._exit(2)

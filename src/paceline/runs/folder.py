@@ -72,6 +72,8 @@ class RunFolder:
         except InUse as owner:
             raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out") from None
         except OSError as error:
+            if error.errno == errno.ELOOP and (self.path / LOCK).is_symlink():
+                raise UserError(f"{self.path / LOCK}: is a symbolic link, which is not followed; remove it") from None
             raise UserError(f"--out {self.path}: {error.strerror}") from None
 
     @property
