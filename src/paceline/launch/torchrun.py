@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from paceline.core.errors import UserError
-from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, print_restart
+from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, first_failure, print_restart
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
 from paceline.launch.rendezvous import Rendezvous
 from paceline.parallel.torch_internals import local_address, stop_heartbeats
@@ -148,7 +148,7 @@ def _exit_code(result: RunResult | None, mailbox: Mailbox, signals: Sequence[int
     if signals:
         print("stopped before training began" if len(signals) == 1 else "stopped immediately", file=sys.stderr)
         return _code_of(signals[0])
-    rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    rank, first = first_failure(result.failures)
     print(f"{describe_failure(result.failures)}; see logs/rank-{rank}.txt for details", file=sys.stderr)
     return first.exitcode if first.exitcode > 0 else 1
 

@@ -70,7 +70,7 @@ class Checkpoints:
         if whole and read_bounded(final / NUMBERS) == numbers:
             return final
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # not its parent: a run folder that was removed stays removed
             self._remove_leftovers()
             temporary.mkdir()
             for name, content in _files_of(snapshot, numbers, self.describe()).items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
 import os
 import socket
 from contextlib import suppress
@@ -33,6 +35,7 @@ class RunFolder:
     """The settings, metrics, samples, checkpoints and logs of one run."""
 
     def __init__(self, path: Path) -> None:
+        _check_name(path)
         self.path = path
         self.checkpoints = Checkpoints(path / "checkpoints", self.describe_weights)
         self._lock: Lock | None = None
@@ -74,12 +77,19 @@ class RunFolder:
         except InUse as owner:
             raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out") from None
         except OSError as error:
+            if error.errno == errno.ELOOP and (self.path / LOCK).is_symlink():
+                raise UserError(f"{self.path / LOCK}: is a symbolic link, which is not followed; remove it") from None
             raise UserError(f"--out {self.path}: {error.strerror}") from None
 
     @property
     def is_mine(self) -> bool:
         """Whether this process is the folder's only writer."""
         return self._lock is not None
+
+    def check_present(self) -> None:
+        """Raise UserError if the folder of this writer was removed or replaced since it was claimed."""
+        if self._lock is not None and not self._lock.is_in_place:
+            raise UserError(f"--out {self.path}: the folder was removed or replaced while the run was using it")
 
     def release(self) -> None:
         """Allow another process to write to the folder."""
@@ -101,20 +111,24 @@ class RunFolder:
 
     def end(self, state: str, reason: str = "") -> None:
         """Record how the run ended; does nothing before `begin` or in other ranks."""
-        if self._total_images is not None:
+        if self._total_images is not None and self._lock is not None and self._lock.is_in_place:
             with suppress(OSError):  # a full disk may be why it ended
                 Status.now(state, self._total_images, redact(" ".join(reason.split()))).write(self.path)
-            self._total_images = None
+        self._total_images = None
 
-    def end_for_killed(self, state: str, reason: str) -> None:
-        """Record how a run ended whose process on this host was killed; does nothing if it recorded that itself."""
+    def end_for_others(self, state: str, reason: str, began: float) -> None:
+        """Record how processes on this host ended that were killed, or knew only that they had lost each other.
+
+        Does nothing unless they have written a status since `began` (Unix time), and it is none of a regular end.
+        """
         status = Status.of(self.path)
-        if status is None or status.state != "running" or status.host != socket.gethostname():
+        if status is None or status.state not in ("running", "failed"):
             return
-        with suppress(OSError, InUse):
-            lock = Lock(self.path)
-            Status.now(state, status.total_images, reason).write(self.path)
-            lock.release()
+        if status.since >= began and status.host == socket.gethostname():
+            with suppress(OSError, InUse):
+                lock = Lock(self.path)
+                Status.now(state, status.total_images, redact(" ".join(reason.split()))).write(self.path)
+                lock.release()
 
     def read_record(self, where: str = "") -> RunRecord | None:
         """Return the content of config.toml, or None if there is none; see `record.read_record`."""
@@ -193,6 +207,17 @@ class RunFolder:
         assert record is not None
         length = {"epochs": config.run.epochs, "images": config.run.images}
         dataclasses.replace(record, settings={**record.settings, **length}).write(self.path)
+
+
+def _check_name(path: Path) -> None:
+    """Raise UserError for a name that no file system accepts."""
+    try:
+        path.lstat()
+    except ValueError:
+        raise UserError(f"{str(path)!r}: a name cannot contain a null character") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"{str(path)[:60]}…: {error.strerror}; choose a shorter one") from None
 
 
 def _record_of(config: Config, provenance: Provenance) -> RunRecord:
