@@ -1,4 +1,4 @@
-"""If more files are unusable than a message lists, all of them are listed in a file."""
+"""Files and folders that are not used are reported; if they are many, a file lists them all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from PIL import Image
 from running import run_fork
 
 from paceline.commands.pack import pack
+from paceline.config.source_flags import PhotoSettings, SeparateTestFolder
+from paceline.core.errors import UserError
+from paceline.data.panel_names import PanelSettings
+from paceline.data.source import Source
+from paceline.data.sources.folder import Folder
+from paceline.data.sources.pairs import Pairs
+from paceline.data.sources.panels import Panels
+from paceline.data.sources.photos import Photos
 from paceline.inference.find_images import find_images
 from paceline.inference.skipped import SkippedImage, report_skipped
 
@@ -66,3 +74,44 @@ def test_apply_and_predict_list_all_unusable_files_next_to_the_results(
     assert lines[0] == "a.png: damaged" and len(lines) == 6
     assert report_skipped(skipped, 39, [], tmp_path / "out") == 1
     assert not (tmp_path / "out.not_used.txt").exists()  # the list of the earlier call is outdated
+
+
+def write_images(*folders: Path) -> None:
+    for folder in folders:
+        folder.mkdir(parents=True)
+        for number in range(3):
+            Image.fromarray(np.full((8, 16, 3), number, np.uint8)).save(folder / f"{number}.png")
+
+
+def test_a_validation_folder_next_to_a_test_folder_is_reported(tmp_path: Path) -> None:
+    sources: dict[str, tuple[type[Source], type[SeparateTestFolder], tuple[str, ...]]] = {
+        "folder": (Folder, SeparateTestFolder, ("train/a", "train/b", "test/a", "val/a")),
+        "photos": (Photos, PhotoSettings, ("train", "test", "val")),
+        "rows": (Panels, PanelSettings, ("train", "test", "val")),
+        "pairs": (
+            Pairs,
+            SeparateTestFolder,
+            tuple(f"{s}/{k}" for s in ("train", "test", "val") for k in ("img", "gt")),
+        ),
+        "two": (Panels, PanelSettings, ("trainA", "trainB", "testA", "testB", "valA", "valB")),
+    }
+    for name, (source, settings, folders) in sources.items():
+        root = tmp_path / name
+        write_images(*(root / folder for folder in folders))
+        opened = {split: source(split, settings(data=name, data_root=str(root))) for split in source.splits}
+        unused = root / ("valA" if name == "two" else "val")
+        assert [note for note in opened["train"].notes if note.startswith(f"{unused}: not used")], name
+        assert not [note for note in opened["test"].notes if "not used" in note], name
+
+
+def test_a_validation_folder_that_is_the_test_split_is_not_reported(tmp_path: Path) -> None:
+    write_images(tmp_path / "train", tmp_path / "val")
+    assert not Photos("train", PhotoSettings(data="photos", data_root=str(tmp_path))).notes
+
+
+def test_train_and_val_are_not_two_classes(tmp_path: Path) -> None:
+    write_images(*(tmp_path / folder for folder in ("train/a", "train/b", "val/a", "val/b")))
+    with pytest.raises(UserError, match=r"has val but no test; .*--data-root .*train --test-root .*val"):
+        Folder("train", SeparateTestFolder(data="folder", data_root=str(tmp_path)))
+    named = SeparateTestFolder(data="folder", data_root=str(tmp_path / "train"), test_root=str(tmp_path / "val"))
+    assert [len(Folder(split, named)) for split in Folder.splits] == [6, 6]

@@ -19,6 +19,7 @@ SUFFIXES = {
     *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
 }
 HIDDEN = (".", "__")  # prefixes of hidden files, and of those that file managers and archives leave behind
+VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # folders that other projects validate on
 NOT_USED = "not_used.txt"
 MAX_NAMED = 3  # maximum number of files listed in a message
 
@@ -127,6 +128,13 @@ def is_hidden(path: Path) -> bool:
 def unreadable(path: Path, error: BadImage) -> UserError:
     """Return the error for an image file that cannot be used."""
     return UserError(f"{printable(path)}: unreadable image ({error}); use --bad-images skip to leave such files out")
+
+
+def unused_validation(root: Path, used: Path) -> tuple[str, ...]:
+    """Return a note if a folder has a validation split that is not used, neither for training nor for testing."""
+    found = [root / name for name in VALIDATION_NAMES if (root / name).is_dir() and root / name != used]
+    hint = "validation samples are held out from the training split (--set validation=FRACTION)"
+    return tuple(f"{printable(folder)}: not used; {hint}; to test on it, use --test-root" for folder in found)
 
 
 def write_not_used(target: Path, files: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -17,7 +17,7 @@ from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
-from paceline.data.file_lists import SUFFIXES, first_few, list_folder, unreadable
+from paceline.data.file_lists import SUFFIXES, first_few, list_folder, unreadable, unused_validation
 from paceline.data.source import Encoded, Sample, Source
 from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
 
@@ -56,6 +56,8 @@ class ImageFiles(Source):
         self.root, self.channels, self.size = root, settings.channels or 3, settings.size
         listing = list_folder(root)
         self.notes, self.not_used = listing.notes, tuple(f"{root}/{entry}" for entry in listing.unusable)
+        if split == "train":
+            self.notes += self._unused_splits(settings)
         may_skip = settings.bad_images == "skip"
         with ThreadPoolExecutor(max(1, settings.workers)) as threads:  # Pillow releases the GIL
             headers = list(threads.map(lambda files: self._read_header(files, decoded=may_skip), samples))
@@ -80,6 +82,15 @@ class ImageFiles(Source):
         else:
             self.sizes = image_sizes
         self.spec = DataSpec(self.channels, height, width)
+
+    def _unused_splits(self, settings: RunSettings) -> tuple[str, ...]:
+        assert isinstance(settings, SeparateTestFolder)
+        root = Path(settings.data_root).expanduser()
+        for names in () if settings.test_root else self.split_layouts:
+            train, test = (_first_folder(root, names[name]) for name in ("train", "test"))
+            if train and test:
+                return unused_validation(root, test)
+        return ()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -151,10 +162,14 @@ def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:
         raise UserError(f"--data-root {root}: no such folder")
     if not any((root / name).is_dir() for listed in names.values() for name in listed):
         return None
-    found = next((root / name for name in names[split] if (root / name).is_dir()), None)
+    found = _first_folder(root, names[split])
     if found is None:
         raise UserError(f"--data-root {root}: has no folder {' or '.join(names[split])}")
     return found
+
+
+def _first_folder(root: Path, names: Iterable[str]) -> Path | None:
+    return next((root / name for name in names if (root / name).is_dir()), None)
 
 
 def separate_folder(split: str, settings: SeparateTestFolder, names: SplitNames) -> Path | None:
@@ -167,4 +182,4 @@ def separate_folder(split: str, settings: SeparateTestFolder, names: SplitNames)
         raise UserError(f"{flag} {root}: no such folder")
     if split == "test":
         return root
-    return next((root / name for name in names["train"] if (root / name).is_dir()), root)
+    return _first_folder(root, names["train"]) or root

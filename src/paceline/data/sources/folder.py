@@ -20,6 +20,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import (
     SUFFIXES,
+    VALIDATION_NAMES,
     Listing,
     first_few,
     images_in,
@@ -28,6 +29,7 @@ from paceline.data.file_lists import (
     list_folder,
     named_root,
     unreadable,
+    unused_validation,
 )
 from paceline.data.fixed_split import fixed_split
 from paceline.data.source import Encoded, Sample, Source
@@ -64,6 +66,8 @@ class Folder(Source):
         self.labels = None if listed.labels is None else np.array(listed.labels, dtype=np.int64)
         self.notes = listed.unusable.notes
         self.not_used = tuple(listed.unusable.unusable)
+        if split == "train" and not settings.test_root and _has_splits(root):
+            self.notes += unused_validation(root, root / "test")
         if outside:
             self.not_used += tuple(f"{path}: outside the class folders" for path in outside)
             self.notes += (f"{len(outside)} images in {root} are outside the class folders and are not used",)
@@ -173,6 +177,12 @@ def _unusable(base: Path, classes: list[str]) -> Listing:
 def _has_splits(root: Path) -> bool:
     """Return whether `train` is a split; next to other folders but without `test`, it is a class."""
     folders = {folder.name for folder in root.iterdir() if folder.is_dir() and not is_hidden(folder)}
+    validation = sorted(folders - {"train"})
+    if "train" in folders and validation and set(validation) <= set(VALIDATION_NAMES):
+        raise UserError(
+            f"--data-root {root}: has {validation[0]} but no test; to test on {validation[0]}, "
+            f"use --data-root {root / 'train'} --test-root {root / validation[0]}"
+        )
     return {"train", "test"} <= folders or folders == {"train"}
 
 
