@@ -1,4 +1,4 @@
-"""A user error ends in one line that reports it, with exit code 2; nothing is lost."""
+"""A user error prints one line and exits with code 2; no data is lost."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_longer_names_are_used_only_if_results_would_collide(weights, capsys):
     assert apply(weights / "twice.safetensors", "1/same", "2/same", "in/b.png", "--out", "other") == 1
     assert names_in("other") == ["b.png"]
     listed = capsys.readouterr().err.splitlines()
-    reason = "another image has the same name and folder; use a different --out for it"
+    reason = "another image would be written to the same file; use a different --out for one of them"
     assert listed[:2] == [f"not used: {path}: {reason}" for path in ("1/same/x.png", "2/same/x.png")]
 
 

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint are a weights file: every command that takes a run takes them."""
+"""A checkpoint's weights are a weights file, which every command that accepts a run accepts too."""
 
 from __future__ import annotations
 

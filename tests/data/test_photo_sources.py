@@ -36,7 +36,7 @@ def test_without_a_root_the_bundled_photos_are_used(tmp_path: Path, monkeypatch:
     training, testing = (Photos(split, Photos.Settings(crop=96)) for split in ("train", "test"))
     assert len(training) > len(testing) > 0 and not set(names(training)) & set(names(testing))
     assert training.sizes is not None and training.sizes.min() >= 256 and len(np.unique(training.sizes)) > 3
-    assert "ship with Paceline" in training.notes[0]
+    assert "bundled with Paceline" in training.notes[0]
     assert training.spec.height == training.spec.width == 96
     (tmp_path / "data").mkdir()
     save(tmp_path / "data" / "own1.tif", 9, 9)

@@ -108,7 +108,7 @@ def test_a_16_bit_grey_png_with_transparency_stays_grey_and_prints_a_note(tmp_pa
     parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
     found = read_image(file)
-    assert found.note == "its 16-bit greys and transparency were read as 8-bit"
+    assert found.note == "its 16-bit grey and alpha channels were read as 8-bit"
     assert np.array_equal(found.pixels[..., 0], DEEP[..., 0] >> 8)
     assert found.alpha is not None and np.array_equal(np.asarray(found.alpha), DEEP[..., 1] >> 8)
 

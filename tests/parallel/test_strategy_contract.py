@@ -14,7 +14,7 @@ NAMES = names("strategy")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_strategy_declares_what_others_need_to_know(name: str) -> None:
+def test_every_strategy_declares_its_limits_and_complexity(name: str) -> None:
     strategy = load_class("strategy", name, Strategy)
     assert strategy.max_devices is None or strategy.max_devices >= 1
     reasons = [strategy.cannot_capture, strategy.cannot_compile, strategy.parity_obstacle, strategy.cpu_obstacle]

@@ -154,7 +154,7 @@ def test_predictions_of_a_recipe_have_a_row_per_sample_and_its_evaluator_exists(
         assert prediction["image"].abs().max() <= 1
     if recipe.evaluator:
         assert recipe.evaluator in registry.names("evaluator")
-        split, _, metric = recipe.best.metric.partition("/")
+        split, _, metric = type(recipe).best.metric.partition("/")  # an instance may use the last checkpoint instead
         assert split == recipe.evaluated_on and metric and recipe.best.mode in ("min", "max")
 
 

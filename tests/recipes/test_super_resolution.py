@@ -164,7 +164,7 @@ def test_restoration_can_use_features_and_a_discriminator():
         ),
         (DataSpec(3, 32, 32, scale=4), {}, "scale=2: the low-resolution files are smaller by a factor of 4"),
         (DATA_SPEC, {"stage": "both"}, "stage=both: consists of several runs"),
-        (DATA_SPEC, {"pixel": 0.0}, "pixel=0: no term of the loss has a weight"),
+        (DATA_SPEC, {"pixel": 0.0}, "pixel=0: all loss weights are zero"),
         (DATA_SPEC, {"vgg_layer": "conv6_1"}, "unknown layer of VGG19 'conv6_1'"),
     ],
 )
@@ -206,4 +206,4 @@ def test_the_reference_preset_matches_the_distributed_srgan_project():
     assert (own.pixel, own.perceptual, own.adversarial, own.tv) == (1, 0.006, 1e-3, 2e-8)
     assert (run.crop, run.batch_size, config.learner.lr) == (128, "128", 1e-4)
     recipe = SuperResolution(own, DataSpec(3, 128, 128))
-    assert sum(parameter.numel() for parameter in recipe.generator.parameters()) == 290_054
+    assert sum(parameter.numel() for parameter in recipe.generator.parameters()) == 290_243

@@ -37,7 +37,7 @@ def test_a_link_that_leads_out_of_a_run_folder_is_rejected_by_name(name: str, tm
     link.parent.mkdir(parents=True)
     for target in (tmp_path / "elsewhere", Path("../../elsewhere"), tmp_path / "missing"):
         link.symlink_to(target)
-        with pytest.raises(UserError, match=rf"{name}: is a link out of the run folder, which is not followed; remove"):
+        with pytest.raises(UserError, match=rf"{name}: is a symbolic link to a place outside the run folder; remove"):
             RunFolder(tmp_path / "run").claim()
         link.unlink()
     assert not list((tmp_path / "elsewhere").iterdir()) and not (tmp_path / "missing").exists()
@@ -53,7 +53,7 @@ def test_a_pipe_in_a_run_folder_is_rejected_by_name(name: str, tmp_path: Path) -
         os.close(open_append(tmp_path / name))
 
 
-def test_links_inside_a_run_folder_and_a_link_to_it_are_the_users_own(tmp_path: Path) -> None:
+def test_links_to_a_run_folder_and_inside_it_are_followed(tmp_path: Path) -> None:
     """Some loggers write a link to their newest file."""
     (tmp_path / "disk/wandb/run-1").mkdir(parents=True)
     (tmp_path / "disk/wandb/latest").symlink_to("run-1")
@@ -69,7 +69,7 @@ def test_training_does_not_write_through_a_linked_folder(tmp_path: Path, tiny: s
     (tmp_path / "run/config.toml").touch()
     (tmp_path / "run/tensorboard").symlink_to(tmp_path / "elsewhere")
     rejected = run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16")
-    assert rejected.wait() == 2 and rejected.stderr.startswith("paceline: run/tensorboard: is a link out of")
+    assert rejected.wait() == 2 and rejected.stderr.startswith("paceline: run/tensorboard: is a symbolic link to")
     assert not list((tmp_path / "elsewhere").iterdir())
 
 

@@ -35,6 +35,7 @@ from paceline.cli.tools import board, doctor, new, settings
 from paceline.config.settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
 from paceline.core.errors import UserError
 from paceline.core.printable import print_any_text, printable
+from paceline.core.trust import set_trust, trusts_files
 from paceline.core.types import SettingValue
 
 app = typer.Typer(
@@ -84,7 +85,7 @@ def evaluate(
     trust: Trust = False,
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Evaluate a trained run on any data."""
+    """Evaluate a trained model on any data."""
     from paceline.commands.evaluate import evaluate as job
     from paceline.config.files import parse_assignments
 
@@ -230,6 +231,7 @@ def version(show: Annotated[bool, typer.Option("--version", help="show the versi
 
 def run(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; a user error prints one line and returns 2."""
+    trusted = trusts_files()
     try:
         return app(arguments, standalone_mode=False) or 0
     except UserError as error:
@@ -244,6 +246,8 @@ def run(arguments: list[str] | None = None) -> int:
             return 1
         print(f"paceline: {printable(in_one_line(error))}", file=sys.stderr)
         return 2
+    finally:
+        set_trust(trusted)  # the flag is for this command only
 
 
 def main() -> None:

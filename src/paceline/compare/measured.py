@@ -142,7 +142,7 @@ class Measured:
         return parsed
 
     def ladders_by_group(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
-        """Return the step ladders by the names of the report's groups."""
+        """Return the step-time breakdowns, keyed by the name of the report's group."""
         return {
             group_name(cell.run): self._ladders[_kind(cell)]
             for cell in cells

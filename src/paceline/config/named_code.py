@@ -25,7 +25,9 @@ def check_trusting_setting(origin: str, settings: SettingValues) -> None:
     """Raise UserError if a settings file says that the user trusts a file with code."""
     given = {plain_name(name): value for name, value in settings.items()}
     if given.get(TRUSTING_SETTING) and not trusts_files():
-        raise UserError(f"{origin}: sets {TRUSTING_SETTING}, with which a file can run code: use the flag, or --trust")
+        raise UserError(
+            f"{origin}: sets {TRUSTING_SETTING}, which lets a file run code; set it on the command line, or use --trust"
+        )
 
 
 def _plugins(settings: SettingValues) -> Iterator[str]:

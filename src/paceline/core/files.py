@@ -92,7 +92,9 @@ def check_own_files(folder: Path) -> None:
                 mode = path.lstat().st_mode
                 if stat.S_ISLNK(mode):
                     if not Path(os.path.realpath(path)).is_relative_to(inside):
-                        raise UserError(f"{path}: is a link out of the run folder, which is not followed; remove it")
+                        raise UserError(
+                            f"{path}: is a symbolic link to a place outside the run folder; remove the link"
+                        )
                 elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                     raise _neither(path)
 

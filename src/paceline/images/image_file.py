@@ -90,7 +90,7 @@ def _png_pixels(path: Path) -> tuple[int, str]:
     if depth < 16 or kind == PNG_GREY:
         return kind, ""
     if kind == PNG_GREY_AND_ALPHA:
-        return kind, "its 16-bit greys and transparency were read as 8-bit"
+        return kind, "its 16-bit grey and alpha channels were read as 8-bit"
     return kind, "its 16-bit colours were read as 8-bit; use TIFF to keep them"
 
 

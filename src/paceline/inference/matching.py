@@ -51,7 +51,7 @@ def match_files(
 
 
 def _target_of(stem: str, targets: dict[str, Path]) -> str:
-    """Return the target's name that equals a result's name, or the longest at either end of it; "" if none does."""
+    """Return the target name that equals a result's name, or is its longest prefix or suffix; "" if none is."""
     if stem in targets:
         return stem
     found = [target for target in targets if _extends(stem, target)]

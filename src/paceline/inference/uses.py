@@ -33,7 +33,7 @@ def check_use(stored: StoredModel, command: Use, path: str) -> None:
 
 
 def main_use(stored: StoredModel, command: str, path: str) -> Use:
-    """Return the command that supports a model; raise UserError for `command` if there is none."""
+    """Return the main command for a model; if there is none, raise a UserError that names `command`."""
     for use in uses_of(stored.recipe_class):
         return use
     raise UserError(

@@ -37,7 +37,7 @@ class NormByImage(nn.Module):
 
 
 class BatchNormByImage(NormByImage, nn.BatchNorm2d):  # type: ignore[misc]
-    """A BatchNorm for training that evaluates each image by the image's own statistics."""
+    """BatchNorm in training; in evaluation, each image is normalised with its own statistics."""
 
 
 def normalise_by_image(network: nn.Module) -> None:

@@ -61,7 +61,7 @@ class SuperResolution(RestorationRecipe):
     importer = "srgan"
     ema = ("generator",)
     other_names = SUPER_RESOLUTION
-    must_match_weights = ("scale", "blocks", "num_blocks", "output")
+    must_match_weights = ("scale", "blocks", "num_blocks", "output", "batchnorm")
     defaults = {**RestorationRecipe.defaults, "data": "photos", "lr": 1e-4}
     presets = {
         # For a first run on a CPU, with the bundled photographs.

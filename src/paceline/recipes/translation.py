@@ -64,7 +64,7 @@ class TranslationSettings:
     dropout: float = setting(0.5, "dropout probability in the generators", at_least=0, below=1)
     padding: Literal["reflect", "zero"] = setting("zero", "padding in the residual blocks")
     gan: Literal["vanilla", "lsgan"] = setting("vanilla", "adversarial loss")
-    segmentation_gan: Literal["vanilla", "lsgan"] = setting("lsgan", "adversarial loss of the segmentation")
+    segmentation_gan: Literal["vanilla", "lsgan"] = setting("lsgan", "adversarial loss for the segmentation")
     distance: Literal["smooth_l1", "l1"] = setting("smooth_l1", "pixel loss between a panel and its target")
     distance_weight: float = setting(100.0, "weight of the pixel loss; the adversarial loss has weight 1", at_least=0)
     perceptual: float = setting(0.0, "weight of the perceptual loss (L1 of VGG19 features); 0: none", at_least=0)
@@ -146,7 +146,7 @@ class Translation(Recipe):
     }
     phases = (Phase("generators", "generators"), Phase("discriminators", "discriminators"))
     ema = ("generators",)
-    must_match_weights = ("norm",)
+    must_match_weights = ("norm", "batchnorm")
     other_names = TRANSLATION
 
     @classmethod

@@ -11,7 +11,7 @@ from paceline.report.known_strategy import known_strategy
 from paceline.report.model import Cell, Group, Scaling, SpeedSpread, Summary
 from paceline.report.run import Run
 
-# Settings that do not affect what a run computes, such as paths and launch options. All others distinguish groups.
+# Settings that do not separate groups: paths, launch options, and those with their own columns. All others do.
 # The accelerator does too, but through the hardware, because the setting may be "auto".
 IGNORED_SETTINGS = {"seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"}
 IGNORED_SETTINGS |= {"backend", "inception", "inception_sha256", "check_replicas", "keep"}
@@ -180,7 +180,7 @@ def _common(values: Sequence[float | None]) -> Summary | None:
 
 
 def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each value that occurs in all mappings."""
+    """Return the mean value of each key that all mappings contain."""
     return {
         name: statistics.fmean(table[name] for table in tables)
         for name in tables[0]

@@ -30,10 +30,9 @@ MANIFEST = "manifest.json"
 NUMBERS = "state.json"
 TENSORS = ("weights.safetensors", "state.safetensors")
 MAX_TENSOR_BYTES = 2**40
-NAME = re.compile(r"[0-9]{12,18}")  # of a checkpoint: the images seen
+NAME = re.compile(r"[0-9]{12,18}")  # name of a checkpoint: the number of images seen
 WRITING = ".writing-"  # prefix of a checkpoint that is still being written
 REMOVING = ".removing-"
-NAME = re.compile("[0-9]{12,}")  # name of a checkpoint's folder
 REPLACED = ".replaced-"  # prefix of a checkpoint that is being replaced
 
 
@@ -127,7 +126,7 @@ class Checkpoints:
                 unfit.append((images, error))  # reported if an earlier one fits; else the recipe has changed
             else:
                 for later, why in unfit:
-                    report(f"checkpoint {self.path(later)} does not fit this run ({why}); using the previous one")
+                    report(f"checkpoint {self.path(later)} does not match this run ({why}); using the previous one")
                 return snapshot
         if unfit:
             raise unfit[0][1]

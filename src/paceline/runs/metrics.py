@@ -125,7 +125,7 @@ def _is_number(value: Json) -> TypeGuard[float | None]:
 
 def reject_constant(constant: str) -> None:
     """Raise ValueError for NaN and infinity, which are not JSON; pass it to `json.loads` as `parse_constant`."""
-    raise ValueError(f"{constant} is not JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _cut_metrics(path: Path, images: int) -> list[MetricsLine]:

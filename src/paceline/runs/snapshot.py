@@ -41,7 +41,7 @@ class CheckpointNumbers:
         if not isinstance(content, dict):
             raise TypeError("it is not an object")
         if content["images"] != images or type(content["images"]) is not int:
-            raise ValueError(f"images is {content['images']!r}, but the folder is that of {images}")
+            raise ValueError(f"images is {content['images']!r}, but the folder is named {images}")
         scalers = content["scalers"]
         if not isinstance(scalers, dict):
             raise TypeError("scalers is not an object")

@@ -32,7 +32,7 @@ class TensorNotes:
     def from_json(cls, content: object) -> TensorNotes:
         """Parse the notes; raise TypeError or ValueError if they are invalid."""
         if not isinstance(content, dict) or not all(_are_texts(values) for values in content.values()):
-            raise TypeError("the notes on tensors are not objects of texts")
+            raise TypeError("the tensor metadata is not a JSON object with string values")
         if set(content.get("formats", {}).values()) - {CHANNELS_LAST}:
             raise ValueError("the notes on tensors have an unknown memory format")
         return cls(**content)
@@ -67,7 +67,7 @@ def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
         not notes.formats.keys() | set(notes.aliases.values()) <= tensors.keys()
         or notes.aliases.keys() & tensors.keys()
     ):
-        raise ValueError("its tensors do not match the notes on them")
+        raise ValueError("its tensors do not match its metadata")
     if any(tensors[name].dim() != 4 for name in notes.formats):
         raise ValueError("a tensor without four dimensions cannot be channels-last")
     for name in notes.formats:

@@ -123,4 +123,4 @@ class ContentLoss:
 def check_weights(content: ContentLoss, adversarial: float) -> None:
     """Raise UserError if no term of the loss has a weight."""
     if not (content.pixel or content.perceptual or adversarial):
-        raise UserError("pixel=0: no term of the loss has a weight; use pixel=1")
+        raise UserError("pixel=0: all loss weights are zero; set at least one, for example pixel=1")
