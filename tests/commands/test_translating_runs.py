@@ -83,3 +83,37 @@ def test_a_row_of_the_wrong_size_prints_one_line(capsys):
     printed = capsys.readouterr().err.strip()
     assert "odd.png: 122×40 pixels is not a row of 3 equal panels" in printed and len(printed.splitlines()) == 1
     assert not Path("other").exists()
+
+
+def test_apply_recognises_a_row_and_takes_one_panel_of_it(capsys):
+    write_row(Path("row/0.png"), 7)
+    with Image.open("row/0.png") as row:
+        row.crop((0, 0, SIDE, SIDE)).save("row/alone.png")
+    words = ["--accelerator", "cpu", "--out"]
+    assert run(["apply", "run", "row/0.png", *words, "whole"]) == 0
+    assert "it looks like a row of 3 panels: use --panel 1 to process the first only" in capsys.readouterr().out
+    assert run(["apply", "run", "row/0.png", *words, "first", "--panel", "1"]) == 0
+    assert run(["apply", "run", "row/alone.png", *words, "alone"]) == 0
+    assert "looks like" not in capsys.readouterr().out
+    for name in ("stain", "segmentation"):
+        with Image.open(f"first/0-{name}.png") as first, Image.open(f"alone/alone-{name}.png") as alone:
+            assert np.array_equal(np.asarray(first), np.asarray(alone))
+    assert run(["apply", "run", "row/alone.png", *words, "none", "--panel", "2"]) == 1
+    assert "--panel 2: 40×40 pixels is not a row of 2 square panels" in capsys.readouterr().err
+    assert run(["apply", "run", "row", *words, "none", "--panel", "-1"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "word", "line"),
+    [
+        ("translation", "direction=BtoA", "unknown setting 'direction': use --set panels=target,image for BtoA"),
+        ("translation", "netG=unet_256", "unknown setting 'netG': use --set generator=unet_256"),
+        ("translation", "lambda_L1=10", "use --set distance_weight=100"),
+        ("translation", "gpu_ids=0", "use --gpus 0,1, or --devices N"),
+        ("super_resolution", "upscale_factor=4", "unknown setting 'upscale_factor': use --set scale=4"),
+    ],
+)
+def test_settings_of_the_original_projects_lead_to_ours(recipe, word, line, capsys):
+    assert run(["train", recipe, "--set", word, "--out", "never"]) == 2
+    printed = capsys.readouterr().err
+    assert line in printed and len(printed.splitlines()) == 1

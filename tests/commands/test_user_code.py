@@ -45,3 +45,14 @@ def test_worker_processes_do_not_repeat_the_announcement_and_have_all_settings(t
     assert announced(trained.stdout) == ["mine.py", "shapes.py"]
     kept = (tmp_path / "run" / "config.toml").read_text()
     assert "noise = 7.0" in kept and "width = 2" in kept
+
+
+def test_a_loss_that_returns_no_loss_is_reported_in_one_line(tmp_path: Path) -> None:
+    new("recipe", "mine", tmp_path)
+    own = tmp_path / "mine.py"
+    text = own.read_text()
+    assert text.count("return Loss(") == 1
+    own.write_text(text.replace("return Loss(", "return dict("))
+    rejected = run_fork(tmp_path, "train", "./mine.py", *SHORT)
+    assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
+    assert "its loss is a dict: return Loss(" in rejected.stderr

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.commands.configure import configure
-from paceline.contracts.recipe import DataSpec
+from paceline.contracts.recipe import Best, DataSpec
 from paceline.core.errors import UserError
 from paceline.recipes.translation import Translation, TranslationSettings
 
@@ -194,3 +194,9 @@ def test_defaults_match_pix2pix():
     )
     assert (run.data, run.batch_size) == ("panels", "1")
     assert (own.distance_weight, own.dropout, own.norm, own.ngf) == (100.0, 0.5, "batch", 64)
+
+
+def test_the_last_checkpoint_counts_as_best_because_psnr_favours_blur():
+    tiny = {"generator": "resnet_6", "segmentation_generator": "unet_32", "ngf": 1, "ndf": 1, "d_layers": 1}
+    spec = DataSpec(channels=3, height=32, width=32, panels=("stain", "segmentation"))
+    assert Translation(TranslationSettings(**tiny), spec).best == Best()

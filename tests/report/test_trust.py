@@ -196,7 +196,7 @@ def test_reasons_to_doubt_a_speed_are_noted(tmp_path: Path) -> None:
     write_report(report, tmp_path)
     page = (tmp_path / "report.md").read_text()
     assert (
-        "Efficiency above 110 % (ddp × 2): other load slowed down the run on one device" in page
+        "Efficiency above 110 % (ddp × 2): either other jobs slowed down the single-device run" in page
         and "see the note under Speed" in printed
     )
     assert "ddp × 16: there were more processes than CPU cores" in page

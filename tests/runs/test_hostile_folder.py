@@ -16,7 +16,7 @@ from paceline.config.files import read_file
 from paceline.core.errors import UserError
 from paceline.core.files import open_append
 from paceline.core.small_files import read_bounded, read_json
-from paceline.runs.checkpoint import Damaged, load
+from paceline.runs.checkpoint import Checkpoints, Damaged, load
 from paceline.runs.data_spec_file import from_json, read_data_spec
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import read_metrics
@@ -194,3 +194,9 @@ def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
     assert "larger than" in ended.stderr and "MemoryError" not in ended.stderr
     (tmp_path / "small.json").write_bytes(b"{}")
     assert read_bounded(tmp_path / "small.json") == b"{}"
+
+
+def test_only_names_that_paceline_writes_are_checkpoints(tmp_path: Path) -> None:
+    for name in ("000000000064", "²", "٣", "64", "9" * 200, "damaged-000000000064"):
+        (tmp_path / name).mkdir()
+    assert Checkpoints(tmp_path).all() == [64]

@@ -7,15 +7,18 @@ import os
 import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from running import metrics_without_times, run_fork, run_ranks, start_fork, wait_until, weights_of
 
 from paceline.core.errors import UserError
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import read_metrics
+from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 
 
 def test_a_folder_in_use_is_rejected_and_its_run_is_not_disturbed(tmp_path: Path, tiny: str) -> None:
@@ -210,6 +213,31 @@ def test_a_stopped_run_may_be_finished_at_its_current_length_and_keeps_its_prove
     assert run_fork(tmp_path, *command, "--images", "48").wait() == 0
     assert tomllib.loads(config.read_text()) == before | {"images": 48}
     assert json.loads(status.read_text())["state"] == "finished"
+
+
+@pytest.mark.parametrize("content", [None, "", "# nothing\n"])
+def test_checkpoints_without_their_settings_are_not_resumed(tmp_path: Path, tiny: str, content: str | None) -> None:
+    command = ("train", tiny, "--out", "run", "--images", "16")
+    assert run_fork(tmp_path, *command).wait() == 0
+    before, config = weights_of(tmp_path / "run"), tmp_path / "run" / "config.toml"
+    config.unlink()
+    if content is not None:
+        config.write_text(content)
+    rejected = run_fork(tmp_path, *command, "--images", "32", "--lr", "0.5")
+    assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1 and "config.toml" in rejected.stderr
+    assert weights_of(tmp_path / "run") == before
+
+
+def test_the_names_of_a_run_are_on_disk_before_its_checkpoint_is_complete(tmp_path: Path, monkeypatch: Any) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
+    folder = RunFolder(tmp_path / "run")
+    folder.claim()
+    folder.checkpoints.save(Snapshot(16, {"a": torch.zeros(1)}, {}, CheckpointNumbers()))
+    folder.release()
+    names = {path.stat().st_ino for path in (tmp_path, tmp_path / "run", tmp_path / "run" / "checkpoints")}
+    assert names <= set(synced)
 
 
 def test_unreadable_settings_are_reported(tmp_path: Path, tiny: str) -> None:

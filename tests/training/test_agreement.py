@@ -36,6 +36,7 @@ def test_every_host_gets_the_newest_and_the_best_checkpoint_from_whichever_host_
     for folder, held in zip(folders, [(), (24, 32), (16, 24)], strict=True):
         folder.mkdir()
         for images in held:
+            (folder / "run").mkdir(exist_ok=True)
             RunFolder(folder / "run").checkpoints.save(checkpoint(images))
             (folder / "run" / "config.toml").write_text(f"images = {images}\n")
     hosts = run_function_on_hosts(folders, meet_and_find)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,7 @@ from running import (
 )
 
 from paceline.parallel.world import Place, World
+from paceline.runs.status import Status
 from paceline.training.stop import StopRequest, StopVote
 
 SLOWLY = ("--set", "pause=0.02", "--set", "log_every=1000 steps", "--set", "save_every=1000 steps")
@@ -50,6 +55,7 @@ def stop(running: Running, folder: Path, name: str, number: int) -> float:
         ("single", signal.SIGINT, 130),
         ("single", signal.SIGTERM, 75),
         ("single", signal.SIGUSR1, 75),
+        ("single", signal.SIGHUP, 75),
         ("lightning", signal.SIGINT, 130),
         ("lightning", signal.SIGTERM, 75),
     ],
@@ -120,15 +126,48 @@ def test_a_second_interrupt_ends_two_processes_at_once(tmp_path: Path, tiny: str
     assert running.wait(10) == 130
     assert "Traceback" not in running.stderr
     wait_until(lambda: not processes_naming(str(run)), seconds=5)
+    status = Status.of(run)
+    assert status and (status.state, status.reason) == ("stopped", "immediately, after a second Ctrl-C")
 
 
-def test_a_signal_before_the_processes_are_ready_ends_them(tmp_path: Path, tiny: str) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_before_the_processes_are_ready_ends_them(tmp_path: Path, tiny: str, number: int, code: int) -> None:
     running = start_command(tmp_path, "train", tiny, "--devices", "2", "--out", str(tmp_path / "run"))
     wait_until(lambda: len(workers_of(running.pid)) == 2, running)
-    running.interrupt_group()
-    assert running.wait() == 130
+    running.interrupt_group(number)
+    assert running.wait() == code, "nothing was saved"
     assert "Traceback" not in running.stderr, running.stderr
     wait_until(lambda: not processes_naming(str(tmp_path / "run")), seconds=5)
+
+
+def shown(terminal: int) -> bool:
+    """Read what a terminal shows, so that the program can go on writing."""
+    with suppress(BlockingIOError):
+        os.read(terminal, 65536)
+    return True
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_a_closed_terminal_saves_and_stops_the_run(tmp_path: Path, tiny: str, devices: str) -> None:
+    command = ("train", tiny, *SLOWLY, "--devices", devices, "--set", "record=run-seen", "--out", "run")
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(tmp_path)
+        os.execv(sys.executable, [sys.executable, "-m", "paceline", *command])
+    os.set_blocking(terminal, False)
+    wait_until(lambda: shown(terminal) and is_training(tmp_path / "run", tmp_path / "run-seen"))
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "stopped"
+    assert weights_of(tmp_path / "run")
+
+
+def test_nohup_keeps_a_run_going(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, *SLOWLY, "--set", "record=run-seen", "--out", str(tmp_path / "run"))
+    running = start_command(tmp_path, *command, before=("nohup",))
+    assert stop(running, tmp_path, "run", signal.SIGHUP) > 0
+    assert running.wait() == 0
 
 
 def test_signal_handlers_are_restored_after_a_run() -> None:

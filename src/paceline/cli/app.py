@@ -34,6 +34,7 @@ from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, settings
 from paceline.config.settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
 from paceline.core.errors import UserError
+from paceline.core.printable import print_any_text, printable
 from paceline.core.types import SettingValue
 
 app = typer.Typer(
@@ -232,7 +233,7 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         return app(arguments, standalone_mode=False) or 0
     except UserError as error:
-        print(f"paceline: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        print(f"paceline: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
         return 2
     except Interrupted as stop:
         print("; ".join(["paceline: interrupted", *filter(None, [str(stop)])]), file=sys.stderr)
@@ -241,12 +242,13 @@ def run(arguments: list[str] | None = None) -> int:
         if not isinstance(error, ParserError):
             traceback.print_exc()
             return 1
-        print(f"paceline: {in_one_line(error)}", file=sys.stderr)
+        print(f"paceline: {printable(in_one_line(error))}", file=sys.stderr)
         return 2
 
 
 def main() -> None:
     """Run the `paceline` command and exit."""
+    print_any_text()
     code = run()
     sys.stdout.flush()
     sys.stderr.flush()

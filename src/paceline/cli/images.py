@@ -45,6 +45,7 @@ def apply(
     downsample: Annotated[
         str, typer.Option(help="downsample images first, then compare results with the originals", metavar="bicubic")
     ] = "",
+    panel: Annotated[int, typer.Option(help="images are rows of square panels: process this one, from 1")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing results")] = False,
     skip_existing: Annotated[bool, typer.Option("--skip-existing", help="skip images with existing results")] = False,
     trust: Trust = False,
@@ -53,7 +54,7 @@ def apply(
     from paceline.commands.apply import Options
     from paceline.commands.apply import apply as job
 
-    options = Options(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing)
+    options = Options(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing, panel)
     raise typer.Exit(job(run, images, out, options))
 
 

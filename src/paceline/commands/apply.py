@@ -12,6 +12,7 @@ import torch
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
+from paceline.core.printable import printable
 from paceline.core.types import SettingValue
 from paceline.inference.applier import AppliedImage, Applier, ApplierSettings, ImageTask
 from paceline.inference.applier_processes import Outcome, apply_in_processes
@@ -38,6 +39,7 @@ class Options:
     downsample: str = ""
     overwrite: bool = False
     skip_existing: bool = False
+    panel: int = 0
 
 
 def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
@@ -48,11 +50,12 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     image_model = open_image_model(path, options.checkpoint)
     results = _result_names(image_model, path, options)
     plan = plan_results(arguments, folder, results, overwrite=options.overwrite, skip_existing=options.skip_existing)
-    print("\n".join([_describe(image_model, len(plan.tasks), devices), *plan.notes]), flush=True)
+    lines = [_describe(image_model, len(plan.tasks), devices), *plan.notes]
+    print("\n".join(map(printable, lines)), flush=True)
     num_images, num_pixels = plan.num_images, read_headers(plan)
     if num_pixels:
         _make_folder(folder)
-    settings = ApplierSettings(path, options.checkpoint, options.tile, options.downsample)
+    settings = ApplierSettings(path, options.checkpoint, options.tile, options.downsample, options.panel)
     applied: list[AppliedImage] = []
     try:
         with show_progress(sum(num_pixels.values())) as progress:
@@ -78,6 +81,8 @@ def _check_options(options: Options) -> None:
         raise UserError(
             f"--tile {options.tile}: expected a tile size in pixels, or 0 for the largest that fits in memory"
         )
+    if options.panel < 0:
+        raise UserError(f"--panel {options.panel}: expected the number of a panel, from 1, or 0 for whole images")
     if options.downsample not in ("", "bicubic"):
         raise UserError(f"--downsample {options.downsample}: expected bicubic")
     if options.overwrite and options.skip_existing:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from paceline.commands.configure import checked
 from paceline.config.resolve import Config, Inherited
-from paceline.config.source_flags import FOLDERS
+from paceline.config.source_flags import FOLDERS, SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError, unknown
+from paceline.core.printable import printable
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
@@ -44,16 +45,15 @@ def evaluate(
     not_inherited = FOLDERS if elsewhere else ("test_low_root",)
     own = Inherited(dict.fromkeys(not_inherited, "") if elsewhere or "test_root" in given else {})
     config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
-    narrow, config = config, _for_whole_folder(config) if elsewhere else config
-    what = f"all of {config.run.data_root}" if config != narrow else ""
+    config = _for_whole_folder(config) if elsewhere else config
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator, so it cannot be evaluated")
     split = split or (recipe_class.evaluated_on if recipe_class.generates else "test")
     at = "" if is_weights_file(run) else str(choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images)
     if config.run.devices > 1 and place_from(os.environ) is None:
-        return run_in_processes(Task.of(evaluate_here, run, split, at, what), config)
-    evaluate_here(config, run, split, at, what)
+        return run_in_processes(Task.of(evaluate_here, run, split, at), config)
+    evaluate_here(config, run, split, at)
     return 0
 
 
@@ -63,8 +63,8 @@ def _for_whole_folder(config: Config) -> Config:
     return dataclasses.replace(config, run=source_class.measure_whole(config.run))
 
 
-def evaluate_here(config: Config, run: str, split: str, at: str, what: str) -> None:
-    """Evaluate in this process, which may be one of several; rank 0 prints the metrics of `what`, or of the split."""
+def evaluate_here(config: Config, run: str, split: str, at: str) -> None:
+    """Evaluate in this process, which may be one of several; rank 0 prints the metrics."""
     world = join(config.run, distributed=config.run.devices > 1)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
@@ -89,9 +89,11 @@ def evaluate_here(config: Config, run: str, split: str, at: str, what: str) -> N
     metrics = split_evaluator.measure()
     loader.close()
     if world.is_first:
-        data = f"{what} ({config.run.data})" if what else f"{split} of {config.run.data}"
+        whole = config.run.test_root if split == "test" and isinstance(config.run, SeparateTestFolder) else ""
+        data = f"all of {whole} ({config.run.data})" if whole else f"{split} of {config.run.data}"
         num_samples = len(sources[split])
-        print(f"{config.recipe_name} from {stored.origin} on {data}: {num_samples:,} sample{'s' * (num_samples != 1)}")
+        count = f"{num_samples:,} sample{'s' * (num_samples != 1)}"
+        print(printable(f"{config.recipe_name} from {stored.origin} on {data}: {count}"))
         for note in sources[split].notes:
             print(note)
         _print_metrics(metrics, split_evaluator)

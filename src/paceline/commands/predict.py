@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, new_file
-from paceline.core.printable import printable
+from paceline.core.printable import printable, printable_lines
 from paceline.inference.classify_files import classify_files
 from paceline.inference.find_images import find_images
 from paceline.inference.model import Model
@@ -36,7 +36,7 @@ def predict(
     model = Model(stored, path, device)
     top, count = min(top, len(model.classes)), count_images(len(found.images))
     header = f"{stored.config.recipe_name} from {model.origin}: {len(model.classes)} classes; {count} on {device}"
-    print("\n".join([header, *found.notes]), flush=True)
+    print(printable_lines("\n".join([header, *found.notes])), flush=True)
     num_done = 0
     with ExitStack() as stack:
         file = None

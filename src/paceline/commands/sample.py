@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.commands.configure import checked
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
+from paceline.core.printable import printable
 from paceline.core.types import SettingValue
 from paceline.images.grids import ANIMATED_SUFFIXES, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
@@ -59,7 +60,7 @@ def _files(run: Path, out: str, options: Options) -> list[Path]:
     suffixes = ANIMATED_SUFFIXES if options.animate else (".png",)
     is_file = is_weights_file(str(run))
     if not run.is_dir() and not is_file:
-        raise UserError(f"{run}: expected a run folder or a weights file")
+        raise UserError(f"{run}: not a run folder or a weights file")
     if is_file and (options.animate or not out):
         what = "--animate: shows the images saved during training" if options.animate else "--out: missing"
         raise UserError(f"{what}; {run} is a weights file: use {'its run folder' if options.animate else '--out FILE'}")
@@ -96,7 +97,7 @@ def _show(runs: list[str], file: Path, options: Options) -> int:
     whole = shown[0][0] if len(shown) == 1 else side_by_side([captioned(*one) for one in shown])
     with new_file(file) as temporary:
         whole.save(temporary, format="PNG")
-    print(f"{'; '.join(caption for _, caption in shown)} → {file}")
+    print(printable(f"{'; '.join(caption for _, caption in shown)} → {file}"))
     return 0
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from paceline.config.resolve import Config
-from paceline.core.heartbeat import prepare
+from paceline.core.errors import UserError
+from paceline.core.heartbeat import Watch, prepare
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import strategy_class
@@ -19,7 +23,7 @@ from paceline.runs.metrics import read_metrics
 from paceline.runs.stages import stages_of
 from paceline.training.build import assemble
 from paceline.training.session import open_session
-from paceline.training.stop import StopRequest
+from paceline.training.stop import INTERRUPTED, StopRequest
 
 
 @dataclass(frozen=True)
@@ -73,19 +77,35 @@ def train(config: Config) -> int:
     """Train a recipe in as many processes as the settings require; return the exit code."""
     check_loggers(config.run.loggers)
     config = config.with_run(out=config.run.out or default_folder(config))
+    RunFolder(Path(config.run.out))  # raises for a name that cannot exist, before processes are started
     several = strategy_class(config).needs_processes and config.run.devices > 1
     elastic = config.run.max_restarts or config.run.nnodes != "1" or config.run.rdzv
     if (several or elastic) and place_of(config.run) is None:
         rendezvous = Rendezvous.of(config.run)
-        return run_in_processes(Task.of(train_here), config.with_run(nnodes="1", rdzv=""), rendezvous)
+        began = time.time()
+        try:
+            code = run_in_processes(Task.of(train_here), config.with_run(nnodes="1", rdzv=""), rendezvous)
+        except UserError as error:
+            _started_folder(config).end_for_others("failed", str(error), began)
+            raise
+        if code == INTERRUPTED:
+            _started_folder(config).end_for_others("stopped", "immediately, after a second Ctrl-C", began)
+        elif code:
+            _started_folder(config).end_for_others("failed", f"a worker ended it with exit code {code}", began)
+        return code
     return train_here(config)
+
+
+def _started_folder(config: Config) -> RunFolder:
+    """Return the run folder; with several stages, that of the last one that has started."""
+    return RunFolder(Path(stages_of(config)[0].run.out))
 
 
 def train_and_report(config: Config) -> TrainResult:
     """Train like `paceline train`, and return the run folder, the metrics and the exit code."""
     config = config.with_run(out=config.run.out or default_folder(config))
     code = train(config)
-    folder = RunFolder(Path(stages_of(config)[0].run.out))  # with several stages, the last one that has started
+    folder = _started_folder(config)
     lines = read_metrics(folder.path)
     last = {name: value for line in lines for name, value in line.items() if "/" in name}
     metrics = {name: math.nan if value is None else value for name, value in last.items()}
@@ -125,9 +145,17 @@ def _train_stage(config: Config, world: World) -> int:
     stop = StopRequest()
     with open_session(assemble(config, world), RunFolder(Path(config.run.out))) as session:
         snapshot = session.resume()
-        with stop.listening():
+        with stop.listening(), Watch(config.run.timeout, partial(_end_hung_run, config, session.folder)):
             loop, writer = session.train(snapshot, stop)
             if not loop.stopped:
                 session.evaluate(loop, writer)
             session.close(loop, writer)
     return stop.exit_code if loop.stopped else 0
+
+
+def _end_hung_run(config: Config, folder: RunFolder, silent: float) -> None:
+    """End this process, whose main thread hangs: for example, a loader process was stopped, or a disk is gone."""
+    reason = f"no progress for {silent:.0f} s (--timeout {config.run.timeout:g})"
+    folder.end("failed", reason)
+    print(f"paceline: {reason}; {folder.checkpoints.describe_newest()}", file=sys.stderr, flush=True)
+    os._exit(2)

@@ -98,6 +98,7 @@ def resolve(
         RunSettings if is_left_out else sources.of(source),
         recipe_class.Settings,
         sources,
+        recipe_class.other_names,
         # The names of a file's settings are unknown until the file is imported.
         has_unknown_source=any(is_path(one) and (one != source or is_left_out) for one in named),
     )
@@ -141,12 +142,13 @@ class _Namespace:
         run: type[RunSettings],
         recipe: type[Any],
         sources: SourceSettings,
+        other_names: Mapping[str, str],
         *,
         has_unknown_source: bool,
     ) -> None:
         self.run, self.recipe = run, recipe
         self._recipe_name, self._source, self._sources = recipe_name, source, sources
-        self._has_unknown_source = has_unknown_source
+        self._has_unknown_source, self._other_names = has_unknown_source, other_names
         groups: tuple[type[Any], ...] = (run, LearnerSettings, recipe)
         self.owner: dict[str, type[Any]] = {f.name: group for group in groups for f in fields(group)}
         hints = {group: get_type_hints(group) for group in groups}
@@ -173,6 +175,8 @@ class _Namespace:
         if name in others:
             raise UserError(f"{shown} belongs to source {' or '.join(others[name])}, but --data is {self._source!r}")
         where = "" if origin == "flag" else f"{origin}: "
+        if name in self._other_names:
+            raise UserError(f"{where}unknown setting {name!r}: {self._other_names[name]}")
         listed_by = f"`paceline settings {self._recipe_name}`"
         every = {*self.owner, *others}
         raise UserError(

@@ -79,6 +79,8 @@ class Recipe(nn.Module):
     """Settings that make a step cheap, used by `verify` and self-tests."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Setting names of other programs in `--config` files, mapped to Paceline's names; "" ignores a setting."""
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """Settings of other projects, and what to use instead, for the error about an unknown setting."""
     must_match_weights: ClassVar[tuple[str, ...]] = ()
     """Settings that must not change with `--init-from`, even if the weights would fit."""
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}

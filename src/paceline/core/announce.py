@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TextIO
 
+from paceline.core.printable import printable
+
 ANNOUNCED = "PACELINE_ANNOUNCED"  # topics that this process or an ancestor has announced
 
 
@@ -12,5 +14,5 @@ def announce(subject: str, line: str, file: TextIO) -> None:
     """Print a line about a subject, unless this process or an ancestor has already done so."""
     before = os.environ.get(ANNOUNCED, "").split(os.pathsep)
     if subject not in before:
-        print(line, file=file, flush=True)
+        print(printable(line), file=file, flush=True)
         os.environ[ANNOUNCED] = os.pathsep.join([*filter(None, before), subject])

@@ -1,10 +1,14 @@
 """Child processes die with their parent and report progress to it."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,6 +52,35 @@ def beat() -> None:
             Path(os.environ[PULSE_FILE]).write_bytes(b"1")
         except OSError:
             os.environ.pop(PULSE_FILE)  # the parent has removed it
+
+
+class Watch(threading.Thread):
+    """Calls a function if this process makes no progress for a time, once it has made some.
+
+    For a process without a launcher that watches it. The function runs in this thread, because the main thread hangs.
+    """
+
+    def __init__(self, timeout: float, on_silence: Callable[[float], None]) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._timeout, self._on_silence = timeout, on_silence
+        self._began, self._ended = time.monotonic(), threading.Event()
+
+    def run(self) -> None:
+        interval, silent, last = min(1.0, self._timeout / 4), 0.0, _beaten_at
+        while not self._ended.wait(interval):
+            # Adds up intervals, so that the time during which the whole process was suspended does not count.
+            silent, last = (silent + interval if last == _beaten_at else 0.0), _beaten_at
+            if last > self._began and silent > self._timeout:
+                self._on_silence(silent)
+                return
+
+    def __enter__(self) -> Watch:
+        if PULSE_FILE not in os.environ:
+            self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
 
 
 def is_child(process: int, parent: int) -> bool:

@@ -32,6 +32,14 @@ class Lock:
                 raise InUse(self._owner())
             time.sleep(0.01 if wait_seconds < math.inf else 0.1)
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file that this process has locked is still in the folder."""
+        try:
+            return os.path.samestat(os.fstat(self._opened), os.lstat(self.file))
+        except OSError:
+            return False
+
     def release(self, remove: bool = False) -> None:
         """Release the lock, including in child processes that inherited it; with `remove`, delete its file."""
         if remove:

@@ -1,27 +1,35 @@
-"""Makes names of files, which can contain any bytes, safe to print."""
+"""Text from files, names and logs as it may be printed: it cannot move the cursor, hide itself or start a new line."""
 
 from __future__ import annotations
 
-import unicodedata
+import re
+import sys
 from os import PathLike, fspath
 
-ESCAPED_KINDS = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control and format (bidi) characters, surrogates, line separators
-FIRST_ESCAPED_BYTE = 0xDC00  # a byte that is not valid UTF-8 is read as this plus its value
-JOINERS = "\u200c\u200d"  # format characters that are part of words and emoji
+# Control characters, line and paragraph separators, signs that change the direction of text, and surrogates, which
+# stand for bytes of names that are not UTF-8.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def printable(name: str | PathLike[str]) -> str:
-    """Return a name with control characters, bidi controls and undecodable bytes as \\xNN or \\uNNNN."""
-    text = fspath(name)
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escaped(character) for character in text)
+def printable(text: str | PathLike[str]) -> str:
+    """Return text or a path in one line, with control characters escaped like `\\x1b`; other characters are kept."""
+    return _UNSAFE.sub(_escape, fspath(text))
 
 
-def _escaped(character: str) -> str:
-    if unicodedata.category(character) not in ESCAPED_KINDS or character in JOINERS:
-        return character
-    code = ord(character)
-    if FIRST_ESCAPED_BYTE + 0x80 <= code <= FIRST_ESCAPED_BYTE + 0xFF:
-        code -= FIRST_ESCAPED_BYTE
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+def printable_lines(text: str) -> str:
+    """Return text with its line breaks and tabs, and all other control characters escaped."""
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+
+
+def print_any_text() -> None:
+    """Escape characters that the encoding of standard output or error lacks, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

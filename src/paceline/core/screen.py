@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console
 from rich.text import Text
 
+from paceline.core.printable import printable_lines
+
+
+class Screen(Console):
+    """A console whose text cannot control the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable_lines(text), **options)
+
 
 def open_screen(*, file: IO[str] | None = None, soft_wrap: bool = False) -> Console:
     """Return a console that prints text literally: [word] is not markup and :word: is not an emoji."""
-    return Console(file=file, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+    return Screen(file=file, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
 
 
 def literal(text: str) -> Text:
     """Return text as rich's `Text`, for functions of rich that parse markup in strings."""
-    return Text(text)
+    return Text(printable_lines(text))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from paceline.data.crop import windows
 from paceline.data.source import Sample, Source, sizes_of
 from paceline.data.tickets import Tickets
 
+SECONDS_UNTIL_NOTICED = 0.2  # after which a dead child process has been noticed
 BATCHES_PER_WORKER = 2  # number of batches that each worker prefetches
 
 
@@ -27,6 +31,7 @@ class WorkerPool:
     """Worker processes, reused for every sequence of requests; with 0 workers, samples are read in this process."""
 
     def __init__(self, source: Source, num_workers: int, crop: int = 0, *, pin_memory: bool = False) -> None:
+        _pools.add(self)
         self._current = _Current()
         self._loader: DataLoader[Batch | UserError] = DataLoader(
             _Reading(source, crop),
@@ -48,6 +53,29 @@ class WorkerPool:
             if isinstance(result, UserError):
                 raise result
             yield result
+
+    def describe_dead(self) -> str:
+        """Return which worker process was killed; empty if none was."""
+        processes = getattr(getattr(self._loader, "_iterator", None), "_workers", ())
+        for process in processes:
+            if process.exitcode is not None and process.exitcode < 0:
+                return f"loader process {process.pid} was killed by signal {-process.exitcode}"
+        return ""
+
+
+def describe_dead_worker() -> str:
+    """Return which loader process of this process was killed; empty if none was.
+
+    torch raises RuntimeError for it, in the middle of whatever the main thread is doing. That may be while it handles
+    the error of a connection to the dead process, so this waits for it.
+    """
+    if _pools:
+        with suppress(RuntimeError):
+            time.sleep(SECONDS_UNTIL_NOTICED)
+    return next(filter(None, (pool.describe_dead() for pool in _pools)), "")
+
+
+_pools: WeakSet[WorkerPool] = WeakSet()
 
 
 class _Current:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ class ApplierSettings:
     checkpoint: str = "best"
     tile: int = 0
     downsample: str = ""
+    panel: int = 0  # which square panel of a row to process, from 1; 0: the whole image
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,7 @@ class Applier:
     def process(self, task: ImageTask, advance: Advance) -> AppliedImage | SkippedImage:
         """Apply the networks to one image and write the results. A file that cannot be used is skipped."""
         try:
-            image = read_image(Path(task.path))
+            image = self._panel_of(read_image(Path(task.path)))
             self._check_memory(image)
             work = self._compare if self.settings.downsample else self._write
             return work(task, image, advance)
@@ -99,6 +100,21 @@ class Applier:
         """Return the results for one 8-bit [h, w, c] image, by name."""
         canvases = self._compose(pixels, False, lambda _: None).canvases
         return {name: canvas.image for name, canvas in canvases.items()}
+
+    def _panel_of(self, image: ImageData) -> ImageData:
+        """Return the chosen panel of a row, or the image with a note if it looks like a row of the run's panels."""
+        (height, width), number = image.pixels.shape[:2], self.settings.panel
+        squares = width // height if width % height == 0 else 1
+        if not number:
+            if self.image_model.spec.panels and squares == len(self.image_model.spec.panels) + 1:
+                hint = f"it looks like a row of {squares} panels: use --panel 1 to process the first only"
+                return replace(image, note="; ".join(filter(None, (image.note, hint))))
+            return image
+        if number > squares or squares < 2:
+            raise BadImage(f"--panel {number}: {width}×{height} pixels is not a row of {max(number, 2)} square panels")
+        left, right = (number - 1) * height, number * height
+        alpha = image.alpha and image.alpha.crop((left, 0, right, height))
+        return replace(image, pixels=image.pixels[:, left:right], alpha=alpha)
 
     def _write(self, task: ImageTask, image: ImageData, advance: Advance) -> AppliedImage:
         canvases, tiling, num_tiles = self._compose(image.pixels, image.deep, advance)

@@ -20,6 +20,7 @@ import torch
 
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import die_with_parent
+from paceline.core.printable import print_any_text
 from paceline.core.types import JsonObject
 from paceline.inference.applier import AppliedImage, Applier, ApplierSettings, ImageTask
 from paceline.inference.skipped import SkippedImage
@@ -120,6 +121,7 @@ def _take_all(waiting: Waiting) -> Iterator[ImageTask]:
 
 def main() -> int:
     """Process the tasks that arrive on standard input."""
+    print_any_text()
     settings, device, share = sys.argv[1:]
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # other output goes to stderr, so that it is not taken for an answer

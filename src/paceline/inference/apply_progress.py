@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from paceline.core.printable import printable_lines
 from paceline.core.screen import open_screen
 
 SECONDS_BETWEEN_LINES = 10.0  # without a terminal
@@ -43,7 +44,7 @@ class ApplyProgress:
         if self._bar:
             self._bar.console.print(text, soft_wrap=True)
         else:
-            print(text, flush=True)
+            print(printable_lines(text), flush=True)
             self._printed_at = time.monotonic()
 
 

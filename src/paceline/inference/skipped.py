@@ -25,7 +25,7 @@ def report_skipped(skipped: Sequence[SkippedImage], num_done: int, ignored: Sequ
     A long list is also written to a file next to `out`, together with the entries of folders that were ignored.
     """
     for image in skipped:
-        print(f"not used: {printable(image.path)}: {image.reason}", file=sys.stderr)
+        print(printable(f"not used: {printable(image.path)}: {image.reason}"), file=sys.stderr)
     if skipped:
         total = num_done + len(skipped)
         print(f"{num_done} of {total} images were processed, {len(skipped)} could not be used", file=sys.stderr)

@@ -49,9 +49,21 @@ class Agent(ElasticAgent):
         return result
 
 
+def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """Return the rank that ended first.
+
+    In the same second, a killed rank precedes the others, which lost it; SIGTERM comes last, because the agent sends
+    it to the remaining ones.
+    """
+    order = {-signal.SIGTERM: 2}
+    return min(
+        failures.items(), key=lambda item: (item[1].timestamp, order.get(item[1].exitcode, item[1].exitcode > 0))
+    )
+
+
 def describe_failure(failures: Mapping[int, ProcessFailure]) -> str:
     """Describe which worker ended first, and how."""
-    rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
+    rank, first = first_failure(failures)
     how = f"ended with exit code {first.exitcode}" if first.exitcode > 0 else f"was killed by signal {-first.exitcode}"
     return f"rank {rank} {how}"
 

@@ -16,6 +16,7 @@ from paceline.core.files import open_append
 from paceline.core.heartbeat import die_with_parent
 from paceline.core.trust import trusts_files
 from paceline.core.types import SettingValue
+from paceline.training.stop import leave_terminal, signals_to_handle
 
 MAX_REASON_LENGTH = 400  # maximum length of a failure reason
 POLL_SECONDS = 0.2
@@ -61,10 +62,12 @@ def run_paceline(arguments: Sequence[str], log: Path, on_poll: Callable[[], None
 
         def forward(number: int, frame: FrameType | None) -> None:
             signals.append(number)
+            if number == signal.SIGHUP:
+                leave_terminal()
             child.send_signal(number)
 
         here = threading.current_thread() is threading.main_thread()
-        before = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)} if here else {}
+        before = {n: signal.signal(n, forward) for n in signals_to_handle()} if here else {}
         try:
             while child.poll() is None:
                 if on_poll:

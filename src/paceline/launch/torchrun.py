@@ -20,16 +20,16 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from paceline.core.errors import UserError
-from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, print_restart
+from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, first_failure, print_restart
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
 from paceline.launch.rendezvous import Rendezvous
 from paceline.parallel.torch_internals import local_address, stop_heartbeats
-from paceline.training.stop import INTERRUPTED, RESUME_LATER, SIGNALS
+from paceline.training.stop import leave_terminal, signals_to_handle
 
 AGENT_ENVIRONMENT = {
     # The first process of each round serves its own store. A shared store would be lost with its host.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGHUP,SIGQUIT",  # others are forwarded below, with time to save
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # others are forwarded below, with time to save
 }
 
 
@@ -148,7 +148,7 @@ def _exit_code(result: RunResult | None, mailbox: Mailbox, signals: Sequence[int
     if signals:
         print("stopped before training began" if len(signals) == 1 else "stopped immediately", file=sys.stderr)
         return _code_of(signals[0])
-    rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    rank, first = first_failure(result.failures)
     print(f"{describe_failure(result.failures)}; see logs/rank-{rank}.txt for details", file=sys.stderr)
     return first.exitcode if first.exitcode > 0 else 1
 
@@ -174,8 +174,8 @@ def _report_no_rendezvous(error: Exception, rendezvous: Rendezvous, mailbox: Mai
 
 
 def _code_of(number: int) -> int:
-    """Return the exit code for a run that was stopped by a signal before there was anything to save."""
-    return INTERRUPTED if number == signal.SIGINT else RESUME_LATER
+    """Return the exit code for a run that a signal ended before it could save, as in shells."""
+    return 128 + number
 
 
 @contextmanager
@@ -199,6 +199,8 @@ def _forwarding(mailbox: Mailbox) -> Iterator[list[int]]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         signals.append(number)
+        if number == signal.SIGHUP:
+            leave_terminal()
         again = number == signal.SIGINT and len(signals) > 1
         processes = mailbox.alive()
         for process in processes:
@@ -210,7 +212,7 @@ def _forwarding(mailbox: Mailbox) -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    before = {number: signal.signal(number, forward) for number in SIGNALS}
+    before = {number: signal.signal(number, forward) for number in signals_to_handle()}
     try:
         yield signals
     finally:

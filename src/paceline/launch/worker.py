@@ -11,6 +11,7 @@ import traceback
 
 from paceline.config.files import read_file
 from paceline.core.errors import UserError
+from paceline.core.printable import print_any_text, printable
 from paceline.launch.mailbox import register_worker, report_user_error, unregister_worker, user_error_was_reported
 from paceline.launch.tasks import Task
 from paceline.runs.config import resolve_config
@@ -19,6 +20,7 @@ from paceline.training.stop import INTERRUPTED
 
 def main() -> int:
     """Run the task and return the exit code; the launcher prints a user error once for all workers."""
+    print_any_text()
     register_worker()
     module, function, arguments, recipe, path = sys.argv[1:]
     task = Task(module, function, arguments)
@@ -26,7 +28,7 @@ def main() -> int:
         return task.run(resolve_config(recipe, [("config", read_file(path))]))
     except UserError as error:
         if not report_user_error(str(error)):
-            print(error, file=sys.stderr)
+            print(printable(str(error)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED

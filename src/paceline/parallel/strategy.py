@@ -37,8 +37,12 @@ class PhaseCall(nn.Module):
         if phase == NOTHING:
             return Loss({NOTHING: sum(p.sum() * 0 for p in self.recipe.parameters() if p.requires_grad)})  # type: ignore[dict-item]
         with self.precision.autocast():
-            loss: Loss = self.recipe(phase, batch)
-            return loss
+            loss = self.recipe(phase, batch)
+        if not isinstance(loss, Loss):
+            raise UserError(
+                f"phase {phase!r}: its loss is a {type(loss).__name__}: return Loss({{NAME: tensor}}), from paceline"
+            )
+        return loss
 
 
 class Strategy:

@@ -30,7 +30,7 @@ from paceline.recipes.parts.generative import (
 )
 
 # A discriminator's priority to train the generator, computed from its losses on real and fake images. The larger wins.
-CLAIMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+PRIORITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "stronger": lambda real, fake: -(real + fake),
     "weaker": lambda real, fake: real + fake,
     # Same as real₁ + fake₂ > real₂ + fake₁, with the losses of each discriminator on one side.
@@ -73,7 +73,7 @@ class DualGan(GenerativeRecipe):
         self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
         if self.against == "random":
             self.draws["coin"] = Draw((), "uniform", common=True)
-        if self.against in CLAIMS:
+        if self.against in PRIORITIES:
             self.signals = {"priority_1": 0.0, "priority_2": 0.0}
         self.phases = (
             Phase("generator", "generator"),
@@ -130,8 +130,8 @@ class DualGan(GenerativeRecipe):
         fake = discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": objective.real(real).mean(), "fake": objective.fake(fake).mean()}
         signals = {"real_score": score(real), "fake_score": score(fake)}
-        if self.against in CLAIMS:
-            signals[f"priority_{number}"] = CLAIMS[self.against](terms["real"], terms["fake"]).detach()
+        if self.against in PRIORITIES:
+            signals[f"priority_{number}"] = PRIORITIES[self.against](terms["real"], terms["fake"]).detach()
         return Loss(terms, signals=signals)
 
     def _penalty_loss(self, discriminator: Discriminator, batch: Batch) -> Loss:

@@ -21,6 +21,7 @@ from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 from paceline.models.layers import normalise_by_image
 from paceline.models.losses import OBJECTIVES, score
 from paceline.models.srresnet import Discriminator, SRResNet
+from paceline.recipes.parts.other_names import SUPER_RESOLUTION
 from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSettings, RestorationRecipe, check_weights
 
 
@@ -59,6 +60,7 @@ class SuperResolution(RestorationRecipe):
     rejected_fields = {"target": "restoration"}
     importer = "srgan"
     ema = ("generator",)
+    other_names = SUPER_RESOLUTION
     must_match_weights = ("scale", "blocks", "num_blocks", "output")
     defaults = {**RestorationRecipe.defaults, "data": "photos", "lr": 1e-4}
     presets = {

@@ -23,6 +23,7 @@ from paceline.models.features import Features
 from paceline.models.layers import normalise_by_image
 from paceline.models.losses import BCE, SQUARES, Objective
 from paceline.models.patchgan import PatchDiscriminator
+from paceline.recipes.parts.other_names import TRANSLATION
 from paceline.recipes.parts.translation_networks import (
     GeneratorKind,
     check_discriminator,
@@ -146,6 +147,7 @@ class Translation(Recipe):
     phases = (Phase("generators", "generators"), Phase("discriminators", "discriminators"))
     ema = ("generators",)
     must_match_weights = ("norm",)
+    other_names = TRANSLATION
 
     @classmethod
     def check(cls, settings: TranslationSettings) -> None:
@@ -155,6 +157,7 @@ class Translation(Recipe):
 
     def __init__(self, settings: TranslationSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
+        self.best = Best()  # PSNR favours blurred panels, so the last checkpoint counts as best
         self.plan = _plan(settings, spec)
         kind, segmentation_kind = _generator_kinds(settings, spec, segmented=bool(self.plan.fusion))
         self.multiple_px = max(multiple_px(kind), multiple_px(segmentation_kind) if self.plan.fusion else 1)

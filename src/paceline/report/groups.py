@@ -199,7 +199,7 @@ def _speed_spread(first: Run, speed: Summary | None) -> SpeedSpread:
 def _is_crowded(run: Run) -> bool:
     """Return whether more processes than cores ran on one CPU host; for several hosts, the placement is unknown."""
     cores, one_host = run.hardware["cores"], str(run.settings.get("nnodes", "1")) == "1"
-    return run.hardware["accelerator"] == "cpu" and one_host and cores.isdigit() and run.devices > int(cores)
+    return run.hardware["accelerator"] == "cpu" and one_host and cores.isdecimal() and run.devices > int(cores)
 
 
 def _scaling(

@@ -16,7 +16,7 @@ from paceline.report.phrases import fill
 
 def to_markdown(document: Document, folder: Path) -> str:
     """Return the report as Markdown, for a file in `folder`; only report.html contains the plots."""
-    made = [f"# {document.report.title}", " · ".join(document.report.subtitle)]
+    made = [f"# {_plain(document.report.title)}", _plain(" · ".join(document.report.subtitle))]
     for section in document.sections:
         parts = [_part(part, document.content, folder) for part in section.parts]
         if any(parts):
@@ -29,20 +29,20 @@ def _part(part: Part, content: JsonObject, folder: Path) -> str:
         return _table(part, content)
     if isinstance(part, Images):
         return "\n\n".join(_image(sample, folder) for sample in part.samples)
-    return "" if isinstance(part, Plots) else fill(part, content)
+    return "" if isinstance(part, Plots) else _plain(fill(part, content))
 
 
 def _image(sample: Sample, folder: Path) -> str:
     """Return the caption of an image and a link to it, relative to the folder."""
-    words = sample.caption.translate({ord(sign): f"\\{sign}" for sign in "[]*_"})
+    words = _plain(sample.caption.translate({ord(sign): f"\\{sign}" for sign in "[]*_"}))
     return f"{words}:\n\n![{words}]({quote(os.path.relpath(sample.path, folder))})"
 
 
 def _table(table: Table, content: JsonObject) -> str:
     rows = [[_cell(fill(cell, content)) for cell in row] for row in table.rows]
     rows = [[f"**{cell}**" for cell in row] if n in table.strong else row for n, row in enumerate(rows)]
-    lines = [_row(table.head), _row(["---"] * len(table.head)), *map(_row, rows)]
-    return "\n".join(lines) + (f"\n\n{fill(table.note, content)}" if table.note else "")
+    lines = [_row([_cell(title) for title in table.head]), _row(["---"] * len(table.head)), *map(_row, rows)]
+    return "\n".join(lines) + (f"\n\n{_plain(fill(table.note, content))}" if table.note else "")
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -50,4 +50,9 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return _plain(text).replace("|", "\\|").replace("\n", " ")
+
+
+def _plain(text: str) -> str:
+    """Escape what Markdown would show as HTML, a link or an image."""
+    return text.replace("<", "&lt;").replace("](", "]\\(")

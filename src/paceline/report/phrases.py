@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
+from paceline.core.printable import printable
 from paceline.core.types import Json, JsonObject
 
-# Delimiters of a path and its format: Unicode private-use characters, which no name or message contains.
+# Delimiters of a path and its format: Unicode private-use characters, which `as_words` escapes in names and messages.
 _OPEN, _SPEC, _CLOSE = "\ue000", "\ue001", "\ue002"
 _NUMBER = re.compile(f"{_OPEN}(.+?){_SPEC}(.*?){_CLOSE}")
 _BETWEEN = "::"
 NO_VALUE = "–"
+
+
+@lru_cache(maxsize=4096)  # every line of the metrics has the same names
+def as_words(text: str) -> str:
+    """Return text from a run's files as it may be part of a phrase: with nothing that stands for a number."""
+    return re.sub(f"[{_OPEN}-{_CLOSE}]", lambda found: f"\\u{ord(found[0]):04x}", printable(text))
 
 
 def at(spec: str, *path: str | int) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
+from paceline.core.types import SettingValue
+from paceline.evaluation.protocol import Protocol
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
+from paceline.report.phrases import as_words
 from paceline.report.run import Point, Run, SegmentChange, SelectionMetric
 from paceline.runs.finished_run import readable_config_of
 from paceline.runs.folder import RunFolder
@@ -31,7 +35,7 @@ def read_run(path: str) -> Run:
     segment = record.segment
     segment_changes = _segment_changes(record)
     since = segment_changes[-1].images if segment_changes else 0
-    provenance = dict(record.provenance.versions_and_hardware)
+    provenance = {as_words(name): as_words(text) for name, text in record.provenance.versions_and_hardware.items()}
     lines, after_gaps, broken = _read_lines(folder.path / METRICS)
     intervals = log_intervals(lines, after_gaps, since)
     recipe = config.recipe_class
@@ -41,19 +45,19 @@ def read_run(path: str) -> Run:
     gpus = run.gpus.split(",") if run.gpus else []
     samples = sorted((folder.path / "samples").glob("*.png"))
     return Run(
-        folder=str(path),
-        recipe=config.recipe_name,
-        data=run.data,
-        fingerprint=record.provenance.data,
-        strategy=segment.strategy,
+        folder=as_words(path),
+        recipe=as_words(config.recipe_name),
+        data=as_words(run.data),
+        fingerprint=as_words(record.provenance.data),
+        strategy=as_words(segment.strategy),
         devices=segment.devices,
         shares_a_gpu=len(set(gpus)) < len(gpus),
-        batch=int(run.batch_size) if run.batch_size.isdigit() else 0,
+        batch=int(run.batch_size) if run.batch_size.isdecimal() else 0,
         seed=run.seed,
         precision=run.precision,
-        settings=flatten(record.settings),
+        settings=_settings(record),
         provenance=provenance,
-        hardware=_hardware(segment.accelerator, provenance),
+        hardware=_hardware(as_words(segment.accelerator), provenance),
         images=max((line.images for line in lines), default=0),
         seconds=max((line.seconds for line in lines), default=0.0),
         finished=_has_finished(folder, lines, run.images, run.epochs),
@@ -65,11 +69,25 @@ def read_run(path: str) -> Run:
         gpu=_gpu([line for line in lines if line.images > since], len(set(gpus)) or segment.devices),
         losses=_losses(lines),
         selection_curve=_selection_curve(lines, recipe.best[0]),
-        protocols={name: dict(folder.protocol_of(name)) for name in quality if folder.protocol_of(name)},
+        protocols={name: protocol for name in quality if (protocol := _protocol(folder, name))},
         samples=str(samples[-1]) if samples else "",
         broken_lines=broken,
         segment_changes=segment_changes,
     )
+
+
+def _settings(record: RunRecord) -> dict[str, SettingValue]:
+    return {as_words(name): _shown(value) for name, value in flatten(record.settings).items()}
+
+
+def _protocol(folder: RunFolder, metric: str) -> Protocol:
+    return {as_words(name): _shown(value) for name, value in folder.protocol_of(metric).items()}
+
+
+def _shown(value: SettingValue) -> SettingValue:
+    """Return a value as a number or words; another program may have written any kind of value."""
+    is_number = isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_number else as_words(str(value))
 
 
 def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
@@ -95,9 +113,9 @@ def _parse(raw: bytes) -> Line | None:
     numbers: dict[str, float | None] = {}
     for name, value in values.items():
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_VALUE:
-            numbers[name] = value
+            numbers[as_words(name)] = value
         elif value is None:
-            numbers[name] = None
+            numbers[as_words(name)] = None
         else:
             return None
     images, seconds = numbers.get("images"), numbers.get("seconds")
@@ -107,7 +125,7 @@ def _parse(raw: bytes) -> Line | None:
 def _segment_changes(record: RunRecord) -> list[SegmentChange]:
     """Return the changes between consecutive segments of the run."""
     pairs = pairwise(record.segments)
-    return [SegmentChange(int(one.until_images or 0), ", ".join(changes(one, after))) for one, after in pairs]
+    return [SegmentChange(int(one.until_images or 0), as_words(", ".join(changes(one, after)))) for one, after in pairs]
 
 
 def _hardware(accelerator: str, provenance: Mapping[str, str]) -> dict[str, str]:

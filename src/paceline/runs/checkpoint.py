@@ -30,6 +30,7 @@ MANIFEST = "manifest.json"
 NUMBERS = "state.json"
 TENSORS = ("weights.safetensors", "state.safetensors")
 MAX_TENSOR_BYTES = 2**40
+NAME = re.compile(r"[0-9]{12,18}")  # of a checkpoint: the images seen
 WRITING = ".writing-"  # prefix of a checkpoint that is still being written
 REMOVING = ".removing-"
 NAME = re.compile("[0-9]{12,}")  # name of a checkpoint's folder
@@ -69,7 +70,7 @@ class Checkpoints:
         if whole and read_bounded(final / NUMBERS) == numbers:
             return final
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # not its parent: a run folder that was removed stays removed
             self._remove_leftovers()
             temporary.mkdir()
             for name, content in _files_of(snapshot, numbers, self.describe()).items():
@@ -81,6 +82,7 @@ class Checkpoints:
                 self._set_aside(final)
             temporary.rename(final)
             sync(self.folder)
+            sync(self.folder.parent)  # the name of this folder, and of metrics.jsonl
             if replaced:
                 shutil.rmtree(replaced)
         except OSError as error:
@@ -211,7 +213,7 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
     if which == "best":
         return last if last.best_images == last.images else load(checkpoints.path(last.best_images))
     kept = checkpoints.all()
-    if not which.isdecimal():
+    if not (which.isascii() and which.isdecimal()):
         raise unknown("checkpoint", which, ["best", "last", *map(str, kept)])
     if int(which) not in kept:
         raise UserError(

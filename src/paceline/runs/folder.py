@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
@@ -11,7 +14,7 @@ from typing import cast
 from paceline.config.files import changed_settings
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.files import check_own_files, remove_leftovers, write_json
+from paceline.core.files import check_own_files, remove_leftovers, sync, write_json
 from paceline.core.lock import LOCK, InUse, Lock
 from paceline.core.secrets import redact
 from paceline.core.small_files import parse_json, read_bounded, why
@@ -32,6 +35,7 @@ class RunFolder:
     """The settings, metrics, samples, checkpoints and logs of one run."""
 
     def __init__(self, path: Path) -> None:
+        _check_name(path)
         self.path = path
         self.checkpoints = Checkpoints(path / "checkpoints", self.describe_weights)
         self._lock: Lock | None = None
@@ -65,18 +69,27 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             check_own_files(self.path)
+            with suppress(OSError):  # the folder above may be unreadable
+                sync(self.path.resolve().parent)
             self._lock = Lock(self.path)
             remove_leftovers(self.path, older_than_seconds=LEFTOVER_SECONDS)  # `export` may be writing here
             self.checkpoints.restore_replaced()
         except InUse as owner:
             raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out") from None
         except OSError as error:
+            if error.errno == errno.ELOOP and (self.path / LOCK).is_symlink():
+                raise UserError(f"{self.path / LOCK}: is a symbolic link, which is not followed; remove it") from None
             raise UserError(f"--out {self.path}: {error.strerror}") from None
 
     @property
     def is_mine(self) -> bool:
         """Whether this process is the folder's only writer."""
         return self._lock is not None
+
+    def check_present(self) -> None:
+        """Raise UserError if the folder of this writer was removed or replaced since it was claimed."""
+        if self._lock is not None and not self._lock.is_in_place:
+            raise UserError(f"--out {self.path}: the folder was removed or replaced while the run was using it")
 
     def release(self) -> None:
         """Allow another process to write to the folder."""
@@ -98,10 +111,24 @@ class RunFolder:
 
     def end(self, state: str, reason: str = "") -> None:
         """Record how the run ended; does nothing before `begin` or in other ranks."""
-        if self._total_images is not None:
+        if self._total_images is not None and self._lock is not None and self._lock.is_in_place:
             with suppress(OSError):  # a full disk may be why it ended
                 Status.now(state, self._total_images, redact(" ".join(reason.split()))).write(self.path)
-            self._total_images = None
+        self._total_images = None
+
+    def end_for_others(self, state: str, reason: str, began: float) -> None:
+        """Record how processes on this host ended that were killed, or knew only that they had lost each other.
+
+        Does nothing unless they have written a status since `began` (Unix time), and it is none of a regular end.
+        """
+        status = Status.of(self.path)
+        if status is None or status.state not in ("running", "failed"):
+            return
+        if status.since >= began and status.host == socket.gethostname():
+            with suppress(OSError, InUse):
+                lock = Lock(self.path)
+                Status.now(state, status.total_images, redact(" ".join(reason.split()))).write(self.path)
+                lock.release()
 
     def read_record(self, where: str = "") -> RunRecord | None:
         """Return the content of config.toml, or None if there is none; see `record.read_record`."""
@@ -180,6 +207,17 @@ class RunFolder:
         assert record is not None
         length = {"epochs": config.run.epochs, "images": config.run.images}
         dataclasses.replace(record, settings={**record.settings, **length}).write(self.path)
+
+
+def _check_name(path: Path) -> None:
+    """Raise UserError for a name that no file system accepts."""
+    try:
+        path.lstat()
+    except ValueError:
+        raise UserError(f"{str(path)!r}: a name cannot contain a null character") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"{str(path)[:60]}…: {error.strerror}; choose a shorter one") from None
 
 
 def _record_of(config: Config, provenance: Provenance) -> RunRecord:

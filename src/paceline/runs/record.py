@@ -87,7 +87,7 @@ def read_record(run: Path, where: str = "") -> RunRecord | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read ({why(error)}): restore the file, or choose another --out") from None
+        raise UserError(f"{file}: cannot be read ({why(error)}): restore the file") from None
     recipe, provenance = kept.pop("recipe", None), kept.pop(PROVENANCE, {})
     if not isinstance(recipe, str):
         raise UserError(f"{file}: lists no recipe, so {run} is not a run folder")

@@ -49,8 +49,10 @@ def stages_of(config: Config, world: World | None = None) -> list[Config]:
 def last_finished(path: str, *, trust: bool = False) -> str:
     """Return the last finished stage in a folder of stages; return any other path unchanged."""
     place = Path(path).expanduser()
+    if RunFolder(place).config_file.exists():
+        return path
     runs = stages_in(place)
-    if RunFolder(place).config_file.exists() or not runs:
+    if not runs:
         return path
     stages = readable_config_of(str(runs[0]), trust=trust).recipe_class.stages
     started = [place / name for names in stages.values() for name in names if place / name in runs]

@@ -234,11 +234,16 @@ class Loop:
                     take_snapshot(self.images, self.step, self.best, self._evaluated_at),
                     self.parts.config.run.keep,
                     self.best.images if self.best else None,
-                    before=self.outputs.writer.flush,  # a checkpoint is never newer than its metrics
+                    before=self._before_saving,
                     after=self.outputs.on_saved,
                 )
         self._saving_seconds += section.seconds - before
         self._saved_at = self.images
+
+    def _before_saving(self) -> None:
+        assert self.outputs.writer
+        self.outputs.folder.check_present()
+        self.outputs.writer.flush()  # a checkpoint is never newer than its metrics
 
     def cost_of_saving(self) -> str:
         """Return a line about the time spent on checkpoints, in the loop and in the saving thread."""

@@ -12,6 +12,7 @@ from paceline.core.errors import DISK_FULL, UserError
 from paceline.data.crop import cropped
 from paceline.data.file_lists import NOT_USED, write_not_used
 from paceline.data.fingerprint import describe_samples
+from paceline.data.worker_pool import describe_dead_worker
 from paceline.parallel.strategy import strategy_name
 from paceline.runs.console import log_output
 from paceline.runs.data_spec_file import write_data_spec
@@ -164,7 +165,10 @@ class Record:
 
 @contextmanager
 def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
-    """Open a run folder for this process and release it at the end; report a full disk as a UserError."""
+    """Open a run folder for this process and release it at the end.
+
+    A full disk and a killed loader process are reported as a UserError.
+    """
     mirroring = Mirroring(parts.config, folder, parts.world.is_first)
     interrupted = False
     try:
@@ -178,20 +182,31 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         interrupted = True
         folder.end("stopped", "immediately, after a second Ctrl-C")
         raise
-    except OSError as error:
+    except UserError as error:
         folder.end("failed", str(error))
-        if error.errno in DISK_FULL:
-            left = folder.checkpoints.describe_newest()
-            raise UserError(f"--out {folder.path}: {error.strerror}; {left}") from error
+        raise
+    except Exception as error:
+        problem = _user_problem(error)
+        folder.end("failed", problem or f"{type(error).__name__}: {error}")
+        if problem:
+            raise UserError(f"--out {folder.path}: {problem}; {folder.checkpoints.describe_newest()}") from error
         raise
     except BaseException as error:
-        folder.end("failed", str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        folder.end("failed", type(error).__name__)
         raise
     finally:
         mirroring.finish(at_most=0.0 if interrupted else SECONDS_FOR_MIRROR_AFTER_ERROR)
         folder.release()
         for loader in parts.loaders.values():
             loader.close()
+
+
+def _user_problem(error: Exception) -> str:
+    """Return the problem of this machine that an error is about; empty if it is not about one."""
+    dead = describe_dead_worker()
+    if dead:
+        return f"{dead}, perhaps because memory ran out: use fewer --workers"
+    return str(error.strerror) if isinstance(error, OSError) and error.errno in DISK_FULL else ""
 
 
 def _choices(parts: Parts) -> Choices:

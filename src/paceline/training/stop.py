@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import torch
 
 from paceline.parallel.world import World
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 SECOND_REQUEST_AFTER_SECONDS = 1.0  # a signal before that is the same Ctrl-C, forwarded by a launcher
 SECONDS_BETWEEN_CHECKS = 2.0
 
@@ -22,8 +24,23 @@ INTERRUPTED = 130  # stopped by Ctrl-C, as in shells
 RESUME_LATER = 75  # stopped by another signal (EX_TEMPFAIL)
 
 
+def signals_to_handle() -> list[signal.Signals]:
+    """Return the signals that stop a run: `SIGNALS`, but not SIGHUP if `nohup` has made this process ignore it."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in SIGNALS if not (ignored and number == signal.SIGHUP)]
+
+
+def leave_terminal() -> None:
+    """Discard further output to a terminal that was closed, where every write would fail."""
+    for stream in (1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):  # `isatty` denies that a closed terminal is one
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream)
+            os.close(nowhere)
+
+
 class StopRequest:
-    """Set by Ctrl-C, SIGTERM or SIGUSR1; a second Ctrl-C stops immediately."""
+    """Set by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP (the terminal was closed); a second Ctrl-C stops immediately."""
 
     def __init__(self) -> None:
         self.signal: int = 0
@@ -35,7 +52,7 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        before = {number: signal.signal(number, self._handle) for number in signals_to_handle()}
         try:
             yield
         finally:
@@ -48,6 +65,8 @@ class StopRequest:
         return INTERRUPTED if self.signal == signal.SIGINT else RESUME_LATER
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
         if number == signal.SIGINT and self.signal and time.monotonic() - self._since > SECOND_REQUEST_AFTER_SECONDS:
             raise KeyboardInterrupt
         if not self.signal:

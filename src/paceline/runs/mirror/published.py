@@ -163,10 +163,11 @@ def _fetch_all(
         file = restored / name
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            if there.get(piece.object) != piece.size:  # a device, for example, has no end
-                raise ValueError(f"{name} is missing or has another size")
-            destination.fetch(piece.object, file)
-            if checksum_of_file(file) != piece.sha256:
+            if piece.object not in there:  # or it is a device, which has no end
+                raise FileNotFoundError(f"{piece.object} is missing")
+            if there[piece.object] == piece.size:
+                destination.fetch(piece.object, file)
+            if there[piece.object] != piece.size or checksum_of_file(file) != piece.sha256:
                 raise ValueError(f"{name} does not match its SHA-256")
         except (ValueError, FileNotFoundError):
             if not SAMPLE_FILE.fullmatch(name):  # a run can resume without an old sample

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.core.checksums import checksum_of_file
 from paceline.core.secrets import redact
+from paceline.runs.checkpoint import NAME
 from paceline.runs.metrics import SAMPLE_NAME, SAMPLES
 from paceline.runs.mirror.published import CHANGING, CHECKPOINTS, OBJECTS, Piece
 from paceline.runs.status import STATUS
@@ -107,7 +108,7 @@ def _piece(name: str, found: str, size: int) -> Piece:
 
 
 def _checkpoints(folder: Path) -> list[int]:
-    return sorted(int(entry.name) for entry in (folder / CHECKPOINTS).glob("*") if entry.name.isdecimal())
+    return sorted(int(entry.name) for entry in (folder / CHECKPOINTS).glob("*") if NAME.fullmatch(entry.name))
 
 
 def _link_all(source: Path, target: Path) -> None:

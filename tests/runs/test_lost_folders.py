@@ -1,0 +1,92 @@
+"""Folders that vanish or cannot exist, and processes that are killed: one line, and a true status."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from running import run_fork, start_command, start_fork, wait_until, workers_of
+
+from paceline.core.heartbeat import is_child
+from paceline.runs.status import Status
+
+SLOWLY = ("--set", "pause=0.03", "--set", "save_every=2 steps", "--set", "loggers=")
+
+
+def children_of(parent: int) -> list[int]:
+    return [
+        int(word) for task in Path(f"/proc/{parent}/task").iterdir() for word in (task / "children").read_text().split()
+    ]
+
+
+def has_saved(run: Path) -> bool:
+    return any((run / "checkpoints").glob("0*"))
+
+
+def test_a_folder_that_is_removed_ends_the_run_in_one_line(tmp_path: Path, tiny: str) -> None:
+    run = tmp_path / "run"
+    running = start_fork(tmp_path, "train", tiny, *SLOWLY, "--out", "run")
+    wait_until(lambda: has_saved(run), running)
+    run.rename(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "moved")
+    assert running.wait() == 2
+    assert len(running.stderr.splitlines()) == 1, running.stderr
+    during_a_save = "cannot write checkpoint run/checkpoints/" in running.stderr
+    assert during_a_save or "--out run: the folder was removed" in running.stderr
+    assert not run.exists(), "it was created again"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["y" * 200] * 25), "a\0b"], ids=["name", "path", "null"])
+def test_a_name_that_cannot_exist_is_rejected_in_one_line(tmp_path: Path, tiny: str, name: str) -> None:
+    for command in (("train", tiny, "--out"), ("train", tiny, "--devices", "2", "--out"), ("evaluate",)):
+        rejected = run_fork(tmp_path, *command, name)
+        assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
+
+
+def test_a_linked_lock_is_reported(tmp_path: Path, tiny: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "other")
+    rejected = run_fork(tmp_path, "train", tiny, "--out", "run")
+    assert rejected.wait() == 2
+    assert rejected.stderr == "paceline: run/.lock: is a symbolic link, which is not followed; remove it\n"
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_killed_loader_process_ends_the_run_in_one_line(tmp_path: Path, tiny: str, devices: int) -> None:
+    command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
+    start = start_fork if devices == 1 else start_command
+    running = start(tmp_path, *command, "--devices", str(devices))
+    wait_until(lambda: has_saved(tmp_path / "run"), running)
+    parent = running.pid if devices == 1 else workers_of(running.pid)[1]
+    victim = children_of(parent)[0]
+    os.kill(victim, signal.SIGKILL)
+    assert running.wait() == 2
+    assert len(running.stderr.splitlines()) == 1, running.stderr
+    assert f"loader process {victim} was killed by signal 9" in running.stderr
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "failed" and f"loader process {victim}" in status.reason
+
+
+def test_a_stopped_loader_process_does_not_hang_a_single_process(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
+    running = start_fork(tmp_path, *command, "--set", "timeout=3", "--images", "16000")
+    wait_until(lambda: has_saved(tmp_path / "run"), running)
+    for number in (signal.SIGSTOP, signal.SIGCONT):  # a suspended run goes on
+        running.kill(number)
+        time.sleep(4)
+    assert not running.ended
+    loaders = children_of(running.pid)
+    for loader in loaders:
+        os.kill(loader, signal.SIGSTOP)
+    assert running.wait(30) == 2
+    assert len(running.stderr.splitlines()) == 1 and "(--timeout 3)" in running.stderr
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "failed" and "no progress" in status.reason
+    wait_until(
+        lambda: not any(is_child(loader, parent) for loader in loaders for parent in (1, running.pid)), seconds=5
+    )
