@@ -98,7 +98,7 @@ def test_sources_report_entries_that_are_not_regular_files(split: str, tmp_path:
     (folder / "a").rename(pairs / "input")
     for number in range(5):
         (pairs / "target" / f"{number}.png").symlink_to(pairs / "input" / f"{number}.png")
-    assert reported(Pairs(split, SeparateTestFolder(data="pairs", data_root=str(pairs), workers=1)).notes)
+    assert reported(Pairs(split, Pairs.Settings(data="pairs", data_root=str(pairs), workers=1)).notes)
 
 
 def test_an_npz_that_is_a_pipe_is_not_opened(tmp_path: Path) -> None:

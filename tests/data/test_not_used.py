@@ -90,7 +90,7 @@ def test_a_validation_folder_next_to_a_test_folder_is_reported(tmp_path: Path) -
         "rows": (Panels, PanelSettings, ("train", "test", "val")),
         "pairs": (
             Pairs,
-            SeparateTestFolder,
+            Pairs.Settings,
             tuple(f"{s}/{k}" for s in ("train", "test", "val") for k in ("img", "gt")),
         ),
         "two": (Panels, PanelSettings, ("trainA", "trainB", "testA", "testB", "valA", "valB")),

@@ -27,6 +27,10 @@ def settings(root: Path, **changes: object) -> Degraded.Settings:
     return Degraded.Settings(data_root=str(root), **{"crop": 8, "workers": 1} | changes)  # type: ignore[arg-type]
 
 
+def pair_settings(root: Path, **changes: object) -> Pairs.Settings:
+    return Pairs.Settings(data_root=str(root), **{"crop": 8, "workers": 1} | changes)  # type: ignore[arg-type]
+
+
 def names(source: Photos | Pairs) -> list[str]:
     return [source.name_of(index) for index in range(len(source))]
 
@@ -243,7 +247,7 @@ def test_pairs_are_matched_by_their_paths(image: str, target: str, tmp_path: Pat
     for number, (height, width) in enumerate([(10, 12), (9, 20), (16, 8)]):
         save(tmp_path / "train" / image / f"scene{number}" / "1.png", height, width, seed=1)
         save(tmp_path / "train" / target / f"scene{number}" / "1.jpg", height, width, seed=2)
-    source = Pairs("train", settings(tmp_path))
+    source = Pairs("train", pair_settings(tmp_path))
     assert len(source) == 3 and source.sizes is not None
     for index in range(3):
         sample = source.read(index)
@@ -261,14 +265,14 @@ def test_pairs_that_do_not_match_are_listed(tmp_path: Path) -> None:
         r"input/size\.png is 10×10 pixels but target/size\.png is 11×10; use --bad-images skip"
     )
     with pytest.raises(UserError, match=expected):
-        Pairs("train", settings(tmp_path))
-    kept = Pairs("train", settings(tmp_path, bad_images="skip"))
+        Pairs("train", pair_settings(tmp_path))
+    kept = Pairs("train", pair_settings(tmp_path, bad_images="skip"))
     assert names(kept) == ["input/same.png"] and "left out 3 of 4" in kept.notes[0]
     with pytest.raises(UserError, match="has no folder test"):
-        Pairs("test", settings(tmp_path))
+        Pairs("test", pair_settings(tmp_path))
     save(tmp_path / "train" / "input" / "same.jpg", 10, 10)
     with pytest.raises(UserError, match=r"input/same\.jpg and same\.png: two files with the same name"):
-        Pairs("train", settings(tmp_path))
+        Pairs("train", pair_settings(tmp_path))
 
 
 def test_the_degradation_of_an_image_depends_only_on_the_seed_and_its_index(tmp_path: Path) -> None:

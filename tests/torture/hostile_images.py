@@ -241,6 +241,6 @@ def write_hostile_images(folder: Path) -> list[HostileImage]:
     os.mkfifo(folder / "pipe.png")
     listed += [HostileImage(name, folder / name, "not-an-image") for name in (*links, "pipe.png")]
     (folder / "passwords.png").symlink_to("/etc/passwd")
-    (folder / "linked.png").symlink_to(folder / "CAPITALS.PNG")
+    (folder / "linked.png").symlink_to((folder / "CAPITALS.PNG").absolute())
     listed += [HostileImage("passwords.png", folder / "passwords.png", "rejected")]
     return [*listed, HostileImage("linked.png", folder / "linked.png", "ok")]

@@ -20,6 +20,9 @@ class SeparateTestFolder(RunSettings):
         flag=True,
         mutable_on_resume=True,
     )
+    group_by: str = setting(
+        "", "regular expression; files with the same first group (or match) in their paths are in the same split"
+    )
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class PhotoSettings(SeparateTestFolder):
         flag=True,
         mutable_on_resume=True,
     )
+    low_suffix: str = setting("", "end of the names of low-resolution files in the same folder, such as _LR")
+    high_suffix: str = setting("", "end of the names of the other files, if low_suffix is set, such as _HR")
     test_low_root: str = setting(
         "", "photos: like --low-root, but for the images in --test-root", flag=True, mutable_on_resume=True
     )

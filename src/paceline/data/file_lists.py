@@ -120,6 +120,32 @@ def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
     return found
 
 
+def by_suffix(
+    root: Path, files: Iterable[Path], first: str, second: str
+) -> tuple[dict[str, Path], dict[str, Path], list[str]]:
+    """Match files of one folder by the ends of their names; also return messages about files that have no match.
+
+    One of the ends can be empty: it stands for all files that do not have the other end.
+    """
+    if first == second:
+        raise UserError(f"the suffixes of matching files are both {first!r}; use two different ones")
+    ends = sorted((first, second), key=len, reverse=True)
+    stems: dict[str, list[Path]] = {first: [], second: []}
+    problems = []
+    for file in files:
+        end = next((end for end in ends if file.stem.endswith(end)), None)
+        if end is None:
+            problems.append(f"{file.relative_to(root)} ends neither in {first} nor in {second}")
+        else:
+            stems[end].append(file)
+    found = [
+        {key.removesuffix(end): file for key, file in by_stem(root, stems[end]).items()} for end in (first, second)
+    ]
+    for one, other in (found, found[::-1]):
+        problems += [f"{one[key].relative_to(root)} has no counterpart" for key in sorted(one.keys() - other.keys())]
+    return found[0], found[1], problems
+
+
 def is_hidden(path: Path) -> bool:
     """Return whether a file or folder is hidden, or was left behind by a file manager or an archive."""
     return path.name.startswith(HIDDEN)

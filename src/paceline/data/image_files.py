@@ -18,6 +18,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.data.file_lists import SUFFIXES, first_few, list_folder, unreadable, unused_validation
+from paceline.data.groups import group_keys
 from paceline.data.source import Encoded, Sample, Source
 from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
 
@@ -75,6 +76,8 @@ class ImageFiles(Source):
             self.notes += (f"left out {len(problems)} of {count} samples in {root}: {first_few(problems)}",)
         self.files = [files for files, _ in usable]
         self._headers = [sizes for _, sizes in usable]
+        assert isinstance(settings, SeparateTestFolder)
+        self.groups = group_keys(settings.group_by, root, [files["image"] for files in self.files])
         image_sizes = np.array([self.image_size(sizes) for sizes in self._headers], dtype=np.int64)
         height, width = (settings.crop, settings.crop) if settings.crop else image_sizes[0].tolist()
         if self.size:

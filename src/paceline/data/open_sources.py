@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class
-from paceline.data.source import Source, split_off
+from paceline.data.groups import held_out
+from paceline.data.source import Source, Subset, split_off
 
 
 def open_sources(config: Config, split: str = "") -> dict[str, Source]:
@@ -22,11 +25,18 @@ def open_sources(config: Config, split: str = "") -> dict[str, Source]:
     sources = {split: source_class(split, config.run) for split in splits}
     if config.run.validation:
         whole = sources["train"]
-        sources["train"], sources["validation"] = split_off(whole, config.run.validation, config.run.split_seed)
+        sources["train"], sources["validation"] = _split_off(whole, config.run.validation, config.run.split_seed)
         sources["train"].notes, sources["train"].not_used = whole.notes, whole.not_used
         if not len(sources["train"]) or not len(sources["validation"]):
             raise _no_validation(config.run.validation, len(whole))
     return sources
+
+
+def _split_off(whole: Source, fraction: float, seed: int) -> tuple[Source, Source]:
+    if not whole.groups:
+        return split_off(whole, fraction, seed)
+    validated = held_out(whole.groups, fraction, seed)
+    return Subset(whole, np.flatnonzero(~validated)), Subset(whole, np.flatnonzero(validated))
 
 
 def _no_validation(share: float, total: int) -> UserError:

@@ -76,6 +76,8 @@ class Source(HasSettings):
     """The properties of the samples. Set it in `__init__`."""
     sizes: NDArray[np.int64] | None = None
     """The height and width of each "image" as an [n, 2] array; None if all have the size in `spec`."""
+    groups: tuple[str, ...] = ()
+    """The group of each sample; a group is never split between training and validation. Empty: no groups."""
     notes: tuple[str, ...] = ()
     """Notes for commands to print, for example how many files were skipped."""
     not_used: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ class Degraded(Photos):
         self.key = [settings.degrade_seed, crc32(split.encode())]
         if not (self.blur or self.noise or self.jpeg):
             raise UserError("--data degraded: no degradation; set degrade_blur, degrade_noise or degrade_jpeg above 0")
-        if settings.low_root or settings.test_low_root:
+        if settings.low_root or settings.test_low_root or settings.low_suffix:
             raise UserError("--low-root: not supported by --data degraded, which degrades the images itself; remove it")
         super().__init__(split, settings)
 

@@ -31,7 +31,7 @@ from paceline.data.file_lists import (
     unreadable,
     unused_validation,
 )
-from paceline.data.fixed_split import fixed_split
+from paceline.data.groups import group_keys, split_files
 from paceline.data.source import Encoded, Sample, Source
 from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
 
@@ -39,6 +39,7 @@ from paceline.images.decode import BadImage, arrange_image, check_image_settings
 class _Listed(NamedTuple):
     """The files of a split."""
 
+    base: Path
     paths: list[Path]
     labels: list[int] | None
     class_names: tuple[str, ...]
@@ -61,7 +62,7 @@ class Folder(Source):
     def __init__(self, split: str, settings: SeparateTestFolder) -> None:
         check_image_settings(settings)
         root = _existing(named_root(settings), "--data-root")
-        listed = _list_images(root, split, settings.test_root)
+        listed = _list_images(root, split, settings)
         self.paths, outside = listed.paths, listed.outside
         self.labels = None if listed.labels is None else np.array(listed.labels, dtype=np.int64)
         self.notes = listed.unusable.notes
@@ -73,6 +74,7 @@ class Folder(Source):
             self.notes += (f"{len(outside)} images in {root} are outside the class folders and are not used",)
         if settings.bad_images == "skip":
             self._leave_out_bad(root, max(1, settings.workers))
+        self.groups = group_keys(settings.group_by, listed.base, self.paths)
         channels = settings.channels or 3
         side = settings.size or self._side_of_first()
         self.spec = DataSpec(channels, side, side, len(listed.class_names), listed.class_names)
@@ -134,7 +136,8 @@ def _existing(root: Path, flag: str) -> Path:
     return root
 
 
-def _list_images(root: Path, split: str, test_root: str) -> _Listed:
+def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Listed:
+    test_root = settings.test_root
     has_splits = _has_splits(root)
     classes = _class_folders(root / "train" if has_splits else root)
     base = root / split if has_splits else root
@@ -158,10 +161,10 @@ def _list_images(root: Path, split: str, test_root: str) -> _Listed:
             raise UserError(
                 f"--data-root {root}: one image is too few to train and test on; add more, or set --test-root"
             )
-        chosen = fixed_split(len(paths), split)
+        chosen = split_files(settings.group_by, base, paths, split)
         paths = [paths[index] for index in chosen]
         labels = None if labels is None else [labels[index] for index in chosen]
-    return _Listed(paths, labels, tuple(classes), outside, _unusable(base, classes))
+    return _Listed(base, paths, labels, tuple(classes), outside, _unusable(base, classes))
 
 
 def _unusable(base: Path, classes: list[str]) -> Listing:

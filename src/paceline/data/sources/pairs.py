@@ -8,12 +8,14 @@ unless `test_root` is set.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.config.settings import setting
 from paceline.config.source_flags import SeparateTestFolder
 from paceline.core.errors import UserError
-from paceline.data.file_lists import by_stem, images_under, named_root
-from paceline.data.fixed_split import fixed_split
+from paceline.data.file_lists import by_stem, by_suffix, images_under, named_root
+from paceline.data.groups import split_files
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
 
 FOLDERS = (("input", "target"), ("img", "gt"), ("blurry", "sharp"), ("blur", "sharp"))
@@ -23,10 +25,16 @@ SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "valid", "val")
 class Pairs(ImageFiles):
     """Samples whose "image" is the input and whose "target", of the same size, is the desired output."""
 
-    Settings = SeparateTestFolder
+    @dataclass(frozen=True)
+    class Settings(SeparateTestFolder):
+        """How the two files of a pair are named, if they are in the same folder."""
+
+        input_suffix: str = setting("", "end of the names of inputs in the same folder as their targets, such as _real")
+        target_suffix: str = setting("", "end of the names of targets in the same folder, such as _mean")
+
     split_layouts = (SPLIT_NAMES,)
 
-    def __init__(self, split: str, settings: SeparateTestFolder) -> None:
+    def __init__(self, split: str, settings: Settings) -> None:
         base, samples, problems = _find(split, settings)
         super().__init__(base, samples, split, settings, problems)
 
@@ -37,17 +45,18 @@ class Pairs(ImageFiles):
         return f"{names['image']} is {width}×{height} pixels but {names['target']} is {target_width}×{target_height}"
 
 
-def _find(split: str, settings: SeparateTestFolder) -> tuple[Path, list[Files], list[str]]:
+def _find(split: str, settings: Pairs.Settings) -> tuple[Path, list[Files], list[str]]:
     """Return the folder of a split, the files of its samples, and messages about files without a match."""
     separate = separate_folder(split, settings, SPLIT_NAMES)
     if separate is not None:
-        return separate, *_match(separate, *_two_folders(separate))
+        return separate, *_match(separate, settings)
     root = named_root(settings)
     split_root = split_folder(root, split, SPLIT_NAMES)
     base = split_root or root
-    samples, problems = _match(base, *_two_folders(base))
+    samples, problems = _match(base, settings)
     if split_root is None and len(samples) > 1:
-        samples = [samples[index] for index in fixed_split(len(samples), split)]
+        files = [files["image"] for files in samples]
+        samples = [samples[index] for index in split_files(settings.group_by, root, files, split)]
     elif split_root is None and samples:
         raise UserError(f"--data-root {root}: one pair is too few to train and test on; add more, or set --test-root")
     return base, samples, problems
@@ -61,8 +70,13 @@ def _two_folders(base: Path) -> tuple[Path, Path]:
     raise UserError(f"--data-root {base}: has no pair of folders; expected {expected}")
 
 
-def _match(base: Path, images: Path, targets: Path) -> tuple[list[Files], list[str]]:
+def _match(base: Path, settings: Pairs.Settings) -> tuple[list[Files], list[str]]:
     """Match files by their path without the suffix; return the pairs, and messages about files without a match."""
+    ends = settings.input_suffix, settings.target_suffix
+    if any(ends):
+        left, right, problems = by_suffix(base, images_under(base), *ends)
+        return [{"image": left[key], "target": right[key]} for key in sorted(left.keys() & right.keys())], problems
+    images, targets = _two_folders(base)
     left, right = (by_stem(folder, images_under(folder)) for folder in (images, targets))
     samples = [{"image": left[key], "target": right[key]} for key in sorted(left.keys() & right.keys())]
     problems = [f"{left[key].relative_to(base)} has no counterpart" for key in sorted(left.keys() - right.keys())]

@@ -23,6 +23,7 @@ from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.data.file_lists import by_stem, first_few, images_in
 from paceline.data.fixed_split import fixed_split
+from paceline.data.groups import split_files
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
 from paceline.data.panel_names import TARGET, PanelSettings, parse_panels
 from paceline.data.source import ArraySource, Encoded, Sample
@@ -159,7 +160,8 @@ def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[
     if folder is None and len(rows) == 1:
         raise UserError(f"--data-root {root}: one row is too few to train and test on; add more, or set --test-root")
     if folder is None and rows:
-        rows = [rows[index] for index in fixed_split(len(rows), split)]
+        files = [row[INPUT] for row in rows]
+        rows = [rows[index] for index in split_files(settings.group_by, root, files, split)]
     return folder or root, rows, [], True
 
 

@@ -16,8 +16,8 @@ from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.data.bundled import FOLDER
-from paceline.data.file_lists import first_few, images_under
-from paceline.data.fixed_split import fixed_split
+from paceline.data.file_lists import by_suffix, first_few, images_under
+from paceline.data.groups import split_files
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
 from paceline.data.source import Sample
 from paceline.images.decode import BadImage, upright_size
@@ -52,10 +52,13 @@ class Photos(ImageFiles):
         self.scale = 0
         problems: list[str] = []
         samples: list[Files] = [{"image": path} for path in paths]
-        if low_roots:
+        if low_roots or settings.low_suffix:
             if settings.size:
                 raise UserError(f"size={settings.size}: not supported with low-resolution files; use --set size=0")
-            samples, problems = _with_low(root, paths, _low_files(low_roots), low_roots)
+            if settings.low_suffix:
+                samples, problems = _with_low_in_folder(root, paths, settings)
+            else:
+                samples, problems = _with_low(root, paths, _low_files(low_roots), low_roots)
             self.scale = _find_scale(samples)
         super().__init__(root, samples, split, settings, problems)
         self.spec = dataclasses.replace(self.spec, scale=self.scale)
@@ -87,23 +90,49 @@ class Photos(ImageFiles):
         return f"{names['low']}: {low_width}×{low_height} pixels is {found} of {whole}{remark}"
 
 
+def _high_files(root: Path, settings: PhotoSettings) -> list[Path]:
+    """Return the images under a folder without the low-resolution files among them."""
+    files = images_under(root)
+    if not settings.low_suffix:
+        return files
+    high, _, _ = by_suffix(root, files, settings.high_suffix, settings.low_suffix)
+    return sorted(high.values())
+
+
+def _with_low_in_folder(root: Path, paths: list[Path], settings: PhotoSettings) -> tuple[list[Files], list[str]]:
+    """Match images with low-resolution files in the same folder; also list files without a match."""
+    high, low, problems = by_suffix(root, images_under(root), settings.high_suffix, settings.low_suffix)
+    keys = {file: key for key, file in high.items() if key in low}
+    return [{"image": path, "low": low[keys[path]]} for path in paths if path in keys], problems
+
+
 def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
     """Return the split's root, its files, and the folders with low-resolution files."""
+    if settings.high_suffix and not settings.low_suffix:
+        raise UserError(f"high_suffix={settings.high_suffix}: needs low_suffix, for the low-resolution files")
+    if settings.low_suffix and (settings.low_root or settings.test_low_root):
+        raise UserError(f"low_suffix={settings.low_suffix}: cannot be combined with --low-root; set one of them")
     if settings.test_low_root and not settings.test_root:
         raise UserError("--test-low-root: needs --test-root; use --low-root for the images in --data-root")
     if _is_bundled(settings) and not (settings.test_root and split == "test"):
         return FOLDER, [FOLDER / name for name in EMBEDDED[split]], ""
     separate = separate_folder(split, settings, SPLIT_NAMES)
     if separate is not None:
-        return separate, images_under(separate), settings.test_low_root if split == "test" else settings.low_root
+        return (
+            separate,
+            _high_files(separate, settings),
+            settings.test_low_root if split == "test" else settings.low_root,
+        )
     root = Path(settings.data_root).expanduser()
     split_root = split_folder(root, split, SPLIT_NAMES)
     if split_root is not None:
-        return split_root, images_under(split_root), settings.low_root
-    paths = images_under(root)
+        return split_root, _high_files(split_root, settings), settings.low_root
+    paths = _high_files(root, settings)
     if len(paths) == 1:
         raise UserError(f"--data-root {root}: one image is too few to train and test on; add more, or set --test-root")
-    return root, [paths[index] for index in fixed_split(len(paths), split)] if paths else [], settings.low_root
+    if paths:
+        paths = [paths[index] for index in split_files(settings.group_by, root, paths, split)]
+    return root, paths, settings.low_root
 
 
 def _is_bundled(settings: RunSettings) -> bool:

@@ -1,0 +1,56 @@
+"""Splits that keep the samples of a group, such as crops of one scene, together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import UserError
+from paceline.data.file_lists import first_few
+from paceline.data.fixed_split import SPLIT_KEY, TEST_SHARE, fixed_split
+
+
+def group_keys(pattern: str, root: Path, files: Sequence[Path]) -> tuple[str, ...]:
+    """Return the group of each file: the first group of the pattern's match in its path, or the whole match.
+
+    Without a pattern, there are no groups.
+    """
+    if not pattern:
+        return ()
+    try:
+        search = re.compile(pattern).search
+    except re.error as error:
+        raise UserError(f"group_by={pattern}: not a regular expression: {error}") from None
+    names = [file.relative_to(root).as_posix() for file in files]
+    found = [search(name) for name in names]
+    unmatched = [name for name, match in zip(names, found, strict=True) if not match or match[_group(match)] is None]
+    if unmatched:
+        raise UserError(f"group_by={pattern}: does not match {len(unmatched):,} files: {first_few(unmatched)}")
+    return tuple(match[_group(match)] for match in found if match)
+
+
+def _group(match: re.Match[str]) -> int:
+    return 1 if match.re.groups else 0
+
+
+def held_out(keys: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Return which samples to hold out. A group's choice depends on its key alone, not on the other groups."""
+    numbers = (int.from_bytes(sha256(f"{seed} {key}".encode(errors="surrogateescape")).digest()[:8]) for key in keys)
+    return np.fromiter((number < fraction * 2**64 for number in numbers), dtype=bool, count=len(keys))
+
+
+def split_files(pattern: str, root: Path, files: Sequence[Path], split: str) -> NDArray[np.int64]:
+    """Return the indices of a split's files: a fifth of the groups for testing or, without groups, of the files."""
+    if not pattern:
+        return fixed_split(len(files), split)
+    keys = group_keys(pattern, root, files)
+    tested = held_out(keys, TEST_SHARE, SPLIT_KEY)
+    if tested.all() or not tested.any():
+        number = len(set(keys))
+        raise UserError(f"group_by={pattern}: its {number:,} groups are too few to hold out a fifth; set --test-root")
+    return np.flatnonzero(tested if split == "test" else ~tested)
