@@ -52,7 +52,10 @@ def test_a_linked_lock_is_reported(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "other")
     rejected = run_fork(tmp_path, "train", tiny, "--out", "run")
     assert rejected.wait() == 2
-    assert rejected.stderr == "paceline: run/.lock: is a symbolic link, which is not followed; remove it\n"
+    assert (
+        rejected.stderr
+        == "paceline: run/.lock: is a symbolic link to a place outside the run folder; remove the link\n"
+    )
     assert not (tmp_path / "other").exists()
 
 

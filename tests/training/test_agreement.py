@@ -38,8 +38,7 @@ def test_every_host_gets_the_newest_and_the_best_checkpoint_from_whichever_host_
         for images in held:
             (folder / "run").mkdir(exist_ok=True)
             RunFolder(folder / "run").checkpoints.save(checkpoint(images))
-        if held:
-            (folder / "run" / "config.toml").write_text(f"images = {held[-1]}\n")
+            (folder / "run" / "config.toml").write_text(f"images = {images}\n")
     hosts = run_function_on_hosts(folders, meet_and_find)
     assert [host.wait() for host in hosts] == [0, 0, 0], [host.stderr for host in hosts]
     assert all(host.stdout.splitlines()[-1] == "32" for host in hosts)

@@ -135,8 +135,8 @@ class RunFolder:
 
     def describe_weights(self) -> dict[str, str]:
         """Return the metadata that makes the weights of this run a weights file; empty before the run has started."""
-        record = self.read_record()
-        if record is None or not (self.path / DATA_SPEC).exists():
+        record = self.read_record() if (self.path / DATA_SPEC).exists() else None
+        if record is None:
             return {}
         return weights_metadata(record.recipe, record.settings, read_data_spec(self.path))
 
