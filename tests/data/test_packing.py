@@ -151,7 +151,7 @@ def test_other_format_versions_and_unrelated_folders_are_rejected(packed: Path, 
         open_packed(packed)
     with pytest.raises(UserError, match=r"not a packed folder \(it has no pack\.json\)"):
         open_packed(photos)
-    with pytest.raises(UserError, match="choose a folder that is new or empty"):
+    with pytest.raises(UserError, match="choose a new or empty folder"):
         pack(str(photos), str(photos), NO_FLAGS, {})
 
 
