@@ -44,7 +44,7 @@ def test_the_discriminators_start_with_different_weights():
 
 @pytest.mark.parametrize("against", ["stronger", "weaker", "swapped"])
 @pytest.mark.parametrize(("prioritys", "chosen"), [((2.0, 1.0), 0), ((1.0, 2.0), 1), ((1.0, 1.0), 0)])
-def test_the_discriminator_with_the_larger_priority_trains_the_generator(against, prioritys, chosen):
+def test_the_discriminator_with_the_higher_priority_trains_the_generator(against, prioritys, chosen):
     recipe = build(against=against)
     batch = make_batch(recipe, priority_1=prioritys[0], priority_2=prioritys[1])
     assert generator_loss(recipe, batch) == generator_losses(recipe, batch)[chosen]
@@ -155,7 +155,7 @@ def test_losses_depend_only_on_the_batch(against):
         assert all(torch.equal(terms[0][name], terms[1][name]) for name in terms[0])
 
 
-def test_a_step_passes_the_prioritys_of_its_discriminators_to_the_next_one():
+def test_a_step_passes_the_priorities_of_its_discriminators_to_the_next_one():
     parts = assemble(configure("dual_gan", {"accelerator": "cpu"}, assignments=["against=weaker"], small=True))
     losses = {}
     parts.recipe.register_forward_hook(lambda recipe, arguments, loss: losses.update({arguments[0]: loss}))
