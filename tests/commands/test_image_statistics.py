@@ -1,6 +1,6 @@
-"""Networks of pix2pix and DeepLIIF normalise by the statistics of the test image, as in pix2pix, section 3.3.
+"""pix2pix and DeepLIIF networks normalise with the statistics of the test image, as in pix2pix, section 3.3.
 
-The reference networks are written from the papers with torch's layers and run in training mode on one image, so that
+The reference networks are built from torch layers as in the papers, and run in training mode on one image, so that
 their BatchNorm uses that image's statistics.
 """
 
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 def residual_network() -> nn.Module:
-    """Johnson et al. 2016: c7s1-2, d4, d8, six residual blocks, u4, u2, c7s1-3."""
+    """Build the network of Johnson et al. 2016: c7s1-2, d4, d8, six residual blocks, u4, u2, c7s1-3."""
     layers: list[nn.Module] = [nn.ReflectionPad2d(3), nn.Conv2d(3, NGF, 7, bias=False), nn.BatchNorm2d(NGF), nn.ReLU()]
     for width in (NGF, 2 * NGF):
         layers += [nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU()]
@@ -57,7 +57,7 @@ class Skip(nn.Module):
 
 
 def unet() -> nn.Module:
-    """Isola et al. 2017, section 6.1.1, with five levels."""
+    """Build the U-Net of Isola et al. 2017, section 6.1.1, with five levels."""
 
     def down(before: int, after: int) -> nn.Module:
         return nn.Conv2d(before, after, 4, 2, 1, bias=False)
@@ -84,7 +84,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def import_network(kind: str, *words: str) -> nn.Module:
-    """Write a network with random weights and statistics as pix2pix would, and import it."""
+    """Save a network with random weights and statistics like pix2pix, import it, and return the original."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = NETWORKS[kind]()
@@ -110,7 +110,9 @@ def levels(network: nn.Module, pixels: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_an_imported_network_gives_the_images_of_its_paper(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_imported_network_produces_the_same_images_as_in_its_paper(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     network, pixels = import_network(kind), random_image(SIDE, SIDE)
     assert "assumed (not stored in the file): batchnorm=instance\n" in capsys.readouterr().out
     Image.fromarray(pixels).save("input.png")
@@ -134,7 +136,7 @@ def test_images_in_one_batch_do_not_influence_each_other() -> None:
     assert (made - wanted).abs().max() < 1e-4
 
 
-def test_larger_images_are_taken_in_windows_of_the_training_size(capsys: pytest.CaptureFixture[str]) -> None:
+def test_larger_images_are_processed_in_windows_of_the_training_size(capsys: pytest.CaptureFixture[str]) -> None:
     network, pixels = import_network("resnet_6"), random_image(80, 48)
     Image.fromarray(pixels).save("input.png")
     assert run(["apply", "ours.safetensors", "input.png", "--out", "made", "--accelerator", "cpu"]) == 0
@@ -148,7 +150,7 @@ def test_larger_images_are_taken_in_windows_of_the_training_size(capsys: pytest.
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_synchronized_layers_keep_evaluating_by_image(ours: bool) -> None:
+def test_synchronized_layers_still_normalise_each_image_separately(ours: bool) -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.BatchNorm2d(4)))
     normalise_by_image(network)
     images = torch.rand(2, 3, 8, 8)
@@ -157,7 +159,7 @@ def test_synchronized_layers_keep_evaluating_by_image(ours: bool) -> None:
 
 
 @can_export
-def test_an_exported_network_normalises_by_image() -> None:
+def test_an_exported_network_normalises_each_image_separately() -> None:
     import onnxruntime
 
     network, pixels = import_network("resnet_6"), random_image(SIDE, SIDE)

@@ -109,7 +109,7 @@ def test_an_imported_generator_generates_the_same_images(wrapped, capsys):
 
 
 @pytest.mark.parametrize(("shared", "mixed"), [(True, False), (False, False), (True, True)])
-def test_a_generator_with_a_slope_per_channel_gives_the_same_images(shared, mixed, capsys):
+def test_an_imported_generator_with_one_slope_per_channel_generates_the_same_images(shared, mixed, capsys):
     theirs = TheirGenerator(shared=shared, slopes=WIDTH, mixed=mixed).eval()
     torch.save(theirs.state_dict(), "theirs.pth")
     assert import_file("theirs.pth") == 0
@@ -150,7 +150,7 @@ def test_a_network_is_found_wherever_a_checkpoint_stores_it(keys):
     assert len(read_state_dict(Path("theirs.pth"))) == len(state)
 
 
-def test_of_two_copies_of_a_network_the_ema_is_imported():
+def test_ema_weights_are_preferred_if_a_file_has_both():
     state = TheirGenerator().state_dict()
     torch.save({"params": {key: tensor + 1 for key, tensor in state.items()}, "params_ema": state}, "theirs.pth")
     assert torch.equal(read_state_dict(Path("theirs.pth"))["last.weight"], state["last.weight"])
@@ -169,14 +169,14 @@ def test_of_two_copies_of_a_network_the_ema_is_imported():
         ("cls_token pos_embed blocks.0.attn.qkv.weight", "a vision transformer"),
     ],
 )
-def test_a_known_network_that_cannot_be_imported_is_named(keys, name, capsys):
+def test_the_error_names_a_known_network_that_cannot_be_imported(keys, name, capsys):
     torch.save({"params": {key: torch.zeros(4, 4, 3, 3) for key in keys.split()}}, "theirs.pth")
     assert import_file("theirs.pth") == 2
     printed = capsys.readouterr().err
     assert f"theirs.pth: contains {name}" in printed and "reads SRGAN generators" in printed
 
 
-def test_an_unknown_network_is_described_by_its_first_tensors(capsys):
+def test_the_error_lists_the_first_tensors_of_an_unknown_network(capsys):
     torch.save({f"stage{number}.weight": torch.zeros(4, 4, 3, 3) for number in range(4)}, "theirs.pth")
     assert import_file("theirs.pth") == 2
     assert "(its tensors: stage0, stage1, stage2, stage3)" in capsys.readouterr().err

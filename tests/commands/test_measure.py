@@ -1,4 +1,4 @@
-"""`paceline measure` compares images of any program with their targets."""
+"""`paceline measure` compares images from any program with their targets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def noise(seed: int, width: int = SIDE) -> np.ndarray:
     return np.random.default_rng(seed).integers(256, size=(SIDE, width, 3), dtype=np.uint8)
 
 
-def test_metrics_are_those_of_their_definition_and_go_to_files(capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_follow_their_definition_and_are_written_to_files(capsys: pytest.CaptureFixture[str]) -> None:
     values = []
     for number in range(3):
         target = noise(number)
@@ -59,7 +59,7 @@ def test_two_files_are_compared_whatever_their_names(capsys: pytest.CaptureFixtu
     assert "psnr[y]  100\n" in printed and "1 of 1 images are identical to their targets: a.png" in printed
 
 
-def test_missing_files_and_other_sizes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_and_different_sizes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("made/0.png", "targets/0.png", "made/1.png", "targets/2.png", "targets/3.png"):
         save(name, noise(0))
     save("made/3.png", noise(0, 30))
@@ -74,7 +74,7 @@ def test_missing_files_and_other_sizes_are_listed(capsys: pytest.CaptureFixture[
         assert line in printed
 
 
-def test_masks_have_overlaps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_masks_are_compared_by_iou_and_dice(capsys: pytest.CaptureFixture[str]) -> None:
     mask = np.zeros((SIDE, SIDE, 3), np.uint8)
     mask[:12, :, 0], mask[12:18, :, 2] = 255, 255
     other = mask.copy()
@@ -92,7 +92,7 @@ def test_masks_have_overlaps(capsys: pytest.CaptureFixture[str]) -> None:
     ("result", "target"),
     [("22_2_segmentation", "22_2"), ("0001x4", "0001"), ("sr_castle", "castle"), ("castle-sr", "castle"), ("a", "a")],
 )
-def test_names_match_with_one_more_word(result: str, target: str) -> None:
+def test_a_result_may_have_one_word_more_in_its_name(result: str, target: str) -> None:
     files = [Path(f"{name}.png") for name in (result, "other")], [Path(f"{name}.jpg") for name in (target, "other")]
     pairs, problems = match_files(*files)
     assert pairs == list(zip(*files, strict=True)) and not problems

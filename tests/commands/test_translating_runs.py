@@ -85,7 +85,7 @@ def test_a_row_of_the_wrong_size_prints_one_line(capsys):
     assert not Path("other").exists()
 
 
-def test_apply_recognises_a_row_and_takes_one_panel_of_it(capsys):
+def test_apply_recognises_a_row_of_panels_and_can_process_one(capsys):
     write_row(Path("row/0.png"), 7)
     with Image.open("row/0.png") as row:
         row.crop((0, 0, SIDE, SIDE)).save("row/alone.png")
@@ -113,7 +113,7 @@ def test_apply_recognises_a_row_and_takes_one_panel_of_it(capsys):
         ("super_resolution", "upscale_factor=4", "unknown setting 'upscale_factor': use --set scale=4"),
     ],
 )
-def test_settings_of_the_original_projects_lead_to_ours(recipe, word, line, capsys):
+def test_the_error_for_a_setting_of_an_original_project_names_ours(recipe, word, line, capsys):
     assert run(["train", recipe, "--set", word, "--out", "never"]) == 2
     printed = capsys.readouterr().err
     assert line in printed and len(printed.splitlines()) == 1

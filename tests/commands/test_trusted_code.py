@@ -1,4 +1,4 @@
-"""A stranger's run, weights file or settings file names code, which runs only if the user asks for that."""
+"""Code that a stranger's run, weights file or settings file refers to runs only if the user allows it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hostile(folder: Path, good: Path, **settings: str) -> Path:
-    """Return a copy of a run whose config names code, in a folder with that code."""
+    """Copy a run, add code to the copy and refer to it in its config. Return the copy."""
     run = folder / "stranger"
     shutil.copytree(good, run)
     written, table, others = (run / "config.toml").read_text().partition("\n[")
@@ -52,7 +52,7 @@ def hostile(folder: Path, good: Path, **settings: str) -> Path:
 
 
 def refused(running: Running, name: str, code: str) -> bool:
-    """Return whether a command ended with one line that names the code, and the code did not run."""
+    """Return whether the command failed with one line that names the code; fail if the code ran."""
     assert not (running.folder / "canary").exists(), "the code ran"
     line = f"paceline: {name}: names code to run ({code}), which is not run without --trust\n"
     return running.wait() == 2 and running.stderr == line
@@ -69,20 +69,22 @@ def refused(running: Running, name: str, code: str) -> bool:
     ],
     ids=lambda command: command[0],
 )
-def test_no_command_runs_the_recipe_that_a_run_names(command: tuple[str, ...], good: Path, tmp_path: Path) -> None:
+def test_no_command_runs_the_recipe_file_of_an_untrusted_run(
+    command: tuple[str, ...], good: Path, tmp_path: Path
+) -> None:
     hostile(tmp_path, good, recipe="stranger/x.py")
     assert refused(run_fork(tmp_path, *command), "stranger", "stranger/x.py")
 
 
 @pytest.mark.parametrize("setting", ["data", "loader", "strategy"])
-def test_evaluate_runs_no_plugin_that_a_run_names(setting: str, good: Path, tmp_path: Path) -> None:
+def test_evaluate_runs_no_plugin_of_an_untrusted_run(setting: str, good: Path, tmp_path: Path) -> None:
     hostile(tmp_path, good, **{setting: "./stranger/x.py"})
     assert refused(run_fork(tmp_path, "evaluate", "stranger"), "stranger", "./stranger/x.py")
     if setting == "data":  # the user's own choice replaces it
         assert run_fork(tmp_path, "evaluate", "stranger", "--data", "digits").wait() == 0
 
 
-def test_weights_files_name_code_neither_as_recipe_nor_in_settings(good: Path, tmp_path: Path, monkeypatch) -> None:
+def test_code_that_a_weights_file_refers_to_does_not_run(good: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").write_text(CODE)
     weights = safetensors.torch.load_file(next(good.glob("checkpoints/*/weights.safetensors")))
@@ -99,8 +101,8 @@ def test_weights_files_name_code_neither_as_recipe_nor_in_settings(good: Path, t
 
 
 @pytest.mark.parametrize("setting", ["data", "loader", "strategy", "loggers"])
-def test_a_settings_file_names_no_code(setting: str, good: Path, tmp_path: Path) -> None:
-    """Whether it belongs to a run, or another program wrote it."""
+def test_code_that_a_settings_file_refers_to_does_not_run(setting: str, good: Path, tmp_path: Path) -> None:
+    """This applies to the config of a run and to any other TOML file."""
     hostile(tmp_path, good, **{setting: "./stranger/x.py"})
     (tmp_path / "plain.toml").write_text(f'{setting} = "tensorboard, ./stranger/x.py"\n'.replace(
         "tensorboard, ", "tensorboard, " if setting == "loggers" else ""
@@ -110,8 +112,8 @@ def test_a_settings_file_names_no_code(setting: str, good: Path, tmp_path: Path)
         assert refused(trained, f"--config {file}", "./stranger/x.py")
 
 
-def test_a_run_does_not_vouch_for_a_torchscript_file(good: Path, tmp_path: Path) -> None:
-    """The SHA-256 says that the user trusts a file whose code runs; hyphens do not change that."""
+def test_a_run_cannot_mark_a_torchscript_file_as_trusted(good: Path, tmp_path: Path) -> None:
+    """Only the user may set the SHA-256 that lets its code run, whether spelled with hyphens or underscores."""
     from paceline.runs.finished_run import config_of
 
     for name in ("inception_sha256", "inception-sha256"):
@@ -123,7 +125,7 @@ def test_a_run_does_not_vouch_for_a_torchscript_file(good: Path, tmp_path: Path)
     assert rejected.wait() == 2 and "inception_sha256" in rejected.stderr and "--trust" in rejected.stderr
 
 
-def test_reports_show_a_run_without_its_code(good: Path, mine: Path, tmp_path: Path) -> None:
+def test_reports_show_a_run_without_running_its_code(good: Path, mine: Path, tmp_path: Path) -> None:
     hostile(tmp_path, good, recipe="stranger/x.py", data="./stranger/x.py", strategy="./stranger/x.py")
     compared = run_fork(tmp_path, "compare", "stranger", "--out", "report")
     assert compared.wait() == 0, compared.stderr
@@ -145,8 +147,8 @@ def test_trust_reaches_worker_processes(mine: Path) -> None:
     assert used.wait() == 0, used.stderr
 
 
-def test_code_that_the_user_named_runs_without_trust(mine: Path) -> None:
-    """`train` with the same files resumes the run, and its config starts another one."""
+def test_code_passed_on_the_command_line_runs_without_trust(mine: Path) -> None:
+    """`train` with the same files can resume the run, or start a new one from its config."""
     again = ("--config", "run/config.toml", "--data", "./shapes.py", "--out", "second")
     assert run_fork(mine, "train", "./my_recipe.py", *again).wait() == 0
     longer = run_fork(mine, "train", "./my_recipe.py", "--data", "./shapes.py", *SHORT[2:], "--out", "run")
@@ -158,4 +160,4 @@ def test_load_runs_code_only_with_trust(mine: Path, monkeypatch) -> None:
     with pytest.raises(UserError, match="--trust"):
         paceline.load("run", device="cpu")
     assert paceline.load("run", device="cpu", trust=True).classes
-    assert paceline.load("run", device="cpu").classes  # its code is part of this process now
+    assert paceline.load("run", device="cpu").classes  # this process has already loaded the code

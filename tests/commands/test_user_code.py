@@ -47,7 +47,7 @@ def test_worker_processes_do_not_repeat_the_announcement_and_have_all_settings(t
     assert "noise = 7.0" in kept and "width = 2" in kept
 
 
-def test_a_loss_that_returns_no_loss_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_a_loss_function_that_returns_no_loss_is_reported_in_one_line(tmp_path: Path) -> None:
     new("recipe", "mine", tmp_path)
     own = tmp_path / "mine.py"
     text = own.read_text()

@@ -1,4 +1,4 @@
-"""A checkpoint's weights are a weights file, which every command that accepts a run accepts too."""
+"""A checkpoint's weights.safetensors is a weights file. Every command that accepts a run accepts it too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRAIN += ["--set", "width=4", "--set", "depth=1", "--images", "8", "--batch-size
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on ten pairs, and its weights alone."""
+    """Train a run on ten pairs, and copy its weights file."""
     folder, random = tmp_path_factory.mktemp("weights"), np.random.default_rng(0)
     for name in ("own/input", "own/target", "other/input", "other/target"):
         (folder / name).mkdir(parents=True)
@@ -46,7 +46,7 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def test_a_checkpoint_and_its_weights_alone_have_the_same_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_and_its_weights_file_have_the_same_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for name in ("run", WEIGHTS, "alone.safetensors"):
         assert run(["evaluate", name, "--data-root", "other", "--accelerator", "cpu"]) == 0
@@ -72,7 +72,7 @@ def _last() -> list[Path]:
     return sorted(Path("next/checkpoints").glob("0*"))[-1:]
 
 
-def test_sample_shows_a_generator_and_says_what_a_weights_file_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample_shows_a_generator_and_reports_what_a_weights_file_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     write_random_weights(Path("gan.safetensors"), "dcgan", ["ngf=2", "ndf=2"])
     assert run(["sample", "gan.safetensors", "--grid", "1x2", "--out", "grid.png", "--accelerator", "cpu"]) == 0
     with Image.open("grid.png") as grid:
@@ -87,7 +87,7 @@ def test_sample_shows_a_generator_and_says_what_a_weights_file_lacks(capsys: pyt
         assert line in capsys.readouterr().err
 
 
-def test_imported_weights_without_discriminators_are_evaluated(tmp_path, monkeypatch, capsys) -> None:
+def test_imported_weights_without_discriminators_can_be_evaluated(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     import_network("resnet_6")
     Path("rows").mkdir()
@@ -101,7 +101,7 @@ def test_imported_weights_without_discriminators_are_evaluated(tmp_path, monkeyp
     assert capsys.readouterr().out != by_image
 
 
-def test_metadata_keeps_its_order_and_names_no_folder_or_source_file() -> None:
+def test_metadata_is_reproducible_and_contains_no_folder_or_source_file() -> None:
     tensors, metadata = read_tensors(Path("alone.safetensors"))
     assert metadata[RECIPE] == "restoration" and "own" not in metadata[DATA]
     assert json.loads(metadata[DATA])["data"] == "pairs"

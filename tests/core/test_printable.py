@@ -1,4 +1,4 @@
-"""Names, settings and messages reach the terminal and reports without control over them."""
+"""Names, settings and messages cannot inject control characters or markup into the terminal or reports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_message_and_a_table_cannot_control_the_terminal(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_any_name_is_printed_in_any_encoding(encoding: str, tmp_path: Path) -> None:
+def test_any_name_can_be_printed_in_any_encoding(encoding: str, tmp_path: Path) -> None:
     name = os.fsdecode(b"runs-\xff-\xe7\x94\xbb")
     environment = os.environ | {"PYTHONIOENCODING": encoding, "LANG": "C", "LC_ALL": "C"}
     command = [sys.executable, "-m", "paceline", "settings", f"./{name}.py"]

@@ -67,8 +67,8 @@ def test_a_setting_with_a_credential_is_rejected_and_not_written(
     assert "hunter2" not in output.err + output.out and not list(tmp_path.iterdir())
 
 
-def test_long_text_takes_linear_time() -> None:
-    """A quadratic search would take hours for such text, and hold up training and the board."""
+def test_hiding_credentials_takes_linear_time() -> None:
+    """A quadratic search would take hours on such text, and stall training and the board."""
     code = (
         "from paceline.core.secrets import is_private_name, redact\n"
         "for part in ('a', '-', '://', 'key', '=', 'token', 'a://', 'a.', 'a://b:', 'pass ', 'sk-', '@', 'api_'):\n"
@@ -79,12 +79,12 @@ def test_long_text_takes_linear_time() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
-def test_a_long_scheme_or_name_does_not_show_what_it_hides() -> None:
+def test_credentials_after_a_long_scheme_or_name_are_hidden() -> None:
     assert redact(f"{'x' * 100}://me:word@host") == f"{'x' * 100}://***@host"
     assert redact(f"{'my_' * 100}token=abc") == f"{'my_' * 100}token=***"
 
 
-def test_the_mirrored_copy_of_a_log_hides_credentials_across_its_lines(tmp_path: Path) -> None:
+def test_the_mirrored_copy_of_a_log_hides_credentials_that_span_lines(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     lines = ["x" * 70_000, "password:", "hunter2", *["a line"] * 20_000, "https://me:word@host", "no newline"]
     (tmp_path / "logs/rank-0.txt").write_bytes("\n".join(lines).encode() + b"\xff")

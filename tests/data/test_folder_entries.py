@@ -53,7 +53,7 @@ def fill(folder: Path) -> Path:
     (folder / "a" / "again").symlink_to("..")
     here = os.open(folder / "a", os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as unix:
-        unix.bind(f"/proc/self/fd/{here}/socket.png")  # a path of its own may be too long
+        unix.bind(f"/proc/self/fd/{here}/socket.png")  # the full path may be too long for a socket
     os.close(here)
     return folder
 
@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path, monkeypatch: p
             raise PermissionError(13, "Permission denied")
         return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)  # tests may run as root, who can read every folder
+    monkeypatch.setattr(os, "scandir", refuse)  # tests may run as root, which can read every folder
     assert "locked: cannot be read (Permission denied)" in list_folder(folder).unusable
     with pytest.raises(UserError, match=r"locked: cannot be read \(Permission denied\)"):
         images_under(folder / "locked")

@@ -1,4 +1,4 @@
-"""Files of one group are in one split, and the two files of a pair may be in one folder."""
+"""Files of a group are always in the same split, and both files of a pair may be in one folder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SOURCES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_group_is_in_one_split_and_stays_there_when_files_are_added(name: str, tmp_path: Path) -> None:
+def test_a_group_is_never_divided_and_stays_in_its_split_when_files_are_added(name: str, tmp_path: Path) -> None:
     source_class, settings_class, folders = SOURCES[name]
 
     def splits() -> dict[str, set[str]]:
@@ -98,7 +98,7 @@ def test_a_pattern_that_does_not_group_the_files_is_rejected(pattern: str, messa
         Photos("train", PhotoSettings(data="photos", data_root=str(tmp_path), group_by=pattern))
 
 
-def test_pairs_in_one_folder_are_matched_by_the_ends_of_their_names(tmp_path: Path) -> None:
+def test_pairs_in_one_folder_are_matched_by_name_suffixes(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path / "Canon" / f"{number}_real.JPG")
         write(tmp_path / "Canon" / f"{number}_mean.JPG")

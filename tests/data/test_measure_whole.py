@@ -81,7 +81,7 @@ def test_a_separate_test_folder_leaves_all_of_the_root_for_training(name: str, t
         source_class(name)("test", missing)
 
 
-def test_classes_of_a_whole_folder_keep_their_labels(tmp_path: Path) -> None:
+def test_classes_keep_their_labels_if_the_whole_folder_is_evaluated(tmp_path: Path) -> None:
     for name, count in (("cat", 4), ("dog", 6)):
         write(tmp_path / name, "folder", count)
     settings = settings_of("folder", tmp_path, size=SIDE)

@@ -1,4 +1,4 @@
-"""Files and folders that are not used are reported; if they are many, a file lists them all."""
+"""Files and folders that are not used are reported; if there are many, a file lists them all."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_apply_and_predict_list_all_unusable_files_next_to_the_results(
     lines = (tmp_path / "out.not_used.txt").read_text().splitlines()
     assert lines[0] == "a.png: damaged" and len(lines) == 6
     assert report_skipped(skipped, 39, [], tmp_path / "out") == 1
-    assert not (tmp_path / "out.not_used.txt").exists()  # the list of the earlier call is outdated
+    assert not (tmp_path / "out.not_used.txt").exists()  # the outdated list of the earlier call was removed
 
 
 def write_images(*folders: Path) -> None:

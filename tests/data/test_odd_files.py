@@ -47,7 +47,7 @@ def content(data: bytes) -> Callable[[Path], object]:
 
 
 def claim_to_be_huge(path: Path) -> None:
-    """Write a PNG of a few bytes whose header declares 400 megapixels."""
+    """Write a tiny PNG file whose header declares 400 megapixels."""
     header = b"IHDR" + struct.pack(">2I5B", 20_000, 20_000, 8, 2, 0, 0, 0)
     chunks = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks + struct.pack(">I", 0) + b"IEND\xae\x42\x60\x82")
@@ -137,7 +137,7 @@ def photos_accept(folder: Path) -> set[str]:
 
 
 def photos_read(folder: Path) -> set[str]:
-    """Return the files that a source reads without a check of all files at the start."""
+    """Return the files that a source can read if they are not all checked when it is opened."""
     accepted = set()
     for name in ODD_FILES:
         alone = folder.parent / f"only {name}"
@@ -157,7 +157,7 @@ def test_all_commands_accept_the_same_files(accept: Callable[[Path], set[str]], 
     assert accept(folder) == {name for name, file in ODD_FILES.items() if file.accepted}
 
 
-def test_the_size_of_a_folder_is_not_taken_from_an_animated_image(tmp_path: Path) -> None:
+def test_the_default_size_is_not_taken_from_an_animated_image(tmp_path: Path) -> None:
     for name in ("a.gif", "b.gif"):
         animate()(tmp_path / name)
     with pytest.raises(UserError, match="animated images are not supported"):

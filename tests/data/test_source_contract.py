@@ -42,7 +42,7 @@ def test_samples_match_the_data_spec(name: str, make_data) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_folder_for_evaluation_loses_no_sample_of_the_test_split(name: str, make_data) -> None:
+def test_evaluating_a_whole_folder_includes_every_sample(name: str, make_data) -> None:
     settings = make_data(name)
     whole = registry.load_class("source", name, Source).measure_whole(settings)
     usual, measured = len(build(name, "test", settings)), len(build(name, "test", whole))

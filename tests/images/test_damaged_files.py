@@ -1,4 +1,4 @@
-"""A damaged image file is rejected by every function that decodes it, as far as its format allows."""
+"""Every function that decodes images rejects damaged files, if the format makes damage detectable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONTAINERS = {  # options for Pillow, by file name
     "a.avif": {},
     "a.jp2": {},
 }
-# Only PNG and deflate have checksums. In all other formats, a changed byte can be a valid image with other pixels.
+# Only PNG and deflate have checksums. In other formats, a changed byte can yield a valid image with different pixels.
 CHECKED = ("a.png", "deflated.tif")
 
 
@@ -57,7 +57,7 @@ def test_a_flipped_bit_in_a_format_with_checksums_is_detected(name: str, reader:
 
 
 def pixel_bytes(file: Path) -> tuple[int, int]:
-    """Return the range of the first strip of a TIFF."""
+    """Return the byte range of the first strip of a TIFF."""
     with tifffile.TiffFile(file) as tiff:
         page = tiff.pages.first
         return page.dataoffsets[0], page.dataoffsets[0] + page.databytecounts[0]
@@ -79,7 +79,7 @@ def test_a_truncated_file_is_rejected_in_every_format(name: str, reader: str, tm
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
-def test_truncated_16_bit_colours_are_rejected(compression: str | None, tmp_path: Path) -> None:
+def test_truncated_16_bit_colour_images_are_rejected(compression: str | None, tmp_path: Path) -> None:
     file = tmp_path / "deep.tif"
     tifffile.imwrite(file, np.asarray(PHOTO).astype(np.uint16) * 257, photometric="rgb", compression=compression)
     content = file.read_bytes()
@@ -103,7 +103,7 @@ def test_bytes_after_the_end_of_a_png_are_ignored(tmp_path: Path) -> None:
     assert decode(tmp_path / "a.png").tobytes() == PHOTO.tobytes()
 
 
-def test_truncated_files_are_rejected_even_if_other_code_has_told_pillow_to_load_them(
+def test_truncated_files_are_rejected_even_if_pillow_is_set_to_load_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
@@ -114,7 +114,7 @@ def test_truncated_files_are_rejected_even_if_other_code_has_told_pillow_to_load
             read(tmp_path / "a.jpg")
 
 
-def test_a_damaged_sample_image_is_named_when_it_is_animated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_animation_command_names_a_damaged_sample_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.inference.animation.readable_config_of", lambda run: None)
     (tmp_path / "samples").mkdir()
     PHOTO.save(tmp_path / "samples" / "samples-100.png")

@@ -44,7 +44,7 @@ def test_the_discriminators_start_with_different_weights():
 
 @pytest.mark.parametrize("against", ["stronger", "weaker", "swapped"])
 @pytest.mark.parametrize(("priorities", "chosen"), [((2.0, 1.0), 0), ((1.0, 2.0), 1), ((1.0, 1.0), 0)])
-def test_the_discriminator_with_the_larger_priority_trains_the_generator(against, priorities, chosen):
+def test_the_discriminator_with_the_higher_priority_trains_the_generator(against, priorities, chosen):
     recipe = build(against=against)
     batch = make_batch(recipe, priority_1=priorities[0], priority_2=priorities[1])
     assert generator_loss(recipe, batch) == generator_losses(recipe, batch)[chosen]

@@ -1,4 +1,4 @@
-"""A run folder from a stranger: nothing outside it is written, and nothing in it makes a command wait or fail oddly."""
+"""With an untrusted run folder, no command writes outside it, hangs, or fails with a traceback."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEEPER = ("checkpoints/000000000064", "samples/samples-000000000064.png", "logs/
 
 
 @pytest.mark.parametrize("name", [*FOLDERS, *FILES, *DEEPER])
-def test_a_link_that_leads_out_of_a_run_folder_is_rejected_by_name(name: str, tmp_path: Path) -> None:
+def test_a_link_to_a_path_outside_the_run_folder_is_rejected_by_name(name: str, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "run" / name
     link.parent.mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_training_does_not_write_through_a_linked_folder(tmp_path: Path, tiny: s
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_mirror_with_a_device_or_a_file_of_another_size_is_damaged(tmp_path: Path) -> None:
+def test_a_mirror_with_a_device_or_a_file_of_the_wrong_size_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "mirror/mirror").mkdir(parents=True)
     (tmp_path / "mirror/mirror/000000000064-0001.json").symlink_to("/dev/zero")
     assert list_manifests(open_destination(f"file://{tmp_path}/mirror", "--resume-from")) == []
@@ -100,7 +100,7 @@ NOT_FILES = ("pipe", "zero", "folder")
 
 
 def place_at(path: Path, kind: str) -> None:
-    """Create what is not a regular file."""
+    """Create an entry that is not a regular file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == "pipe":
         os.mkfifo(path)
@@ -111,8 +111,8 @@ def place_at(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NOT_FILES)
-def test_no_reader_waits_for_what_is_not_a_file(kind: str, tmp_path: Path) -> None:
-    """A pipe would block, and /dev/zero would fill the memory."""
+def test_no_reader_hangs_on_an_entry_that_is_not_a_regular_file(kind: str, tmp_path: Path) -> None:
+    """A pipe would block, and /dev/zero would exhaust the memory."""
     for name in ("config.toml", "data_spec.json", "protocols.json", "status.json", "metrics.jsonl", "c/manifest.json"):
         place_at(tmp_path / name, kind)
     for read in (
@@ -150,7 +150,7 @@ def test_a_toml_bomb_ends_quickly_in_one_line(bomb: str, tmp_path: Path) -> None
         with pytest.raises(UserError) as caught:
             read()
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
-        assert time.monotonic() - began < 20  # and not minutes
+        assert time.monotonic() - began < 20  # instead of minutes
 
 
 JSON_BOMBS = {"nested": "[" * 100_000, "objects": '{"a":' * 100_000, "a number": '{"images": ' + "9" * 5000 + "}"}
@@ -168,7 +168,7 @@ def test_a_json_bomb_ends_in_one_line(bomb: str, tmp_path: Path) -> None:
     for read in (lambda: RunFolder(tmp_path).protocol_of("test/FID"), lambda: Manifest.parse(bomb.encode())):
         try:
             read()
-        except ValueError as error:  # a UserError is one
+        except ValueError as error:  # UserError is a subclass
             assert "\n" not in str(error)
     assert Status.of(tmp_path) is None and isinstance(read_metrics(tmp_path), list)
 
@@ -187,7 +187,7 @@ def test_a_data_spec_with_a_wrong_value_is_rejected(values: dict[str, object]) -
 
 def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
     with (tmp_path / "large.json").open("wb") as file:
-        file.truncate(2**40)  # sparse
+        file.truncate(2**40)  # sparse file
     code = "import sys, resource; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
     code += "from paceline.core.small_files import read_bounded\nread_bounded(__import__('pathlib').Path(sys.argv[1]))"
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / "large.json")], capture_output=True, text=True)
@@ -196,7 +196,7 @@ def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
     assert read_bounded(tmp_path / "small.json") == b"{}"
 
 
-def test_only_names_that_paceline_writes_are_checkpoints(tmp_path: Path) -> None:
+def test_only_folder_names_that_paceline_writes_count_as_checkpoints(tmp_path: Path) -> None:
     for name in ("000000000064", "²", "٣", "64", "9" * 200, "damaged-000000000064"):
         (tmp_path / name).mkdir()
     assert Checkpoints(tmp_path).all() == [64]

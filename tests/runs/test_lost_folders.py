@@ -1,4 +1,4 @@
-"""Folders that vanish or cannot exist, and processes that are killed: one line, and a true status."""
+"""Removed folders, impossible names and killed processes lead to a one-line error and a correct status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def has_saved(run: Path) -> bool:
     return any((run / "checkpoints").glob("0*"))
 
 
-def test_a_folder_that_is_removed_ends_the_run_in_one_line(tmp_path: Path, tiny: str) -> None:
+def test_a_removed_run_folder_ends_the_run_with_one_line(tmp_path: Path, tiny: str) -> None:
     run = tmp_path / "run"
     running = start_fork(tmp_path, "train", tiny, *SLOWLY, "--out", "run")
     wait_until(lambda: has_saved(run), running)
@@ -60,7 +60,7 @@ def test_a_linked_lock_is_reported(tmp_path: Path, tiny: str) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_killed_loader_process_ends_the_run_in_one_line(tmp_path: Path, tiny: str, devices: int) -> None:
+def test_a_killed_loader_process_ends_the_run_with_one_line(tmp_path: Path, tiny: str, devices: int) -> None:
     command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
     start = start_fork if devices == 1 else start_command
     running = start(tmp_path, *command, "--devices", str(devices))
@@ -79,7 +79,7 @@ def test_a_stopped_loader_process_does_not_hang_a_single_process(tmp_path: Path,
     command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
     running = start_fork(tmp_path, *command, "--set", "timeout=3", "--images", "16000")
     wait_until(lambda: has_saved(tmp_path / "run"), running)
-    for number in (signal.SIGSTOP, signal.SIGCONT):  # a suspended run goes on
+    for number in (signal.SIGSTOP, signal.SIGCONT):  # a suspended run continues
         running.kill(number)
         time.sleep(4)
     assert not running.ended

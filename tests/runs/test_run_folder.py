@@ -228,7 +228,7 @@ def test_checkpoints_without_their_settings_are_not_resumed(tmp_path: Path, tiny
     assert weights_of(tmp_path / "run") == before
 
 
-def test_the_names_of_a_run_are_on_disk_before_its_checkpoint_is_complete(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_folders_of_a_run_are_synced_when_a_checkpoint_is_saved(tmp_path: Path, monkeypatch: Any) -> None:
     synced: list[int] = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))

@@ -1,4 +1,4 @@
-"""Checkpoints whose checksums match but whose content is wrong: the previous one is used, or one line says why not."""
+"""If a checkpoint's checksums match but its content is wrong, the previous one is used or one line gives the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TENSORS = ("weights.safetensors", "state.safetensors")
 
 
 def sign(path: Path, edit_manifest: Edit = lambda manifest: manifest) -> None:
-    """Write a manifest that matches the files of a checkpoint, as Paceline would."""
+    """Rewrite the manifest of a checkpoint so that its checksums match the files."""
     manifest = json.loads((path / "manifest.json").read_text())
     manifest.pop("seal")
     manifest["sha256"] = {name: sha256((path / name).read_bytes()).hexdigest() for name in manifest["sha256"]}
@@ -46,7 +46,7 @@ def edit_tensors(path: Path, name: str, edit: Callable[[dict[str, Tensor]], dict
 
 
 def notes(**changes: Any) -> Edit:
-    """Change the notes on the tensors in a manifest."""
+    """Return a function that changes the tensor notes in a manifest."""
 
     def edit(manifest: Any) -> Any:
         manifest["tensors"]["weights.safetensors"] |= changes
@@ -93,7 +93,7 @@ CASES = [("state.json", name) for name in NUMBERS] + [("manifest.json", name) fo
 
 
 @pytest.mark.parametrize(("file", "kind"), CASES)
-def test_signed_but_wrong_content_is_damage(tmp_path: Path, file: str, kind: str) -> None:
+def test_wrong_content_with_valid_checksums_counts_as_damage(tmp_path: Path, file: str, kind: str) -> None:
     checkpoints, lines = Checkpoints(tmp_path), []
     for images in (640, 1280):
         checkpoints.save(with_best(snapshot(images, images), 640))
@@ -110,7 +110,7 @@ def test_signed_but_wrong_content_is_damage(tmp_path: Path, file: str, kind: str
         checkpoints.latest(lines.append)
 
 
-def test_an_older_checkpoint_under_a_newer_name_is_damage(tmp_path: Path) -> None:
+def test_an_older_checkpoint_under_a_newer_name_counts_as_damage(tmp_path: Path) -> None:
     checkpoints, lines = Checkpoints(tmp_path), []
     checkpoints.save(snapshot(640))
     shutil.copytree(checkpoints.path(640), checkpoints.path(1280))
@@ -118,7 +118,7 @@ def test_an_older_checkpoint_under_a_newer_name_is_damage(tmp_path: Path) -> Non
     assert found and found.images == 640 and len(lines) == 1 and "640" in lines[0]
 
 
-def test_tensors_that_are_not_safetensors_are_damage(tmp_path: Path) -> None:
+def test_an_invalid_safetensors_file_counts_as_damage(tmp_path: Path) -> None:
     checkpoints, lines = Checkpoints(tmp_path), []
     for images in (640, 1280):
         checkpoints.save(snapshot(images))
@@ -127,7 +127,7 @@ def test_tensors_that_are_not_safetensors_are_damage(tmp_path: Path) -> None:
     assert checkpoints.latest(lines.append) and len(lines) == 1 and "state.safetensors" in lines[0]
 
 
-def test_other_names_than_checkpoints_are_ignored(tmp_path: Path) -> None:
+def test_folders_whose_names_are_not_checkpoint_names_are_ignored(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(snapshot(640))
     for name in ("²", "٣", "0²", "12", "-00000000001"):
@@ -176,7 +176,7 @@ def test_tensors_that_do_not_fit_are_reported_and_the_previous_checkpoint_is_use
     assert (paths[-1] / TENSORS[0]).read_bytes() == whole[paths[-1].name]
 
 
-def test_if_no_checkpoint_fits_one_line_says_so_and_nothing_changes(tmp_path: Path, tiny: str) -> None:
+def test_if_no_checkpoint_fits_one_line_reports_it_and_nothing_changes(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--set", "momentum=0.9", "--images", "16", "--out", "run")
     assert run_fork(tmp_path, *command).wait() == 0
     path = tmp_path / "run" / "checkpoints" / f"{16:012d}"

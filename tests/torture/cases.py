@@ -1,4 +1,4 @@
-"""The types of the hostile inputs. Each list has a module of its own, and one test per command reads it."""
+"""Types of hostile input. Each list of cases has its own module, and one test per command uses it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HostileImage(NamedTuple):
 
 
 class HostileRun(NamedTuple):
-    """A run folder that a stranger made, and the files outside it that no command may change."""
+    """A run folder from a stranger, and the files outside it that no command may change."""
 
     name: str
     path: Path

@@ -1,4 +1,4 @@
-"""The table at the end of the torture tests: cases passed and tried per group, also as JSON in `$TORTURE_JSON`."""
+"""Print passed and total cases per group after the torture tests, and write them as JSON to `$TORTURE_JSON`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tally:
 
 @pytest.fixture
 def tally(record_property: Callable[[str, object], None]) -> Callable[[str], Tally]:
-    """Return a function that opens the tally of a group; its counts are in the table at the end."""
+    """Return a function that creates the tally of a group; its counts appear in the final table."""
 
     def open_tally(group: str) -> Tally:
         opened = Tally(group)
@@ -48,7 +48,7 @@ def tally(record_property: Callable[[str, object], None]) -> Callable[[str], Tal
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    """Replace tallies in reports by plain values, which pytest-xdist can send; a test that broke off has a fault."""
+    """Replace tallies with plain values that pytest-xdist can send; an aborted test counts as a failed case."""
     report = yield
     broke_off = report.when == "call" and report.failed
     report.user_properties = [
@@ -64,7 +64,7 @@ def _plain(tally: Tally, broke_off: bool) -> list[Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the table, and write it as JSON."""
+    """Print the table, and write it as JSON if `$TORTURE_JSON` is set."""
     rows: dict[str, list[Any]] = defaultdict(lambda: [0, 0, 0.0, []])
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, []):

@@ -56,7 +56,7 @@ def tiff(pixels: Any, **options: Any) -> bytes:
 
 
 def flipped(content: bytes, position: float) -> bytes:
-    """Flip a bit at a position between 0 and 1 of the file."""
+    """Flip one bit at a relative position (0 to 1) in the file."""
     at = int(position * (len(content) - 1))
     return content[:at] + bytes([content[at] ^ 0x20]) + content[at + 1 :]
 
@@ -70,19 +70,19 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png(*extra: bytes, width: int = SIDE_PX, height: int = SIDE_PX, pixels: bytes | None = None) -> bytes:
-    """Return an RGB PNG with chunks of any content before its pixels, which can be of any length."""
+    """Return an RGB PNG with arbitrary chunks before its pixel data, which may have any length."""
     rows = b"".join(b"\0" + row.tobytes() for row in np.asarray(photo())) if pixels is None else pixels
     header = chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0))
     return SIGNATURE + header + b"".join(extra) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def bomb(size: int = 5_000_000) -> bytes:
-    """Return a few bytes that decompress to many."""
+    """Return compressed zeros that expand to `size` bytes."""
     return zlib.compress(bytes(size), 9)
 
 
 def jpeg_of_size(width: int, height: int) -> bytes:
-    """Return a JPEG whose header declares another size."""
+    """Return a JPEG whose header declares the given size instead of its own."""
     content = bytearray(saved("JPEG"))
     at = content.index(b"\xff\xc0")
     content[at + 5 : at + 9] = struct.pack(">2H", height, width)
@@ -90,14 +90,14 @@ def jpeg_of_size(width: int, height: int) -> bytes:
 
 
 def jpeg_with_exif(tags: bytes) -> bytes:
-    """Return a JPEG whose EXIF segment has any content after the byte order."""
+    """Return a JPEG with arbitrary bytes in its EXIF segment."""
     content = saved("JPEG")
     exif = b"Exif\0\0" + tags
     return content[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + content[2:]
 
 
 def tiff_of(changes: dict[int, int], next_page: int = 0, pixels: bytes | None = None) -> bytes:
-    """Return a grey TIFF of one strip with changed tags; `next_page` is the offset of the page that follows."""
+    """Return a one-strip greyscale TIFF with changed tags; `next_page` is the offset of the next page."""
     strip = bytes(range(48)) * SIDE_PX if pixels is None else pixels
     tags = {256: SIDE_PX, 257: SIDE_PX, 258: 8, 259: 1, 262: 1, 273: 0, 277: 1, 278: SIDE_PX, 279: len(strip)}
     tags[273] = 8 + 2 + 12 * len(tags) + 4

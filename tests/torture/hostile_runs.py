@@ -1,4 +1,4 @@
-"""Run folders that a stranger could hand over: each must end in one line, quickly, without running or writing anything.
+"""Hostile run folders: with each, a command must end quickly with one line, and run and write nothing.
 
 `write_hostile_runs` copies a good run once per attack. A test runs commands over them and checks that no canary exists
 and that no victim has changed.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CANARY = "canary"  # exists next to the run folders if code of one has run
+CANARY = "canary"  # this file appears next to the run folders if code from one of them ran
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\r\u202etxt\ue000a\ue001d\ue002<script>alert(1)</script>"
 SPECIAL = ("config.toml", "metrics.jsonl", "status.json", "protocols.json", "data_spec.json", "mirror.json", ".lock")
 WRONG: tuple[Any, ...] = (None, [], {}, "text", 10**400, -1, 1e308, True)
@@ -30,7 +30,7 @@ class HostileRun:
 
 
 def write_hostile_runs(folder: Path, good_run: Path) -> list[HostileRun]:
-    """Write a hostile copy of a good run per attack; the folder must be new or empty."""
+    """Write one hostile copy of a good run per attack; the folder must be new or empty."""
     victim = folder / "victim"
     victim.mkdir(parents=True)
     (victim / "precious.txt").write_text("mine\n")
@@ -144,7 +144,7 @@ def _values() -> Iterator[tuple[str, Spoil]]:
 
 
 def set_line(run: Path, setting: str, value: str | None) -> None:
-    """Set a setting in a run's config.toml; None writes a list, which no setting is."""
+    """Set a setting in a run's config.toml; None writes a list, which is invalid for every setting."""
     settings, table, others = (run / "config.toml").read_text().partition("\n[")
     kept = [line for line in settings.splitlines() if line.partition(" = ")[0] != setting]
     line = f"{setting} = {'[[1], {a = 1}]' if value is None else json.dumps(value)}"
@@ -157,14 +157,14 @@ def newest(run: Path) -> Path:
 
 
 def link(path: Path, target: Path) -> None:
-    """Replace a file or folder by a link."""
+    """Replace a file or folder with a link."""
     remove(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target)
 
 
 def pipe(path: Path) -> None:
-    """Replace a file by a pipe."""
+    """Replace a file with a pipe."""
     remove(path)
     os.mkfifo(path)
 

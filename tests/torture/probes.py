@@ -1,4 +1,4 @@
-"""Run a function in a forked process with limits on its time and memory, and tell how it ended."""
+"""Run a function in a forked process with limits on its time and memory, and report how it ended."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 from running import Running, start_function_in_ranks
 
 LIMIT_SECONDS = 60
-LIMIT_BYTES = 2 * 2**30  # more than a process that has imported everything maps
-USER_CODES = (0, 1, 2)  # done, done with files that were skipped, user error
+LIMIT_BYTES = 2 * 2**30  # allowed on top of what the process has already mapped
+USER_CODES = (0, 1, 2)  # success, success with skipped files, user error
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Ended:
 
     @property
     def fault(self) -> str:
-        """What no command may do, whatever its input; empty if it did none of that."""
+        """The rule for all commands that this one broke; empty if there is none."""
         if self.code == -signal.SIGALRM:
             return f"was still running after {LIMIT_SECONDS} s"
         if self.code < 0:
@@ -49,13 +49,13 @@ def start_probe(folder: Path, function: Callable[..., int | None], *values: Any)
 
 
 def end_probe(running: Running) -> Ended:
-    """Wait for a probe."""
+    """Wait for a probe to end, and return how it ended."""
     code = running.wait(LIMIT_SECONDS + 30)
     return Ended(code, running.stdout + running.stderr, running.stderr)
 
 
 def run_probe(folder: Path, function: Callable[..., int | None], *values: Any) -> Ended:
-    """Run a probe to its end."""
+    """Run a probe, and return how it ended."""
     return end_probe(start_probe(folder, function, *values))
 
 
@@ -75,7 +75,7 @@ def _limited(function: Callable[..., int | None], values: tuple[Any, ...]) -> in
 
 
 def fingerprint(paths: Iterable[Path]) -> dict[str, str]:
-    """Return what identifies the content of files and folders, to see whether any has changed."""
+    """Return a type or checksum per file, recursively, to detect changes."""
     found: dict[str, str] = {}
     for path in paths:
         for file in [path, *(sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else ())]:
@@ -89,6 +89,6 @@ def fingerprint(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> str:
-    """Return which files differ; empty if none does."""
+    """Describe which files differ; empty if none do."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return f"changed {', '.join(sorted(names)[:5])}" if names else ""

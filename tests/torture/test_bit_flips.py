@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
 
 
 class Damage(NamedTuple):
-    """A file of a checkpoint with other content."""
+    """A checkpoint file with changed content."""
 
     name: str
     file: str
@@ -24,7 +24,7 @@ class Damage(NamedTuple):
 
 
 def bit_flips(files: dict[str, bytes], count: int, seed: int = 91) -> Iterator[Damage]:
-    """Yield copies of the files with one flipped bit each; every file has the same share."""
+    """Yield copies of the files with one flipped bit each; the flips are spread evenly over the files."""
     chance, names = random.Random(seed), sorted(files)
     for number in range(count):
         file = names[number % len(names)]
@@ -35,7 +35,7 @@ def bit_flips(files: dict[str, bytes], count: int, seed: int = 91) -> Iterator[D
 
 
 def large_damages(files: dict[str, bytes], count: int, seed: int = 92) -> Iterator[Damage]:
-    """Yield copies of the files that are cut, extended, or have a range of zeros or of moved bytes."""
+    """Yield copies of the files that are truncated, extended, partly zeroed or rotated."""
     chance, names = random.Random(seed), sorted(files)
     for number in range(count):
         file = names[number % len(names)]

@@ -1,4 +1,4 @@
-"""Hostile images: every command uses or rejects each by name; none runs code, hangs or writes elsewhere."""
+"""Every command uses each hostile image or rejects it by name; none runs code, hangs or writes elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = ("--accelerator", "cpu")
 
 
 def sample_images(folder: Path) -> list[HostileImage]:
-    """Write a few images of our own: a whole one, damaged ones, and a file that is none."""
+    """Write a few basic cases: an intact image, damaged ones, and a file that is not an image."""
     whole = folder / "whole.png"
     Image.fromarray(photograph("astronaut")[100:148, 180:228]).save(whole)
     content = whole.read_bytes()
@@ -40,7 +40,7 @@ def sample_images(folder: Path) -> list[HostileImage]:
 
 
 def listed_images(folder: Path) -> list[HostileImage]:
-    """Write the images of the list, and our own."""
+    """Write the listed images and the basic cases."""
     try:
         from hostile_images import write_hostile_images
     except ImportError:
@@ -50,7 +50,7 @@ def listed_images(folder: Path) -> list[HostileImage]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a classifier and a restoring network, both trained for a few steps on small photographs."""
+    """A folder with a classifier and a restoration network, both trained for a few steps on small photographs."""
     folder = tmp_path_factory.mktemp("models")
     for number in range(8):
         for name in ("a", "b"):
@@ -79,7 +79,7 @@ def is_reported(image: HostileImage, ended: Ended) -> bool:
 
 
 def fault_in_folder(image: HostileImage, ended: Ended, used: set[str]) -> str:
-    """Return what is wrong with an image of a folder that a command has gone through."""
+    """Describe what a command did wrong with an image of a folder; empty if nothing."""
     if image.verdict == "ok":
         return "" if image.path.name in used else "was not used"
     if image.verdict == "rejected" and image.path.name in used:
@@ -119,7 +119,7 @@ def test_a_folder_of_hostile_images_is_processed(
 
 
 def unexpected(folder: Path, expected: tuple[str, ...] = ("out", "data", "stdout-", "stderr-")) -> str:
-    """Return which files a command wrote to its working folder without being asked to."""
+    """Describe which unexpected files a command wrote to its working folder."""
     others = [entry.name for entry in folder.iterdir() if not entry.name.startswith(expected)]
     return f"wrote {', '.join(others)}" if others else ""
 
@@ -132,7 +132,7 @@ def arguments_of(command: str, data: Path, out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("command", ["pack", "train"])
-def test_one_hostile_image_among_photographs(
+def test_one_hostile_image_among_photographs_does_no_harm(
     place: Path, images: list[HostileImage], tmp_path: Path, tally: Any, command: str
 ) -> None:
     counted = tally(f"hostile images: {command}")

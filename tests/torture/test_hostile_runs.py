@@ -1,4 +1,4 @@
-"""Hostile run folders: no command runs their code, follows their links, hangs or fills the memory."""
+"""Hostile run folders: no command runs their code, follows their links, hangs or exhausts the memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torture, pytest.mark.timeout(1500)]
 
 
 def sample_runs(folder: Path, good_run: Path) -> list[HostileRun]:
-    """Write a few runs of our own: links to a victim, a recipe that writes a file, endless numbers."""
+    """Write a few basic cases: links to a victim, a recipe that writes a file, huge numbers."""
     victim = folder / "victim.txt"
     victim.write_text("before\n")
 
@@ -47,7 +47,7 @@ def sample_runs(folder: Path, good_run: Path) -> list[HostileRun]:
 
 
 def listed_runs(folder: Path, good_run: Path) -> list[HostileRun]:
-    """Write the runs of the list, and our own."""
+    """Write the listed runs and the basic cases."""
     (folder / "own").mkdir()
     own = sample_runs(folder / "own", good_run)
     try:
@@ -82,7 +82,7 @@ def load(run: str) -> int:
 
 
 def show_on_board(run: str) -> int:
-    """Read everything that the board shows of a run."""
+    """Read everything that the board shows about a run."""
     from paceline.board.files import open_files
     from paceline.board.gallery import Gallery
 

@@ -1,4 +1,4 @@
-"""`kill -9` at random moments: the same command always ends with the bits of the uninterrupted run."""
+"""After `kill -9` at random moments, the same command always ends bit-identical to an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from running import (
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
 
-# Every sync, step and prediction is slow enough to be hit.
+# Slow down every sync, step and prediction, so that a kill can hit it.
 SETTINGS = ("slow_sync=0.02", "pause=0.005", "evaluation_pause=0.05", "dropout=0.2", "ema_half_life=100 images")
 LOADERS = {"resident": (), "workers": ("loader=workers", "workers=1")}
 MOMENTS = ("any", "checkpoint", "settings", "evaluation")
@@ -39,8 +39,8 @@ EVALUATE_EVERY = 8 * 16  # images, as in the recipe
 class KillCase(NamedTuple):
     """A run that is killed one or more times."""
 
-    number: int  # also the seed of its moments
-    how: str  # "single", "ranks" (started as by srun) or "launcher"
+    number: int  # also part of the random seed
+    how: str  # "single", "ranks" (started as with srun) or "launcher"
     loader: str
     moments: tuple[str, ...]  # one per kill
 
@@ -74,7 +74,7 @@ def start(folder: Path, case: KillCase, command: tuple[str, ...]) -> list[Runnin
 
 
 def has_come(moment: str, run: Path) -> bool:
-    """Return whether a run is at a moment, as far as its files show."""
+    """Return whether the files of a run show that it has reached a moment."""
     if moment == "settings":
         return any(run.glob(".*.writing"))
     if moment == "checkpoint":
@@ -85,7 +85,7 @@ def has_come(moment: str, run: Path) -> bool:
 
 
 def wait_for(moment: str, run: Path, running: Running, chance: random.Random, duration: float) -> None:
-    """Wait for a moment and a random time after it, or until the run ends."""
+    """Wait until shortly (at random) after a moment, or until the run ends."""
     until = time.monotonic() + (chance.random() * duration if moment == "any" else TIMEOUT_SECONDS)
     while time.monotonic() < until and not running.ended:
         if moment != "any" and has_come(moment, run):
@@ -95,7 +95,7 @@ def wait_for(moment: str, run: Path, running: Running, chance: random.Random, du
 
 
 def kill_once(folder: Path, run: Path, case: KillCase, moment: str, recipe: str, duration: float, seed: int) -> bool:
-    """Start a run and kill it; return whether it was still running."""
+    """Start a run and kill it; return whether the kill interrupted it."""
     chance = random.Random(f"{case} {moment} {seed}")
     started = start(folder, case, (*command_of(case, recipe), "--out", str(run)))
     wait_for(moment, run, started[0], chance, duration)
@@ -106,7 +106,7 @@ def kill_once(folder: Path, run: Path, case: KillCase, moment: str, recipe: str,
     alive = not started[0].ended
     for pid in chosen if alive else ():
         os.kill(pid, signal.SIGKILL)
-    if alive and case.how == "ranks":  # as srun does; a rank whose peer died before they connected waits for it
+    if alive and case.how == "ranks":  # like srun: a rank whose peer died before they connected would wait for it
         time.sleep(1)
         for one in started:
             if not one.ended:
@@ -126,7 +126,7 @@ def references(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> Reference
         key = case.how, case.loader
         if key not in kept:
             run, began = folder / "-".join(key), time.monotonic()
-            if case.how == "launcher":  # the same weights as other runs with two processes; only its start is slower
+            if case.how == "launcher":  # same weights as with "ranks"; only the start is slower
                 run, duration = reference(case._replace(how="ranks"))
                 kept[key] = run, duration + 10
                 return kept[key]
@@ -139,7 +139,7 @@ def references(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> Reference
 
 
 @pytest.mark.parametrize("case", kill_cases(), ids=str)
-def test_a_run_killed_at_random_moments_ends_with_the_same_bits(
+def test_a_run_killed_at_random_moments_ends_bit_identical(
     tmp_path: Path, tiny: str, references: References, tally: Any, case: KillCase
 ) -> None:
     counted = tally(f"kill -9, {'one process' if case.how == 'single' else 'two processes'}")
@@ -150,7 +150,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(
             hits += kill_once(tmp_path, run, case, moment, tiny, duration / 2**attempt, attempt)
         if hits:
             break
-        shutil.rmtree(run)  # each time, the run ended before its moment
+        shutil.rmtree(run)  # every time, the run ended before the kill
     command = (*command_of(case, tiny), "--out", str(run))
     codes = run_ranks(tmp_path, 2, *command) if case.how != "single" else [run_fork(tmp_path, *command).wait()]
     counted.add(str(case), fault_of(run, reference, codes, hits))
@@ -158,7 +158,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(
 
 
 def fault_of(run: Path, reference: Path, codes: list[int], hits: int) -> str:
-    """Return what is wrong with a resumed run; empty if nothing is."""
+    """Describe what is wrong with a resumed run; empty if nothing."""
     if not hits:
         return "was never hit while it ran"
     if any(codes):

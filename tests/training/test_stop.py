@@ -141,7 +141,7 @@ def test_a_signal_before_the_processes_are_ready_ends_them(tmp_path: Path, tiny:
 
 
 def shown(terminal: int) -> bool:
-    """Read what a terminal shows, so that the program can go on writing."""
+    """Drain the output of a terminal, so that the program can keep writing."""
     with suppress(BlockingIOError):
         os.read(terminal, 65536)
     return True
