@@ -171,10 +171,10 @@ def load(
         run: A run folder or a weights file.
         checkpoint: "best", "last", or the number of images seen at the checkpoint.
         device: "cpu", "cuda" or "cuda:1"; by default, a GPU if there is one.
-        trust: Run the code of a recipe in a .py file that the run names, even if this program has not used it yet.
+        trust: Allow the run's recipe to be loaded from a .py file that this program has not imported yet.
 
     Raises:
-        UserError: If the run, checkpoint or device does not exist, a file is damaged, or the run names code to run.
+        UserError: If the run, checkpoint or device does not exist, a file is damaged, or the run needs untrusted code.
 
     Examples:
         >>> model = paceline.load("runs/first", checkpoint="last", device="cpu")

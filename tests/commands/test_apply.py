@@ -242,7 +242,7 @@ def test_unusable_files_are_listed_and_the_others_processed(tmp_path, capsys):
     [
         (["nowhere", "photos", "--out", "o"], "nowhere: expected a run folder or a .safetensors file"),
         (["photos", "photos", "--out", "o"], "photos: not a run folder (it has no config.toml)"),
-        (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: its metadata lists no recipe"),
+        (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: its metadata has no recipe"),
         (["damaged.safetensors", "photos", "--out", "o"], "damaged.safetensors: cannot be read"),
         (["partial.safetensors", "photos", "--out", "o"], "'generator.tail.bias' is missing"),
         (["restoration.safetensors", "nothing.png", "--out", "o"], "nothing.png: no such image or folder"),

@@ -111,7 +111,7 @@ def test_results_that_match_the_same_target_need_a_suffix() -> None:
         (["nowhere", "made"], "nowhere: no such file or folder"),
         (["made", "made", "--protocol", "lab"], "--protocol lab: expected rgb or y"),
         (["made", "made", "--json", "all.txt"], "all.txt"),
-        (["made", "others"], "nothing to measure against others: made/0.png: has no target"),
+        (["made", "others"], "no images could be compared with others: made/0.png: has no target"),
     ],
 )
 def test_wrong_input_is_reported_in_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,4 +128,4 @@ def test_panels_that_repeat_the_input_are_reported() -> None:
         save(f"rows/{number}.png", np.concatenate([noise(number), noise(number if number == 4 else 9)], axis=1))
     save("rows/0.png", np.concatenate([noise(0), noise(0)], axis=1))
     notes = Panels("test", Panels.Settings(data_root="own", test_root="rows", workers=0)).notes
-    assert notes == ("test: targets in 0.png are copies of the input, so their metrics mean nothing",)
+    assert notes == ("test: targets in 0.png are copies of the input, so their metrics are meaningless",)

@@ -91,7 +91,7 @@ def test_apply_recognises_a_row_of_panels_and_can_process_one(capsys):
         row.crop((0, 0, SIDE, SIDE)).save("row/alone.png")
     words = ["--accelerator", "cpu", "--out"]
     assert run(["apply", "run", "row/0.png", *words, "whole"]) == 0
-    assert "it looks like a row of 3 panels: use --panel 1 to process the first only" in capsys.readouterr().out
+    assert "it looks like a row of 3 panels: use --panel 1 to process only the first" in capsys.readouterr().out
     assert run(["apply", "run", "row/0.png", *words, "first", "--panel", "1"]) == 0
     assert run(["apply", "run", "row/alone.png", *words, "alone"]) == 0
     assert "looks like" not in capsys.readouterr().out

@@ -54,7 +54,7 @@ def hostile(folder: Path, good: Path, **settings: str) -> Path:
 def refused(running: Running, name: str, code: str) -> bool:
     """Return whether the command failed with one line that names the code; fail if the code ran."""
     assert not (running.folder / "canary").exists(), "the code ran"
-    line = f"paceline: {name}: names code to run ({code}), which is not run without --trust\n"
+    line = f"paceline: {name}: refers to code ({code}), which runs only with --trust\n"
     return running.wait() == 2 and running.stderr == line
 
 
@@ -95,7 +95,7 @@ def test_code_that_a_weights_file_refers_to_does_not_run(good: Path, tmp_path: P
         safetensors.torch.save_file(weights, "stranger.safetensors", metadata)
         with safe_open("stranger.safetensors", "pt") as file:
             assert file.metadata()["paceline.recipe"] == recipe
-        with pytest.raises(UserError, match=r"^stranger.safetensors: names code to run \(./x.py\), which is not run"):
+        with pytest.raises(UserError, match=r"^stranger.safetensors: refers to code \(./x.py\), which runs only"):
             paceline.load("stranger.safetensors", device="cpu")
         assert not (tmp_path / "canary").exists()
 

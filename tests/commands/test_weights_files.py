@@ -81,7 +81,7 @@ def test_sample_shows_a_generator_and_reports_what_a_weights_file_lacks(capsys: 
     for words, line in (
         (["gan.safetensors"], "--out: missing; gan.safetensors is a weights file: use --out FILE"),
         (["gan.safetensors", "--animate", "--out", "a.gif"], "gan.safetensors is a weights file: use its run folder"),
-        (["alone.safetensors", "--out", "a.png"], "use its run folder, or `paceline apply`"),
+        (["alone.safetensors", "--out", "a.png"], "use the run folder, or `paceline apply`"),
     ):
         assert run(["sample", *words]) == 2
         assert line in capsys.readouterr().err

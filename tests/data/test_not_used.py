@@ -41,7 +41,7 @@ def check(listed: Path, printed: str) -> None:
     lines = listed.read_text().splitlines()
     assert len(lines) == DAMAGED and all("truncated" in line for line in lines)
     assert {Path(line.partition(":")[0]).name for line in lines} == {f"{number:02}.png" for number in range(DAMAGED)}
-    assert f"all {DAMAGED} files that are not used are listed in {listed}" in printed
+    assert f"all {DAMAGED} unused files are listed in {listed}" in printed
 
 
 @pytest.mark.parametrize("data", ["folder", "photos"])
@@ -111,7 +111,9 @@ def test_a_validation_folder_that_is_the_test_split_is_not_reported(tmp_path: Pa
 
 def test_train_and_val_are_not_two_classes(tmp_path: Path) -> None:
     write_images(*(tmp_path / folder for folder in ("train/a", "train/b", "val/a", "val/b")))
-    with pytest.raises(UserError, match=r"has val but no test; .*--data-root .*train --test-root .*val"):
+    with pytest.raises(
+        UserError, match=r"has a val folder but no test folder; .*--data-root .*train --test-root .*val"
+    ):
         Folder("train", SeparateTestFolder(data="folder", data_root=str(tmp_path)))
     named = SeparateTestFolder(data="folder", data_root=str(tmp_path / "train"), test_root=str(tmp_path / "val"))
     assert [len(Folder(split, named)) for split in Folder.splits] == [6, 6]

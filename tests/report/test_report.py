@@ -268,7 +268,7 @@ def test_energy_is_summed_over_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPa
     assert run(["compare", "with-gpus", "--out", "of-gpus"]) == 0
     (only,) = json.loads(Path("of-gpus/report.json").read_text())["groups"].values()
     assert only["gpu"]["joules_per_1000_images"] == pytest.approx(2 * 1000)
-    assert "Energy is that of this GPU times the number of GPUs" in Path("of-gpus/report.md").read_text()
+    assert "Energy is measured on one GPU and multiplied by the number of GPUs" in Path("of-gpus/report.md").read_text()
 
 
 def test_a_stopped_run_is_shown_and_not_averaged(runs: Path) -> None:

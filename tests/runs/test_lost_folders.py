@@ -53,8 +53,7 @@ def test_a_linked_lock_is_reported(tmp_path: Path, tiny: str) -> None:
     rejected = run_fork(tmp_path, "train", tiny, "--out", "run")
     assert rejected.wait() == 2
     assert (
-        rejected.stderr
-        == "paceline: run/.lock: is a symbolic link to a place outside the run folder; remove the link\n"
+        rejected.stderr == "paceline: run/.lock: is a symbolic link that leads out of the run folder; remove the link\n"
     )
     assert not (tmp_path / "other").exists()
 

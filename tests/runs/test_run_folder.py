@@ -98,8 +98,8 @@ def test_claiming_a_folder_removes_leftovers_of_a_killed_writer_only(tmp_path: P
 def test_a_lock_or_log_file_that_is_a_symlink_is_not_followed(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "elsewhere").write_text("mine\n")
     for name, message in (
-        (".lock", "run/.lock: is a symbolic link to a place outside the run folder"),
-        ("logs/rank-0.txt", "run/logs/rank-0.txt: is a symbolic link to a place outside the run folder"),
+        (".lock", "run/.lock: is a symbolic link that leads out of the run folder"),
+        ("logs/rank-0.txt", "run/logs/rank-0.txt: is a symbolic link that leads out of the run folder"),
     ):
         (tmp_path / "run" / "logs").mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / "config.toml").touch()

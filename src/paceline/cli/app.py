@@ -247,7 +247,7 @@ def run(arguments: list[str] | None = None) -> int:
         print(f"paceline: {printable(in_one_line(error))}", file=sys.stderr)
         return 2
     finally:
-        set_trust(trusted)  # the flag is for this command only
+        set_trust(trusted)  # --trust applies to this command only
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ ConfigFile = Annotated[str, typer.Option("--config", help="read settings from a 
 Vgg = Annotated[str, typer.Option("--vgg", help="VGG19 weights, for recipes with a perceptual loss", metavar="FILE")]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="run the code in .py files that a run or a --config file names", callback=set_trust),
+    typer.Option("--trust", help="run code from .py files that a run or a --config file refers to", callback=set_trust),
 ]
 Assignments = Annotated[list[str], typer.Option("--set", help="set any setting; can be repeated", metavar="NAME=VALUE")]
 
@@ -51,7 +51,7 @@ def with_settings(
 
     def with_flags(command: Command) -> Command:
         def wrapped(**arguments: Any) -> None:
-            arguments.pop(trust.name)  # its callback has recorded it
+            arguments.pop(trust.name)  # already recorded by its callback
             flags = {name: arguments.pop(name) for name in options}
             command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
 

@@ -45,7 +45,7 @@ def apply(
     downsample: Annotated[
         str, typer.Option(help="downsample images first, then compare results with the originals", metavar="bicubic")
     ] = "",
-    panel: Annotated[int, typer.Option(help="images are rows of square panels: process this one, from 1")] = 0,
+    panel: Annotated[int, typer.Option(help="for rows of square panels: number of the panel to process, from 1")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing results")] = False,
     skip_existing: Annotated[bool, typer.Option("--skip-existing", help="skip images with existing results")] = False,
     trust: Trust = False,
@@ -60,9 +60,9 @@ def apply(
 
 def measure(
     results: Annotated[str, typer.Argument(metavar="RESULTS", help="a folder of images, or one image")],
-    targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder with their targets, or one image")],
+    targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder with the target images, or one image")],
     protocol: Annotated[str, typer.Option(help="rgb: all channels; y: luma")] = "rgb",
-    border: Annotated[int, typer.Option(help="pixels to ignore at each edge; evaluate ignores the scale")] = 0,
+    border: Annotated[int, typer.Option(help="pixels to ignore at each edge; `evaluate` uses the scale factor")] = 0,
     masks: Annotated[bool, typer.Option("--masks", help="the images are segmentations: measure IoU and Dice")] = False,
     suffix: Annotated[str, typer.Option(help="use only results whose name ends with this, e.g. -sr")] = "",
     json: Annotated[str, typer.Option(help="write the metrics to this .json file", metavar="FILE")] = "",
@@ -71,7 +71,7 @@ def measure(
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of a trusted --inception file")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False,
 ) -> None:
-    """Measure images of any program against their targets: PSNR, SSIM, LPIPS, FID, IoU and Dice."""
+    """Compare images from any program with their targets: PSNR, SSIM, LPIPS, FID, IoU and Dice."""
     from paceline.commands.measure import Options
     from paceline.commands.measure import measure as job
 

@@ -82,7 +82,7 @@ def _check_options(options: Options) -> None:
             f"--tile {options.tile}: expected a tile size in pixels, or 0 for the largest that fits in memory"
         )
     if options.panel < 0:
-        raise UserError(f"--panel {options.panel}: expected the number of a panel, from 1, or 0 for whole images")
+        raise UserError(f"--panel {options.panel}: expected a panel number (1 or greater), or 0 for whole images")
     if options.downsample not in ("", "bicubic"):
         raise UserError(f"--downsample {options.downsample}: expected bicubic")
     if options.overwrite and options.skip_existing:

@@ -1,4 +1,4 @@
-"""`paceline evaluate`: measure the metrics of a run's checkpoint or of a weights file on any data."""
+"""`paceline evaluate`: compute the metrics of a checkpoint or a weights file on any data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from paceline.training.evaluate import SplitEvaluator
 def evaluate(
     run: str, split: str, flags: Mapping[str, SettingValue], assignments: Mapping[str, str], checkpoint: str
 ) -> int:
-    """Print the metrics of a run's checkpoint or of a weights file, on its own data or on a different source."""
+    """Print the metrics of a checkpoint or a weights file, on its own data or on a different source."""
     given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
     # Folders from the run's settings do not apply to different data.
     elsewhere = "data_root" in {**given, **assignments}

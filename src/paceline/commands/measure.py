@@ -1,4 +1,4 @@
-"""`paceline measure`: compare images of any program with their targets, under the protocols of `evaluate`."""
+"""`paceline measure`: compare images from any program with their targets, using the protocols of `evaluate`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from paceline.images.decode import BadImage, decode
 from paceline.inference.matching import match_files
 
 PROTOCOLS = ("rgb", "y")
-MAX_LISTED = 5  # problems printed
+MAX_LISTED = 5  # maximum number of problems to print
 CPU = torch.device("cpu")
 Row = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Command-line options."""
 
     protocol: str = "rgb"
     border: int = 0
@@ -47,7 +47,7 @@ class Options:
 
 
 def measure(results: str, targets: str, options: Options) -> int:
-    """Print the metrics of images compared with their targets; return 1 if files were left out."""
+    """Print the metrics of images compared with their targets; return 1 if any file was left out."""
     if options.protocol not in PROTOCOLS:
         raise UserError(f"--protocol {options.protocol}: expected {' or '.join(PROTOCOLS)}")
     if options.border < 0:
@@ -75,7 +75,7 @@ def measure(results: str, targets: str, options: Options) -> int:
             counts += own
             row |= overlaps(own)
     if not rows:
-        raise UserError(f"{results}: nothing to measure against {targets}: {_listed(problems)}")
+        raise UserError(f"{results}: no images could be compared with {targets}: {_listed(problems)}")
     metrics = {
         name: sum(row[name] for row in rows.values()) / len(rows)
         for name in next(iter(rows.values()))
@@ -113,7 +113,7 @@ def _images(path: str) -> list[Path]:
 
 
 def _same_size(result: Path, target: Path) -> tuple[Tensor, Tensor]:
-    """Return both images as levels, [1, c, h, w], with as many channels; raise UserError if their sizes differ."""
+    """Return both images as [1, c, h, w] with the same number of channels; raise UserError if their sizes differ."""
     one, other = decode(result), decode(target)
     if one.size != other.size:
         sizes = f"{one.width}×{one.height} pixels, but {target} has {other.width}×{other.height}"
@@ -129,7 +129,7 @@ def _same_size(result: Path, target: Path) -> tuple[Tensor, Tensor]:
 def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance | None) -> Row:
     border, (height, width) = options.border, made.shape[-2:]
     if min(height, width) - 2 * border < WINDOW:
-        raise UserError(f"{width}×{height} pixels are too small to compare; SSIM needs {WINDOW} inside the border")
+        raise UserError(f"{width}×{height} pixels is too small to compare; SSIM needs {WINDOW} inside the border")
     cut = [levels[..., border : height - border, border : width - border] for levels in (made, real)]
     one, other = (luma(levels) for levels in cut) if options.protocol == "y" else cut
     row = {"psnr": psnr(one, other).item(), "ssim": ssim(one, other).item()}
@@ -138,10 +138,10 @@ def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance |
 
 
 def _fid(pairs: Sequence[tuple[Path, Path]], options: Options) -> Row:
-    """Return FID of all results against all targets, as `evaluate` computes it."""
+    """Return the FID between all results and all targets, computed as in `evaluate`."""
     network = load_inception(options.inception, options.inception_sha256, CPU)
     if len(pairs) < 2:
-        raise UserError(f"--inception: FID needs at least 2 images, got {len(pairs)}; leave it out")
+        raise UserError(f"--inception: FID needs at least 2 images, got {len(pairs)}; omit --inception")
     found = []
     for place in (0, 1):
         sums = FeatureSums(Layout(len(pairs), network.num_features, network.num_classes, 2), CPU)

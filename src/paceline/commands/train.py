@@ -77,7 +77,7 @@ def train(config: Config) -> int:
     """Train a recipe in as many processes as the settings require; return the exit code."""
     check_loggers(config.run.loggers)
     config = config.with_run(out=config.run.out or default_folder(config))
-    RunFolder(Path(config.run.out))  # raises for a name that cannot exist, before processes are started
+    RunFolder(Path(config.run.out))  # raises an error for an invalid name before any process starts
     several = strategy_class(config).needs_processes and config.run.devices > 1
     elastic = config.run.max_restarts or config.run.nnodes != "1" or config.run.rdzv
     if (several or elastic) and place_of(config.run) is None:
@@ -91,13 +91,13 @@ def train(config: Config) -> int:
         if code == INTERRUPTED:
             _started_folder(config).end_for_others("stopped", "immediately, after a second Ctrl-C", began)
         elif code:
-            _started_folder(config).end_for_others("failed", f"a worker ended it with exit code {code}", began)
+            _started_folder(config).end_for_others("failed", f"a worker exited with code {code}", began)
         return code
     return train_here(config)
 
 
 def _started_folder(config: Config) -> RunFolder:
-    """Return the run folder; with several stages, that of the last one that has started."""
+    """Return the run folder; if there are several stages, the folder of the last one that started."""
     return RunFolder(Path(stages_of(config)[0].run.out))
 
 
@@ -154,7 +154,7 @@ def _train_stage(config: Config, world: World) -> int:
 
 
 def _end_hung_run(config: Config, folder: RunFolder, silent: float) -> None:
-    """End this process, whose main thread hangs: for example, a loader process was stopped, or a disk is gone."""
+    """End this process because its main thread hangs, e.g. after a loader process was stopped or a disk was lost."""
     reason = f"no progress for {silent:.0f} s (--timeout {config.run.timeout:g})"
     folder.end("failed", reason)
     print(f"paceline: {reason}; {folder.checkpoints.describe_newest()}", file=sys.stderr, flush=True)

@@ -229,7 +229,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 def _title(config: Config, steps: int, control: str) -> str:
     batch, devices = global_batch(config), config.run.devices
-    on = "1 device" if devices == 1 else f"up to {devices} devices"  # a strategy may use fewer, and needs no processes
+    on = "1 device" if devices == 1 else f"up to {devices} devices"  # a strategy may use fewer
     title = f"{config.recipe_name} on {config.run.data}: {steps} steps in float64, batch {batch}, {on}"
     return title + (f", broken on purpose: {control}" if control else "")
 

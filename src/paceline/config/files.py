@@ -18,7 +18,7 @@ from paceline.core.small_files import MAX_TOML_BYTES, parse_toml, read_bounded, 
 from paceline.core.types import SettingValue, SettingValues
 
 PROVENANCE = "provenance"  # table of a run's config.toml that contains no settings: format, versions, hardware
-# Locations of a run, which the next run must not reuse, and the user's trust in a file, which nobody else can give.
+# A run's locations, which the next run must not reuse, and a setting that trusts a file, which only the user may set.
 NOT_INHERITED = ("out", "mirror", "resume_from", TRUSTING_SETTING)
 
 Table = Mapping[str, SettingValue]
@@ -49,7 +49,7 @@ def read_file(path: str) -> Layer:
 
 
 def inherited(settings: SettingValues) -> Inherited:
-    """Return the settings of a run that another one may take over."""
+    """Return the settings of a run that another run may inherit."""
     return Inherited({name: value for name, value in settings.items() if plain_name(name) not in NOT_INHERITED})
 
 

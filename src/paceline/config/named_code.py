@@ -1,4 +1,4 @@
-"""Settings that name code to run, and whether a file may name it; see `core.trust`."""
+"""Checks settings in files that would make Paceline run code; see `core.trust`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ TRUSTING_SETTING = "inception_sha256"  # lets the code in a TorchScript file run
 def check_named_code(
     origin: str, settings: SettingValues, overriding: Iterable[SettingValues] = (), *, trust: bool = False
 ) -> None:
-    """Raise UserError if the settings in a file name code that must not run, unless later layers override them."""
+    """Raise UserError if settings in a file refer to untrusted code, unless later layers override them."""
     replaced = {plain_name(name) for layer in overriding for name in layer}
     check_may_run(origin, _plugins({name: settings[name] for name in settings if name not in replaced}), trust=trust)
 
 
 def check_trusting_setting(origin: str, settings: SettingValues) -> None:
-    """Raise UserError if a settings file says that the user trusts a file with code."""
+    """Raise UserError if a settings file contains a setting that allows a file to run code."""
     given = {plain_name(name): value for name, value in settings.items()}
     if given.get(TRUSTING_SETTING) and not trusts_files():
         raise UserError(
-            f"{origin}: sets {TRUSTING_SETTING}, which lets a file run code; set it on the command line, or use --trust"
+            f"{origin}: sets {TRUSTING_SETTING}, which allows code to run; set it on the command line, or use --trust"
         )
 
 

@@ -99,7 +99,7 @@ def resolve(
         recipe_class.Settings,
         sources,
         recipe_class.other_names,
-        # The names of a file's settings are unknown until the file is imported.
+        # The settings that a .py file declares are unknown until the file is imported.
         has_unknown_source=any(is_path(one) and (one != source or is_left_out) for one in named),
     )
     chosen: dict[str, SettingValue] = {}
@@ -194,7 +194,7 @@ def own_fields(run_settings: type[RunSettings]) -> list[dataclasses.Field[Any]]:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a setting, which may be spelled with hyphens."""
+    """Return the canonical name of a setting that may be spelled with hyphens."""
     return name.replace("-", "_")
 
 

@@ -35,8 +35,8 @@ class PhotoSettings(SeparateTestFolder):
         flag=True,
         mutable_on_resume=True,
     )
-    low_suffix: str = setting("", "end of the names of low-resolution files in the same folder, such as _LR")
-    high_suffix: str = setting("", "end of the names of the other files, if low_suffix is set, such as _HR")
+    low_suffix: str = setting("", "suffix of low-resolution file names in the same folder, such as _LR")
+    high_suffix: str = setting("", "suffix of high-resolution file names, such as _HR; requires low_suffix")
     test_low_root: str = setting(
         "", "photos: like --low-root, but for the images in --test-root", flag=True, mutable_on_resume=True
     )

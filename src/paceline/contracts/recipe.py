@@ -80,7 +80,7 @@ class Recipe(nn.Module):
     aliases: ClassVar[Mapping[str, str]] = {}
     """Setting names of other programs in `--config` files, mapped to Paceline's names; "" ignores a setting."""
     other_names: ClassVar[Mapping[str, str]] = {}
-    """Settings of other projects, and what to use instead, for the error about an unknown setting."""
+    """Maps setting names from other projects to advice on what to use instead, shown for an unknown setting."""
     must_match_weights: ClassVar[tuple[str, ...]] = ()
     """Settings that must not change with `--init-from`, even if the weights would fit."""
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}

@@ -22,7 +22,7 @@ class MeasuredRung:
 
 @dataclass(frozen=True)
 class StepLadder:
-    """Step speeds measured with one cost added at a time, from one device alone to all devices."""
+    """Step speeds measured while adding one cost at a time, from a single device to all devices."""
 
     devices: int
     batch: int

@@ -1,7 +1,7 @@
 """Atomic file writes: a temporary file is written next to its target, synced and renamed.
 
 Temporary files are created exclusively and symbolic links are never followed. A link in an untrusted folder therefore
-cannot make a command overwrite the file that it points to. `core.small_files` reads files of such a folder.
+cannot make a command overwrite the file that it points to. `core.small_files` reads files from such a folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write_json(target: Path, content: object, *, durable: bool = True, indent: i
     """Write a JSON file atomically, creating its folder if necessary."""
     target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=indent, ensure_ascii=False)
-    if any("\ud800" <= character <= "\udfff" for character in text):  # bytes of a file name that are not UTF-8
+    if any("\ud800" <= character <= "\udfff" for character in text):  # surrogates stand for bytes that are not UTF-8
         text = json.dumps(content, indent=indent)
     write_file(target, text + "\n", durable=durable)
 
@@ -72,7 +72,7 @@ def open_append(path: Path, *, truncate: bool = False) -> int:
     try:
         opened = os.open(path, mode | (os.O_TRUNC if truncate else 0), 0o644)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads
+        if error.errno == errno.ENXIO:  # a pipe without a reader
             raise _neither(path) from None
         if error.errno != errno.ELOOP:
             raise
@@ -84,17 +84,15 @@ def open_append(path: Path, *, truncate: bool = False) -> int:
 
 
 def check_own_files(folder: Path) -> None:
-    """Raise UserError if a folder holds a link that leads out of it, a pipe or a device, at any depth."""
+    """Raise UserError if a folder contains, at any depth, a link that leads out of it, a pipe or a device."""
     inside = os.path.realpath(folder)
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
-            with suppress(FileNotFoundError):  # removed in the meantime
+            with suppress(FileNotFoundError):  # already removed
                 mode = path.lstat().st_mode
                 if stat.S_ISLNK(mode):
                     if not Path(os.path.realpath(path)).is_relative_to(inside):
-                        raise UserError(
-                            f"{path}: is a symbolic link to a place outside the run folder; remove the link"
-                        )
+                        raise UserError(f"{path}: is a symbolic link that leads out of the run folder; remove the link")
                 elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                     raise _neither(path)
 

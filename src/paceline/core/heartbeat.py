@@ -55,9 +55,9 @@ def beat() -> None:
 
 
 class Watch(threading.Thread):
-    """Calls a function if this process makes no progress for a time, once it has made some.
+    """Calls a function if this process stops making progress for a given time.
 
-    For a process without a launcher that watches it. The function runs in this thread, because the main thread hangs.
+    Used if no launcher watches this process. The function runs in this thread because the main thread hangs.
     """
 
     def __init__(self, timeout: float, on_silence: Callable[[float], None]) -> None:
@@ -68,7 +68,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         interval, silent, last = min(1.0, self._timeout / 4), 0.0, _beaten_at
         while not self._ended.wait(interval):
-            # Adds up intervals, so that the time during which the whole process was suspended does not count.
+            # Adds up intervals, so that time during which the whole process was suspended is not counted.
             silent, last = (silent + interval if last == _beaten_at else 0.0), _beaten_at
             if last > self._began and silent > self._timeout:
                 self._on_silence(silent)

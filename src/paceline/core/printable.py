@@ -1,4 +1,4 @@
-"""Text from files, names and logs as it may be printed: it cannot move the cursor, hide itself or start a new line."""
+"""Makes untrusted text safe to print: it cannot move the cursor, hide itself or start a new line."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import re
 import sys
 from os import PathLike, fspath
 
-# Control characters, line and paragraph separators, signs that change the direction of text, and surrogates, which
-# stand for bytes of names that are not UTF-8.
+# Control characters, line and paragraph separators, characters that change the text direction, and surrogates, which
+# stand for bytes that are not UTF-8.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str | PathLike[str]) -> str:
-    """Return text or a path in one line, with control characters escaped like `\\x1b`; other characters are kept."""
+    """Return text or a path as one line, with control characters escaped, e.g. as `\\x1b`."""
     return _UNSAFE.sub(_escape, fspath(text))
 
 
 def printable_lines(text: str) -> str:
-    """Return text with its line breaks and tabs, and all other control characters escaped."""
+    """Return text with all control characters escaped except line breaks and tabs."""
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
 def print_any_text() -> None:
-    """Escape characters that the encoding of standard output or error lacks, instead of failing."""
+    """Make standard output and error escape characters that they cannot encode, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -30,6 +30,6 @@ def print_any_text() -> None:
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte
+    if 0xDC80 <= code <= 0xDCFF:  # a surrogate that stands for a byte
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -13,7 +13,7 @@ _NAMES = (
     r"pass(?:word|wd|phrase)?|secret|token|credentials?|signature|sig"
     r"|(?:api|access|account|private)[_-]?key(?:[_-]?id)?"
 )
-# No pattern starts with a repetition, so that the time is linear in the length of the text.
+# No pattern starts with a repetition, so matching takes time linear in the length of the text.
 _IN_URL = re.compile(r"(?P<scheme>[a-z0-9+.-]://)(?P<who>[^\s/?#'\"]+)@", re.IGNORECASE)
 _NAMED = re.compile(
     rf"(?P<name>(?:{_NAMES})['\"]?\s*(?:=|:)\s*)(?P<quote>['\"]?)(?P<value>[^\s&,;'\"}}\]]+)", re.IGNORECASE

@@ -1,4 +1,4 @@
-"""Read small files that may come from a stranger: regular files only, with a bounded size and depth."""
+"""Reads small untrusted files: regular files only, with limits on size and nesting depth."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MAX_BYTES = 2**24  # of a file that is read whole
+MAX_BYTES = 2**24  # maximum size of a file that is read at once
 MAX_TOML_BYTES = 2**18
-MAX_DOTS = 200  # in a line of TOML; the parser takes quadratic time for dotted keys
+MAX_DOTS = 200  # maximum per line of TOML, since parsing dotted keys takes quadratic time
 
 
 def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file; raise OSError for any other kind of file and for a larger one."""
+    """Return the content of a regular file; raise OSError if it is too large or not a regular file."""
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block otherwise
     try:
         found = os.fstat(opened)
@@ -63,5 +63,5 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 
 def why(error: Exception) -> str:
-    """Return in one line why a file cannot be read, without its name."""
+    """Return a one-line reason why a file cannot be read, without the file name."""
     return " ".join(str(getattr(error, "strerror", None) or error).split())

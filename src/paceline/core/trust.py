@@ -1,7 +1,7 @@
-"""Which code a run, a weights file or a settings file may make Paceline run.
+"""Decides which code a run, a weights file or a settings file may make Paceline run.
 
-Such a file may come from a stranger. Code that it names runs only if the user named the same file, so that the code
-is already part of this process, or passed `--trust`.
+Such a file may be untrusted. Code that it refers to runs only if the user passed `--trust`, or if this process has
+already imported that code because the user named it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TRUST = "PACELINE_TRUST"  # an environment variable, so that worker processes in
 
 
 def set_trust(given: bool) -> None:
-    """Record whether the user passed `--trust`, for this process and those that it starts."""
+    """Record whether the user passed `--trust`, for this process and its child processes."""
     if given:
         os.environ[TRUST] = "1"
     else:
@@ -29,12 +29,12 @@ def trusts_files() -> bool:
 
 
 def may_run(plugin: str, *, trust: bool = False) -> bool:
-    """Return whether a plugin that a file names may be loaded; those without a path are installed here."""
+    """Return whether a plugin named in a file may be loaded; one without a path is installed and always may."""
     return not is_path(plugin) or trust or trusts_files() or is_loaded(plugin)
 
 
 def check_may_run(origin: str, plugins: Iterable[str], *, trust: bool = False) -> None:
-    """Raise UserError for the first plugin that may not be loaded; `origin` is the file that names it."""
+    """Raise UserError for the first plugin that may not be loaded; `origin` is the file that refers to it."""
     for plugin in plugins:
         if not may_run(plugin, trust=trust):
-            raise UserError(f"{origin}: names code to run ({plugin}), which is not run without --trust")
+            raise UserError(f"{origin}: refers to code ({plugin}), which runs only with --trust")

@@ -10,7 +10,7 @@ from types import ModuleType
 from paceline.core.announce import announce
 from paceline.core.errors import UserError
 
-PREFIX = "paceline_user_"  # of the names of their modules
+PREFIX = "paceline_user_"  # prefix of module names
 
 
 def is_path(name: str) -> bool:
@@ -19,7 +19,7 @@ def is_path(name: str) -> bool:
 
 
 def is_loaded(name: str) -> bool:
-    """Return whether the code in a file has already run in this process, because the user named it."""
+    """Return whether this process has already imported a file, because the user named it."""
     place = str(Path(name).resolve())
     modules = [module for key, module in sys.modules.items() if key.startswith(PREFIX)]
     return any(module.__file__ == place for module in modules)

@@ -19,7 +19,7 @@ SUFFIXES = {
     *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
 }
 HIDDEN = (".", "__")  # prefixes of hidden files, and of those that file managers and archives leave behind
-VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # folders that other projects validate on
+VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # validation folders in other projects
 NOT_USED = "not_used.txt"
 MAX_NAMED = 3  # maximum number of files listed in a message
 
@@ -34,14 +34,14 @@ def named_root(settings: RunSettings) -> Path:
 
 @dataclass
 class Listing:
-    """The visible regular files of a folder, and the entries that cannot be used, each with the reason."""
+    """The visible regular files in a folder, and unusable entries with their reasons."""
 
     files: list[Path] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One line about the entries that cannot be used; empty if there are none."""
+        """A one-line note about unusable entries; empty if there are none."""
         count = len(self.unusable)
         if not count:
             return ()
@@ -93,7 +93,7 @@ def _problem(path: Path, entry: os.DirEntry[str]) -> str | None:
 
 
 def is_image(file: Path) -> bool:
-    """Return whether a file has the suffix of an image."""
+    """Return whether a file name has an image suffix."""
     return file.suffix.lower() in SUFFIXES
 
 
@@ -123,9 +123,9 @@ def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
 def by_suffix(
     root: Path, files: Iterable[Path], first: str, second: str
 ) -> tuple[dict[str, Path], dict[str, Path], list[str]]:
-    """Match files of one folder by the ends of their names; also return messages about files that have no match.
+    """Match files in one folder by name suffix; also return messages about files without a match.
 
-    One of the ends can be empty: it stands for all files that do not have the other end.
+    One suffix can be empty: it stands for all files without the other suffix.
     """
     if first == second:
         raise UserError(f"the suffixes of matching files are both {first!r}; use two different ones")
@@ -135,7 +135,7 @@ def by_suffix(
     for file in files:
         end = next((end for end in ends if file.stem.endswith(end)), None)
         if end is None:
-            problems.append(f"{file.relative_to(root)} ends neither in {first} nor in {second}")
+            problems.append(f"{file.relative_to(root)} ends with neither {first} nor {second}")
         else:
             stems[end].append(file)
     found = [
@@ -157,16 +157,16 @@ def unreadable(path: Path, error: BadImage) -> UserError:
 
 
 def unused_validation(root: Path, used: Path) -> tuple[str, ...]:
-    """Return a note if a folder has a validation split that is not used, neither for training nor for testing."""
+    """Return a note if a folder has a validation split that is used for neither training nor testing."""
     found = [root / name for name in VALIDATION_NAMES if (root / name).is_dir() and root / name != used]
     hint = "validation samples are held out from the training split (--set validation=FRACTION)"
     return tuple(f"{printable(folder)}: not used; {hint}; to test on it, use --test-root" for folder in found)
 
 
 def write_not_used(target: Path, files: Sequence[str]) -> tuple[str, ...]:
-    """Write a list of files that is too long to print; return the line that says where, if any.
+    """Write a list of files that is too long to print; return a line with its path, if any.
 
-    A list that an earlier command left is removed.
+    If the list is short, any list left by an earlier command is removed.
     """
     try:
         if len(files) <= MAX_NAMED:
@@ -175,12 +175,12 @@ def write_not_used(target: Path, files: Sequence[str]) -> tuple[str, ...]:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, "".join(f"{printable(file)}\n" for file in files), durable=False)
     except OSError as error:
-        return (f"{printable(target)}: the list of files that are not used cannot be written: {error.strerror}",)
-    return (f"all {len(files):,} files that are not used are listed in {printable(target)}",)
+        return (f"{printable(target)}: cannot write the list of unused files: {error.strerror}",)
+    return (f"all {len(files):,} unused files are listed in {printable(target)}",)
 
 
 def beside(out: Path) -> Path:
-    """Return the path of the list of files that are not used, next to a command's `--out`."""
+    """Return the path of the list of unused files, next to a command's `--out`."""
     return out.with_name(f"{out.name}.{NOT_USED}")
 
 

@@ -39,18 +39,18 @@ def _group(match: re.Match[str]) -> int:
 
 
 def held_out(keys: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Return which samples to hold out. A group's choice depends on its key alone, not on the other groups."""
+    """Return which samples to hold out. Whether a group is held out depends only on its key, not on other groups."""
     numbers = (int.from_bytes(sha256(f"{seed} {key}".encode(errors="surrogateescape")).digest()[:8]) for key in keys)
     return np.fromiter((number < fraction * 2**64 for number in numbers), dtype=bool, count=len(keys))
 
 
 def split_files(pattern: str, root: Path, files: Sequence[Path], split: str) -> NDArray[np.int64]:
-    """Return the indices of a split's files: a fifth of the groups for testing or, without groups, of the files."""
+    """Return the indices of a split's files. A fifth of the groups (without groups, of the files) is for testing."""
     if not pattern:
         return fixed_split(len(files), split)
     keys = group_keys(pattern, root, files)
     tested = held_out(keys, TEST_SHARE, SPLIT_KEY)
     if tested.all() or not tested.any():
         number = len(set(keys))
-        raise UserError(f"group_by={pattern}: its {number:,} groups are too few to hold out a fifth; set --test-root")
+        raise UserError(f"group_by={pattern}: {number:,} groups are too few to hold out a fifth; set --test-root")
     return np.flatnonzero(tested if split == "test" else ~tested)

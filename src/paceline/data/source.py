@@ -81,7 +81,7 @@ class Source(HasSettings):
     notes: tuple[str, ...] = ()
     """Notes for commands to print, for example how many files were skipped."""
     not_used: tuple[str, ...] = ()
-    """All files that are not used, each with the reason. Commands write a long list to a file."""
+    """All unused files, each with the reason. Commands write a long list to a file."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         """Open one split, "train" or "test", of the files in `settings.data_root`."""
@@ -105,7 +105,7 @@ class Source(HasSettings):
         """Return settings with which a whole folder is evaluated instead of a split.
 
         `paceline evaluate --data-root` calls this. By default, the settings are unchanged and the test split is used. A
-        source that holds out a part of a folder for testing overrides this: its test split is then the whole folder.
+        source that holds out some of a folder for testing overrides this to use the whole folder as the test split.
         """
         return settings
 

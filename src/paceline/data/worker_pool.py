@@ -23,7 +23,7 @@ from paceline.data.crop import windows
 from paceline.data.source import Sample, Source, sizes_of
 from paceline.data.tickets import Tickets
 
-SECONDS_UNTIL_NOTICED = 0.2  # after which a dead child process has been noticed
+SECONDS_UNTIL_NOTICED = 0.2  # time within which torch notices a dead child process
 BATCHES_PER_WORKER = 2  # number of batches that each worker prefetches
 
 
@@ -55,7 +55,7 @@ class WorkerPool:
             yield result
 
     def describe_dead(self) -> str:
-        """Return which worker process was killed; empty if none was."""
+        """Describe which worker process was killed; empty if none was."""
         processes = getattr(getattr(self._loader, "_iterator", None), "_workers", ())
         for process in processes:
             if process.exitcode is not None and process.exitcode < 0:
@@ -64,10 +64,10 @@ class WorkerPool:
 
 
 def describe_dead_worker() -> str:
-    """Return which loader process of this process was killed; empty if none was.
+    """Describe which loader process was killed; empty if none was.
 
-    torch raises RuntimeError for it, in the middle of whatever the main thread is doing. That may be while it handles
-    the error of a connection to the dead process, so this waits for it.
+    If one was killed, torch raises RuntimeError in the main thread at an arbitrary point, possibly while a connection
+    error caused by the dead process is being handled. This function waits for that exception and suppresses it.
     """
     if _pools:
         with suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""IoU and Dice of segmentations, whose classes are colours."""
+"""IoU and Dice of segmentations in which colours represent classes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 CLASSES = ("bright", "red", "green", "blue")
 MIDDLE = 127.5  # middle of the levels 0…255
-ALIKE = 64  # levels; a pixel has no colour if its channels differ by less than this
+ALIKE = 64  # in levels; a pixel whose channels differ by less than this is grey
 
 
 def pixel_counts(made: Tensor, real: Tensor) -> Tensor:
-    """Return the pixels of each class that are in both segmentations, in the first and in the second: [class, 3]."""
+    """Count the pixels of each class in the intersection, the first and the second segmentation: [class, 3]."""
     one, other = members(made), members(real)
     pixels = torch.stack([one & other, one, other], dim=1)  # [class, which, ...]
     return pixels.flatten(2).sum(dim=2, dtype=torch.float64)
 
 
 def members(levels: Tensor) -> Tensor:
-    """Return for each class a mask of the pixels that belong to it, as [class, n, h, w]."""
+    """Return a mask of the pixels of each class, as [class, n, h, w]."""
     brightest, colour = levels.max(dim=1)
     above = brightest > MIDDLE
     grey = brightest - levels.min(dim=1).values < ALIKE

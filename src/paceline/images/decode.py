@@ -21,8 +21,8 @@ from paceline.images.integrity import load_undamaged
 
 PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; up to about twice this size, Pillow only warns
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # such files raise BadImage here
-warnings.filterwarnings("ignore", module=r"PIL\.")  # damaged metadata; damaged pixels raise BadImage
-logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # the same
+warnings.filterwarnings("ignore", module=r"PIL\.")  # warnings about damaged metadata; damaged pixels raise BadImage
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # messages about damaged metadata
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 FORMATS = (
     *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
@@ -118,7 +118,7 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Image.Image, IO[bytes]]]:
-    """Yield an image that is not decoded yet, and its file; raise BadImage for any error.
+    """Yield an image that has not been decoded yet, and its file; raise BadImage for any error.
 
     This function alone decides which files are accepted, so that all commands agree.
     """
@@ -143,7 +143,7 @@ def opened(path: Path) -> Iterator[tuple[Image.Image, IO[bytes]]]:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Return the formats to recognise; others that Pillow reads may run programs (PostScript) or be anything."""
+    """Return the supported formats. Other Pillow formats may run programs (PostScript) or match arbitrary files."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 

@@ -62,7 +62,7 @@ def read_image(path: Path) -> ImageData:
             kind, lost = _png_pixels(path)
             grey = grey or kind == PNG_GREY_AND_ALPHA  # Pillow reads 16-bit grey with alpha as colour
             notes += [lost] if lost else []
-        load_undamaged(image, file)  # before EXIF is read, which loads a PNG and ignores all errors
+        load_undamaged(image, file)  # before reading EXIF, which loads a PNG and ignores all errors
         exif = portable_exif(image)
         image = turn_upright(image)
         if image.mode in SIXTEEN_BIT_MODES:

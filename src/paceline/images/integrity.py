@@ -1,4 +1,4 @@
-"""Checks the checksums in image files, which Pillow and libtiff do not check or not always reach.
+"""Verifies checksums in image files, because Pillow and libtiff do not always do so.
 
 PNG has a checksum per chunk, and deflate-compressed TIFF one per strip. JPEG, WebP, GIF, AVIF, JPEG 2000, BMP, PPM,
 TGA, QOI and other TIFFs have none: truncation is detected in all formats, but a changed byte often is not.
@@ -27,7 +27,7 @@ def load_undamaged(image: Image.Image, file: IO[bytes]) -> None:
 
 
 def check_checksums(image: Image.Image, file: IO[bytes]) -> None:
-    """Raise an exception if a checksum in the file does not match; the file's position is kept."""
+    """Raise an exception if a checksum in the file does not match; the file position is preserved."""
     position = file.tell()
     if image.format == "PNG":
         _check_png(file)
@@ -56,7 +56,7 @@ def _check_png(file: IO[bytes]) -> None:
 
 
 def _check_tiff(file: IO[bytes], tags: Any, limit: int) -> None:
-    """Decompress at most `limit` bytes: a small file can claim to contain many."""
+    """Decompress at most `limit` bytes, because a small file can expand to a huge size."""
     if tags.get(COMPRESSION) not in DEFLATE:
         return
     for offset_tag, length_tag in SEGMENTS:

@@ -44,7 +44,7 @@ class ApplierSettings:
     checkpoint: str = "best"
     tile: int = 0
     downsample: str = ""
-    panel: int = 0  # which square panel of a row to process, from 1; 0: the whole image
+    panel: int = 0  # number of the square panel to process, from 1; 0: the whole image
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class Applier:
         squares = width // height if width % height == 0 else 1
         if not number:
             if self.image_model.spec.panels and squares == len(self.image_model.spec.panels) + 1:
-                hint = f"it looks like a row of {squares} panels: use --panel 1 to process the first only"
+                hint = f"it looks like a row of {squares} panels: use --panel 1 to process only the first"
                 return replace(image, note="; ".join(filter(None, (image.note, hint))))
             return image
         if number > squares or squares < 2:

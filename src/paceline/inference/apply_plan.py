@@ -27,7 +27,7 @@ class ApplyPlan:
     tasks: list[ImageTask]
     skipped: list[SkippedImage]
     notes: list[str]
-    ignored: list[str]  # other entries of the folders, each with the reason
+    ignored: list[str]  # other entries in the folders, each with the reason
 
     @property
     def num_images(self) -> int:

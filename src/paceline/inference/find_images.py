@@ -31,7 +31,7 @@ class FoundImages:
     images: list[FoundImage] = field(default_factory=list)
     skipped: list[SkippedImage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)  # other entries of the folders, each with the reason
+    ignored: list[str] = field(default_factory=list)  # other entries in the folders, each with the reason
 
 
 def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImages:
@@ -66,7 +66,7 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
         notes.append(f"{files} ignored: {first_few([path.name for path in others])}")
     if in_out:
         notes.append(f"--out {out}: is also an input folder, so the next call would read these results, too")
-    ignored = [*(f"{path}: not the suffix of an image" for path in others), *unusable]
+    ignored = [*(f"{path}: not an image suffix" for path in others), *unusable]
     return FoundImages(list(found.values()), skipped, notes, ignored)
 
 

@@ -39,7 +39,7 @@ def open_image_model(path: str, checkpoint: str = "best") -> ImageModel:
 
 
 def open_recipe(stored: StoredModel, path: str) -> Recipe:
-    """Return a recipe with the weights that it is used with; what `image_to_image` does not need may be missing."""
+    """Return a recipe with its weights for inference; those that `image_to_image` does not need may be missing."""
     transforms = "apply" in uses_of(stored.recipe_class)
     return (make_image_model(stored, path) if transforms else open_trained(stored, path)).recipe
 

@@ -1,4 +1,4 @@
-"""Matches result files of any program with their targets, by name."""
+"""Matches result files from any program with their targets by name."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def match_files(
 ) -> tuple[list[tuple[Path, Path]], list[str]]:
     """Return pairs of a result and its target, and messages about files without a match.
 
-    Names match if they are equal without their suffixes, or if the result's has one more word at either end, as in
-    `22_2_segmentation` or `sr_castle`. With `suffix`, only results that end with it are used.
+    Names match if they are equal without file extensions, or if the result's name has one extra word at either end, as
+    in `22_2_segmentation` or `sr_castle`. With `suffix`, only results whose names end with it are used.
     """
     if len(results) == len(targets) == 1:
         return [(results[0], targets[0])], []
     if suffix:
         results = [file for file in results if file.stem.endswith(suffix)]
         if not results:
-            raise UserError(f"--suffix {suffix}: no result has a name that ends with it")
+            raise UserError(f"--suffix {suffix}: no result name ends with this suffix")
     by_stem: dict[str, Path] = {}
     for target in targets:
         if target.stem in by_stem:

@@ -37,7 +37,7 @@ class GridOptions:
 
 
 def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) -> tuple[Image.Image, str]:
-    """Return the grid or strips of a run or weights file, and a caption with its name and the checkpoint."""
+    """Return a grid or strips from a run or weights file, and a caption with its name and the checkpoint."""
     world = join(config.run, distributed=False)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
@@ -45,7 +45,7 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
         recipe, caption = open_recipe(replace(read_stored(run), config=config), run), Path(run).name
         sources: dict[str, Source] = {}
         if has_strips(recipe):
-            raise UserError(f"{run}: `sample` needs the images of the run; use its run folder, or `paceline apply`")
+            raise UserError(f"{run}: a weights file has no input images; use the run folder, or `paceline apply`")
     else:
         sources = open_sources(config)
         recipe = make_recipe(config, sources)

@@ -22,7 +22,7 @@ class SkippedImage:
 def report_skipped(skipped: Sequence[SkippedImage], num_done: int, ignored: Sequence[str], out: Path | None) -> int:
     """Print the images that were skipped, and return the command's exit code.
 
-    A long list is also written to a file next to `out`, together with the entries of folders that were ignored.
+    A long list is also written to a file next to `out`, together with ignored folder entries.
     """
     for image in skipped:
         print(printable(f"not used: {printable(image.path)}: {image.reason}"), file=sys.stderr)

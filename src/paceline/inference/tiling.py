@@ -49,7 +49,7 @@ class Tiling:
     side_px: int  # side of a tile in input pixels, without its halo
     halo_px: int
     note: str = ""  # a warning about the result, to be printed
-    window_px: tuple[int, int] | None = None  # height and width of a tile with its halo, at the edges too
+    window_px: tuple[int, int] | None = None  # height and width of every tile including its halo, even at the edges
 
     def halved(self, multiple: int) -> Tiling | None:
         """Return the same with tiles half as large; None if they cannot be smaller."""
@@ -57,7 +57,7 @@ class Tiling:
         return replace(self, side_px=side) if side >= max(multiple, SMALLEST_TILE_PX // 2) else None
 
     def windows(self, length: int, fixed: int = 0) -> list[Window]:
-        """Return the tiles along a side of this length; if `fixed` is given, all have that size with their halo."""
+        """Return the tiles along a side of this length; if `fixed` is given, each has that size including its halo."""
         found = []
         for start in range(0, length, self.side_px):
             stop = min(start + self.side_px, length)
@@ -104,7 +104,7 @@ def choose_tiling(
 
 
 def tiles_of_training_size(spec: DataSpec, size: tuple[int, int], output_scale: int = 1) -> Tiling:
-    """Return tiles that have the size of the training images, with their halo; one tile if the image is not larger."""
+    """Return tiles that have the training image size including their halo; a single tile if the image fits in one."""
     window = spec.height // output_scale, spec.width // output_scale
     if size[0] <= window[0] and size[1] <= window[1]:
         return Tiling(max(size), 0)

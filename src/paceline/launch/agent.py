@@ -52,8 +52,8 @@ class Agent(ElasticAgent):
 def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
     """Return the rank that ended first.
 
-    In the same second, a killed rank precedes the others, which lost it; SIGTERM comes last, because the agent sends
-    it to the remaining ones.
+    If several ended in the same second, a rank that was killed comes before ranks that failed because they lost it.
+    Ranks ended by SIGTERM come last, because the agent sends SIGTERM to the remaining ranks.
     """
     order = {-signal.SIGTERM: 2}
     return min(

@@ -29,7 +29,7 @@ from paceline.training.stop import leave_terminal, signals_to_handle
 AGENT_ENVIRONMENT = {
     # The first process of each round serves its own store. A shared store would be lost with its host.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # others are forwarded below, with time to save
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # other signals are forwarded below, which leaves time to save
 }
 
 
@@ -174,7 +174,7 @@ def _report_no_rendezvous(error: Exception, rendezvous: Rendezvous, mailbox: Mai
 
 
 def _code_of(number: int) -> int:
-    """Return the exit code for a run that a signal ended before it could save, as in shells."""
+    """Return the exit code, as in shells, for a run that was ended by a signal before it could save."""
     return 128 + number
 
 

@@ -30,7 +30,7 @@ ARCHITECTURES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def check_architecture(keys: Iterable[str], path: Path, supported: str) -> None:
-    """Raise UserError if the tensors belong to a known network that is not supported; say what is."""
+    """Raise UserError if the tensors belong to a known but unsupported network; the message says what is supported."""
     keys = list(keys)
     for name, patterns in ARCHITECTURES:
         if all(any(re.match(pattern, key) for key in keys) for pattern in patterns):

@@ -41,7 +41,7 @@ class BatchNormByImage(NormByImage, nn.BatchNorm2d):  # type: ignore[misc]
 
 
 def normalise_by_image(network: nn.Module) -> None:
-    """Let each BatchNorm of a network evaluate images by their own statistics; training does not change."""
+    """Make each BatchNorm of a network normalise each image by its own statistics in eval mode, not in training."""
     for module in network.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = BatchNormByImage

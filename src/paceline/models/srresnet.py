@@ -54,8 +54,8 @@ class SRResNet(nn.Module):
     """Maps images in [-1, 1] to images that are `scale` times as high and wide.
 
     With `shared`, all blocks use the same weights, and so do all doublings. `output` is "tanh" or "residual"; with
-    "residual", the output is a correction added to the bicubic upscaling. A PReLU has one slope, or with
-    `prelu="channel"` one per channel.
+    "residual", the output is a correction added to the bicubic upscaling. Each PReLU has one slope; with
+    `prelu="channel"`, one slope per channel.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ def _unwrap(content: object) -> object:
 
 
 def _without_prefixes(state: dict[str, object]) -> dict[str, object]:
-    """Return the generator's tensors, or all if none has its prefix, without the prefixes of wrappers."""
+    """Return the generator's tensors without wrapper prefixes; all tensors if none has the generator's prefix."""
     for prefix in OUTER_MODULES:
         if state and all(key.startswith(prefix) for key in state):
             return _without_prefixes({key.removeprefix(prefix): value for key, value in state.items()})

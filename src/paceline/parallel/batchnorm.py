@@ -65,11 +65,11 @@ class SynchronizedBatchNorm(AnyBatchNorm):
 
 
 class _SynchronizedByImage(NormByImage, SynchronizedBatchNorm):  # type: ignore[misc]
-    """Our synchronized BatchNorm that evaluates each image by its own statistics."""
+    """Our synchronized BatchNorm; in eval mode, each image is normalised by its own statistics."""
 
 
 class _TorchSyncByImage(NormByImage, nn.SyncBatchNorm):  # type: ignore[misc]
-    """Torch's synchronized BatchNorm that evaluates each image by its own statistics."""
+    """Torch's synchronized BatchNorm; in eval mode, each image is normalised by its own statistics."""
 
 
 def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:

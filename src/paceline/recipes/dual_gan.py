@@ -29,7 +29,7 @@ from paceline.recipes.parts.generative import (
     make_generator,
 )
 
-# A discriminator's priority to train the generator, computed from its losses on real and fake images. The larger wins.
+# Priority of a discriminator for training the generator, from its losses on real and fake images; the highest wins.
 PRIORITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "stronger": lambda real, fake: -(real + fake),
     "weaker": lambda real, fake: real + fake,

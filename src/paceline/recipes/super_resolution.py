@@ -42,7 +42,7 @@ class SuperResolutionSettings(RestorationLossSettings):
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the generator")
     batchnorm: Literal["running", "instance"] = setting(
         "running",
-        "norm=batch, after training: normalise by the statistics of the training images, or by those of each image",
+        "norm=batch, after training: normalise by the statistics of the training set, or of each image",
     )
     prelu: Literal["shared", "channel"] = setting(
         "shared", "slopes of each PReLU: one for all channels, or one per channel"

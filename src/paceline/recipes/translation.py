@@ -59,7 +59,7 @@ class TranslationSettings:
     norm: Literal["batch", "instance", "none"] = setting("batch", "normalisation layers")
     batchnorm: Literal["running", "instance"] = setting(
         "running",
-        "norm=batch, after training: normalise by the statistics of the training images, or by those of each image",
+        "norm=batch, after training: normalise by the statistics of the training set, or of each image",
     )
     dropout: float = setting(0.5, "dropout probability in the generators", at_least=0, below=1)
     padding: Literal["reflect", "zero"] = setting("zero", "padding in the residual blocks")

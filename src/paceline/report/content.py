@@ -55,7 +55,7 @@ def _quality(report: Report) -> Section:
     if selection:
         note += f" The checkpoint of each run, and the highlighted row, have the best {metric_in_text(selection)}."
     else:
-        note += " The recipe declares no metric that selects the checkpoint, or it is code that was not run (--trust)."
+        note += " The recipe declares no metric for selecting checkpoints, or its code was not loaded (see --trust)."
     if any(group.n == 1 for group in groups.values()):
         note += " With a single seed, the spread is unknown, and differences may be due to chance."
     return Section("Quality", [Table(head, rows, strong, note)])

@@ -143,5 +143,5 @@ def gpu_section(report: Report) -> Section:
         for key, group in with_gpu.items()
     ]
     note = "NVML measurements for the GPU of the first process, averaged over log lines; peak memory is PyTorch's. "
-    note += "Energy is that of this GPU times the number of GPUs, assuming that all draw the same power."
+    note += "Energy is measured on one GPU and multiplied by the number of GPUs, assuming that all draw the same power."
     return Section("GPU", [Table(["strategy", *(GPU_COLUMNS[name][0] for name in columns)], rows, note=note)])

@@ -11,7 +11,7 @@ from paceline.report.known_strategy import known_strategy
 from paceline.report.model import Cell, Group, Scaling, SpeedSpread, Summary
 from paceline.report.run import Run
 
-# Settings that do not separate groups: paths, launch options, and those with their own columns. All others do.
+# Runs that differ only in these settings form one group: paths, launch options, settings with their own columns.
 # The accelerator does too, but through the hardware, because the setting may be "auto".
 IGNORED_SETTINGS = {"seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"}
 IGNORED_SETTINGS |= {"backend", "inception", "inception_sha256", "check_replicas", "keep"}

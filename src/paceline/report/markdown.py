@@ -54,5 +54,5 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape what Markdown would show as HTML, a link or an image."""
+    """Escape text that Markdown would render as HTML, a link or an image."""
     return text.replace("<", "&lt;").replace("](", "]\\(")

@@ -16,9 +16,9 @@ _BETWEEN = "::"
 NO_VALUE = "–"
 
 
-@lru_cache(maxsize=4096)  # every line of the metrics has the same names
+@lru_cache(maxsize=4096)  # all metrics lines contain the same names
 def as_words(text: str) -> str:
-    """Return text from a run's files as it may be part of a phrase: with nothing that stands for a number."""
+    """Return text from a run's files for use in a phrase, with the delimiters of number placeholders escaped."""
     return re.sub(f"[{_OPEN}-{_CLOSE}]", lambda found: f"\\u{ord(found[0]):04x}", printable(text))
 
 

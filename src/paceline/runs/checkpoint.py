@@ -48,7 +48,7 @@ class Checkpoints:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path, describe: Callable[[], Mapping[str, str]] = dict) -> None:
-        """`describe` returns the metadata of the weights, which makes weights.safetensors usable by itself."""
+        """`describe` returns the metadata of the weights, which makes weights.safetensors self-contained."""
         self.folder, self.describe = folder, describe
 
     def all(self) -> list[int]:
@@ -69,7 +69,7 @@ class Checkpoints:
         if whole and read_bounded(final / NUMBERS) == numbers:
             return final
         try:
-            self.folder.mkdir(exist_ok=True)  # not its parent: a run folder that was removed stays removed
+            self.folder.mkdir(exist_ok=True)  # without parents: a deleted run folder must not be recreated
             self._remove_leftovers()
             temporary.mkdir()
             for name, content in _files_of(snapshot, numbers, self.describe()).items():
@@ -81,7 +81,7 @@ class Checkpoints:
                 self._set_aside(final)
             temporary.rename(final)
             sync(self.folder)
-            sync(self.folder.parent)  # the name of this folder, and of metrics.jsonl
+            sync(self.folder.parent)  # the directory entries of this folder and of metrics.jsonl
             if replaced:
                 shutil.rmtree(replaced)
         except OSError as error:
@@ -105,7 +105,7 @@ class Checkpoints:
     def latest(
         self, report: Callable[[str], None], check: Callable[[Snapshot], None] = lambda snapshot: None
     ) -> Snapshot | None:
-        """Return the newest usable checkpoint, or None if there are none; pass a line per unusable one to `report`.
+        """Return the newest usable checkpoint, or None if there are none; report each unusable one with `report`.
 
         A checkpoint is usable if it is intact and `check` raises no UserError. Raise UserError if none is usable.
         """
@@ -123,7 +123,7 @@ class Checkpoints:
                     ) from None
                 report(f"{found}; using the previous one")
             except UserError as error:
-                unfit.append((images, error))  # reported if an earlier one fits; else the recipe has changed
+                unfit.append((images, error))  # reported if an earlier one fits; otherwise the recipe has changed
             else:
                 for later, why in unfit:
                     report(f"checkpoint {self.path(later)} does not match this run ({why}); using the previous one")

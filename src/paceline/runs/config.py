@@ -22,7 +22,7 @@ def load_recipe(name: str) -> type[Recipe]:
 
 
 def find_recipe(name: str) -> type[Recipe]:
-    """Return the recipe class that a run names; one without metrics, settings and stages if its code must not run."""
+    """Return a run's recipe class; if its code is not trusted, one without metrics, settings and stages."""
     return load_recipe(name) if may_run(name) else Recipe
 
 

@@ -12,7 +12,7 @@ from paceline.core.files import write_file
 from paceline.core.small_files import parse_json, read_bounded, why
 
 DATA_SPEC = "data_spec.json"
-LARGEST = 10**6  # size, channels or classes
+LARGEST = 10**6  # upper limit for sizes, channels and classes
 
 
 def to_json(spec: DataSpec) -> str:
@@ -26,7 +26,7 @@ def from_json(text: str) -> DataSpec:
     for name in ("class_names", "panels"):
         values[name] = tuple(values[name])
         if not all(isinstance(one, str) for one in values[name]):
-            raise TypeError(f"{name} holds a value that is not text")
+            raise TypeError(f"{name} contains a value that is not a string")
     for name in ("channels", "height", "width", "num_classes", "scale"):
         if type(values[name]) is not int or not 0 <= values[name] <= LARGEST:
             raise ValueError(f"{name} is not a whole number of at most {LARGEST:,}")

@@ -30,7 +30,7 @@ MAX_LISTED = 5  # runs listed in one message
 def config_of(run: str, layers: Layers = (), *, load_source: bool = True, trust: bool = False) -> Config:
     """Return the settings that a run or weights file was trained with, overridden by `layers`; see `config.resolve`.
 
-    Raise UserError if there is no run, its format is not supported, or it names code that must not run.
+    Raise UserError if there is no run, its format is not supported, or it refers to untrusted code.
     """
     layers = list(layers)
     if is_weights_file(run):
@@ -44,7 +44,7 @@ def config_of(run: str, layers: Layers = (), *, load_source: bool = True, trust:
 
 
 def readable_config_of(run: str, *, trust: bool = False) -> Config:
-    """Return a run's settings without running code that it names; those of such a recipe are left out."""
+    """Return a run's settings without running untrusted code; an untrusted recipe's own settings are left out."""
     if is_weights_file(run):
         return config_of(run, load_source=False, trust=trust)
     record = _record_of(run)

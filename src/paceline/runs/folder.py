@@ -86,7 +86,7 @@ class RunFolder:
         return self._lock is not None
 
     def check_present(self) -> None:
-        """Raise UserError if the folder of this writer was removed or replaced since it was claimed."""
+        """Raise UserError if the folder was removed or replaced after this process claimed it."""
         if self._lock is not None and not self._lock.is_in_place:
             raise UserError(f"--out {self.path}: the folder was removed or replaced while the run was using it")
 
@@ -116,9 +116,9 @@ class RunFolder:
         self._total_images = None
 
     def end_for_others(self, state: str, reason: str, began: float) -> None:
-        """Record how processes on this host ended that were killed, or knew only that they had lost each other.
+        """Record why processes on this host ended if they were killed or could only report a lost connection.
 
-        Does nothing unless they have written a status since `began` (Unix time), and it is none of a regular end.
+        Does nothing unless they have written a status since `began` (Unix time) and it is "running" or "failed".
         """
         status = Status.of(self.path)
         if status is None or status.state not in ("running", "failed"):
@@ -134,7 +134,7 @@ class RunFolder:
         return read_record(self.path, where)
 
     def describe_weights(self) -> dict[str, str]:
-        """Return the metadata that makes the weights of this run a weights file; empty before the run has started."""
+        """Return the metadata that makes this run's weights self-contained; empty before the run has started."""
         record = self.read_record() if (self.path / DATA_SPEC).exists() else None
         if record is None:
             return {}
@@ -184,7 +184,7 @@ class RunFolder:
         try:
             kept = parse_json(read_bounded(self.protocols_file))
             if not all(isinstance(protocol, dict) for labels in kept.values() for protocol in labels.values()):
-                raise ValueError("it holds no protocols")
+                raise ValueError("it contains no protocols")
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError) as error:
@@ -213,10 +213,10 @@ def _check_name(path: Path) -> None:
     try:
         path.lstat()
     except ValueError:
-        raise UserError(f"{str(path)!r}: a name cannot contain a null character") from None
+        raise UserError(f"{str(path)!r}: a path cannot contain a null character") from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise UserError(f"{str(path)[:60]}…: {error.strerror}; choose a shorter one") from None
+            raise UserError(f"{str(path)[:60]}…: {error.strerror}; choose a shorter name") from None
 
 
 def _record_of(config: Config, provenance: Provenance) -> RunRecord:

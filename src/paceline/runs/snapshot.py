@@ -89,7 +89,7 @@ def _count(value: object, name: str, low: int, high: int) -> int:
 
 
 def _number(value: object, name: str) -> float:
-    """Return a number as a float; it may be infinite, like the PSNR of equal images."""
+    """Return a number as a float; it may be infinite, like the PSNR of identical images."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         raise ValueError(f"{name} is {value!r:.40}: expected a number")
     return float(value)  # raises OverflowError for a huge int

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 CHANNELS_LAST = "channels_last"
-ALIASES = "paceline.aliases"  # metadata key, so that a file can be used without its notes
-LENGTH_BYTES = 8  # at the start of a safetensors file: the length of its header
+ALIASES = "paceline.aliases"  # metadata key, which makes a file usable without its notes
+LENGTH_BYTES = 8  # size of the header length field at the start of a safetensors file
 Memory = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
 
@@ -34,7 +34,7 @@ class TensorNotes:
         if not isinstance(content, dict) or not all(_are_texts(values) for values in content.values()):
             raise TypeError("the tensor metadata is not a JSON object with string values")
         if set(content.get("formats", {}).values()) - {CHANNELS_LAST}:
-            raise ValueError("the notes on tensors have an unknown memory format")
+            raise ValueError("the tensor metadata contains an unknown memory format")
         return cls(**content)
 
 
@@ -78,7 +78,7 @@ def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
 
 
 def add_aliases(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Add the tensors that a file stores under another name; raise ValueError if the metadata is invalid."""
+    """Add tensors that are stored under a different name; raise ValueError if the metadata is invalid."""
     for alias, name in json.loads(metadata.get(ALIASES, "{}")).items():
         if name not in tensors:
             raise ValueError(f"{ALIASES} refers to {name!r}, which is missing")
@@ -86,7 +86,7 @@ def add_aliases(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None
 
 
 def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
-    """Return a safetensors file with metadata in a fixed order; safetensors itself would write it in any order."""
+    """Return a safetensors file with metadata in a fixed order; safetensors itself does not guarantee an order."""
     length = int.from_bytes(content[:LENGTH_BYTES], "little")
     header = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + length])
     text = json.dumps({"__metadata__": dict(metadata), **header}, separators=(",", ":")).encode()

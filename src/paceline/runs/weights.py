@@ -20,7 +20,7 @@ def load_weights(recipe: Recipe, weights: Mapping[str, Tensor], *, ema: bool = F
 
 
 def check_weights(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Raise UserError if names or shapes of weights differ from those of a network."""
+    """Raise UserError if the names or shapes of weights differ from those of a network."""
     differing = sorted(weights.keys() ^ own.keys())
     differing += [name for name in weights.keys() & own.keys() if weights[name].shape != own[name].shape]
     if differing:

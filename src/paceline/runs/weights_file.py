@@ -1,4 +1,4 @@
-"""A self-contained weights file: its metadata holds the recipe, its settings and the data spec.
+"""A self-contained weights file: its metadata contains the recipe, its settings and the data spec.
 
 `paceline import` writes one, and so does every checkpoint (`weights.safetensors`).
 """
@@ -35,8 +35,8 @@ SUFFIX = ".safetensors"
 FORMAT = "paceline.format"
 RECIPE, SETTINGS = "paceline.recipe", "paceline.settings"
 PROTOCOL, DATA_SPEC = "paceline.protocol", "paceline.data_spec"
-DATA = "paceline.data"  # the source and how it was read, without folders
-DATA_SETTINGS = ("data", "crop", "size", "channels")  # and those of the source itself
+DATA = "paceline.data"  # metadata key of the source and how it was read, without folders
+DATA_SETTINGS = ("data", "crop", "size", "channels")  # stored along with the source's own settings
 UNREADABLE = (OSError, safetensors.SafetensorError, ValueError)
 
 
@@ -50,7 +50,7 @@ class WeightsFile:
 
 
 def is_weights_file(path: str) -> bool:
-    """Return whether a path is that of an existing weights file, not of a run folder."""
+    """Return whether a path is an existing weights file, not a run folder."""
     place = Path(path).expanduser()
     return place.suffix == SUFFIX and place.is_file()
 
@@ -84,7 +84,7 @@ def write_weights(path: Path, config: Config, spec: DataSpec, weights: dict[str,
 
 
 def read_weights(path: Path, *, trust: bool = False) -> WeightsFile:
-    """Read a weights file; raise UserError if it is not one, or names code to run and `trust` is not given."""
+    """Read a weights file; raise UserError if it is not one, or if it refers to untrusted code."""
     try:
         weights, metadata = read_tensors(path)
     except UNREADABLE as error:
@@ -127,7 +127,7 @@ def _read_metadata(path: Path) -> dict[str, str]:
 
 def _config(path: Path, metadata: dict[str, str], layers: Layers, *, load_source: bool, trust: bool) -> Config:
     if RECIPE not in metadata:
-        raise UserError(f"{path}: its metadata lists no recipe; use a run folder, or convert it with `paceline import`")
+        raise UserError(f"{path}: its metadata has no recipe; use a run folder, or convert it with `paceline import`")
     check_weights_format(metadata, str(path))
     try:
         settings: dict[str, SettingValue] = {**parse_json(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}

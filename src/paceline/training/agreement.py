@@ -54,9 +54,9 @@ def newest_snapshot(
     report: Callable[[str], None],
     check: Callable[[Snapshot], None] = lambda snapshot: None,
 ) -> Snapshot | None:
-    """Return the newest checkpoint on any host that is usable, and save it in every host's run folder.
+    """Return the newest usable checkpoint on any host, and save it in every host's run folder.
 
-    It is usable if it is intact and `check` raises no UserError.
+    A checkpoint is usable if it is intact and `check` raises no UserError.
     """
     own: Snapshot | None = None
     damage = ""

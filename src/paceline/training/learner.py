@@ -60,7 +60,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
 
     def state_like(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return tensors of the types and shapes that the optimizer keeps for a parameter."""
+        """Return tensors with the dtypes and shapes of the optimizer's state for a parameter."""
         if self.settings.optimizer == "sgd":
             return {"momentum_buffer": parameter} if self.settings.momentum else {}
         return {"step": torch.zeros((), dtype=torch.float32), "exp_avg": parameter, "exp_avg_sq": parameter}

@@ -202,7 +202,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
 
 
 def _user_problem(error: Exception) -> str:
-    """Return the problem of this machine that an error is about; empty if it is not about one."""
+    """Describe the machine problem that caused an error; empty if the cause is a different one."""
     dead = describe_dead_worker()
     if dead:
         return f"{dead}, perhaps because memory ran out: use fewer --workers"

@@ -25,12 +25,12 @@ def take_snapshot(images: int, step: Step, best: Best | None, evaluated_at: int)
 
 
 def check_fits(snapshot: Snapshot, step: Step) -> None:
-    """Raise UserError if a snapshot's tensors or scalers do not belong to this run; changes nothing."""
+    """Raise UserError if a snapshot's tensors or scalers do not match this run; nothing is changed."""
     own = _weights(step)
     check_weights(snapshot.weights, own)
     own_state = _signals(step)
     for learner in step.learners.values():
-        own_state |= _optimizer_tensors(learner)  # empty for optimizers that create it at the first step
+        own_state |= _optimizer_tensors(learner)  # empty if the optimizer creates its state at the first step
         own_state |= _expected_state(learner, snapshot.state)
     differing = sorted(snapshot.state.keys() ^ own_state.keys())
     if differing:
@@ -41,11 +41,11 @@ def check_fits(snapshot: Snapshot, step: Step) -> None:
             was, wanted = (f"{_short(t.dtype)} {list(t.shape)}" for t in (saved, like))
             raise UserError(f"its tensor {name!r} is {was} instead of {wanted}")
     if snapshot.numbers.scalers.keys() != step.learners.keys():
-        raise UserError("its scalers are not those of the networks")
+        raise UserError("its gradient scalers do not match the networks")
     for name, learner in step.learners.items():
         wanted_keys = learner.scaler.state_dict().keys()
         if wanted_keys and snapshot.numbers.scalers[name] and snapshot.numbers.scalers[name].keys() != wanted_keys:
-            raise UserError(f"the scaler of network {name!r} has other values than expected")
+            raise UserError(f"the gradient scaler of network {name!r} has unexpected values")
 
 
 def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
@@ -73,7 +73,7 @@ def _signals(step: Step) -> dict[str, Tensor]:
 
 
 def _expected_state(learner: Learner, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors like those that the optimizer has for each parameter that has any in `state`."""
+    """Return tensors like the optimizer's state, for each parameter that has an entry in `state`."""
     expected: dict[str, Tensor] = {}
     for name, parameter in learner.named.items():
         prefix = f"{learner.name}/{name}/"

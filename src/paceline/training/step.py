@@ -69,7 +69,7 @@ class Step:
         return entries
 
     def dry_run(self, fetched: Batch) -> None:
-        """Run the forward and backward passes of every phase on one micro-batch, here only, without an update."""
+        """Run the forward and backward passes of every phase on one micro-batch, in this process only; no update."""
         batch = self.finish(fetched)
         samples = len(next(iter(batch.values())))
         for phase in self.recipe.phases:

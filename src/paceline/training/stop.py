@@ -25,15 +25,15 @@ RESUME_LATER = 75  # stopped by another signal (EX_TEMPFAIL)
 
 
 def signals_to_handle() -> list[signal.Signals]:
-    """Return the signals that stop a run: `SIGNALS`, but not SIGHUP if `nohup` has made this process ignore it."""
+    """Return the signals that stop a run: `SIGNALS`, without SIGHUP if this process ignores it because of `nohup`."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in SIGNALS if not (ignored and number == signal.SIGHUP)]
 
 
 def leave_terminal() -> None:
-    """Discard further output to a terminal that was closed, where every write would fail."""
+    """Discard further output to a closed terminal, because every write would fail."""
     for stream in (1, 2):
-        if stat.S_ISCHR(os.fstat(stream).st_mode):  # `isatty` denies that a closed terminal is one
+        if stat.S_ISCHR(os.fstat(stream).st_mode):  # `isatty` returns False for a closed terminal
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream)
             os.close(nowhere)

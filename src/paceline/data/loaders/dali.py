@@ -211,7 +211,7 @@ def _checked_format(file: Path) -> str:
         raise unreadable(file, error) from error
     if not plain:
         raise UserError(
-            f"--loader dali: {file} ({name}, {what}) would be decoded differently than by other loaders; "
+            f"--loader dali: {file} ({name}, {what}) would be decoded differently by other loaders; "
             "use --loader workers"
         )
     return name

@@ -49,7 +49,7 @@ def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[st
             raise _another(folder, differs)
         return True
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists and holds no unfinished pack; choose a new or empty folder")
+        raise UserError(f"{folder}: exists and contains no unfinished pack; choose a new or empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         Manifest(made_from, splits).write(file)

@@ -183,7 +183,7 @@ def _has_splits(root: Path) -> bool:
     validation = sorted(folders - {"train"})
     if "train" in folders and validation and set(validation) <= set(VALIDATION_NAMES):
         raise UserError(
-            f"--data-root {root}: has {validation[0]} but no test; to test on {validation[0]}, "
+            f"--data-root {root}: has a {validation[0]} folder but no test folder; to test on {validation[0]}, "
             f"use --data-root {root / 'train'} --test-root {root / validation[0]}"
         )
     return {"train", "test"} <= folders or folders == {"train"}

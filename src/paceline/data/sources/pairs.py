@@ -29,8 +29,8 @@ class Pairs(ImageFiles):
     class Settings(SeparateTestFolder):
         """How the two files of a pair are named, if they are in the same folder."""
 
-        input_suffix: str = setting("", "end of the names of inputs in the same folder as their targets, such as _real")
-        target_suffix: str = setting("", "end of the names of targets in the same folder, such as _mean")
+        input_suffix: str = setting("", "suffix of input file names if targets are in the same folder, such as _real")
+        target_suffix: str = setting("", "suffix of target file names if inputs are in the same folder, such as _mean")
 
     split_layouts = (SPLIT_NAMES,)
 

@@ -33,7 +33,7 @@ from paceline.images.decode import BadImage, arrange_image, check_image_settings
 SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "val", "valid")}
 PAIR_NAMES: SplitNames = {"train": ("trainA",), "test": ("testA", "valA")}
 TISSUE = (INPUT, "hematoxylin", "dab", SEGMENTATION)
-CHECKED_ROWS = 4  # samples of which the targets are compared with the input
+CHECKED_ROWS = 4  # number of samples whose targets are compared with the input
 TILE_PX = 64  # side of a tile; the bundled image is 512×512
 
 
@@ -62,7 +62,7 @@ class Panels(ImageFiles):
         repeated = [self.name_of(index) for index in range(min(CHECKED_ROWS, len(self))) if self._repeats_input(index)]
         if repeated:
             self.notes += (
-                f"{split}: targets in {first_few(repeated)} are copies of the input, so their metrics mean nothing",
+                f"{split}: targets in {first_few(repeated)} are copies of the input, so their metrics are meaningless",
             )
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class Panels(ImageFiles):
         }
 
     def _repeats_input(self, index: int) -> bool:
-        """Return whether a target of a sample is its input, as in rows written for inference only."""
+        """Return whether any target of a sample equals its input, as in rows written only for inference."""
         try:
             sample = self.read(index)
         except UserError:  # reported when the sample is used

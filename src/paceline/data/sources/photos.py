@@ -91,7 +91,7 @@ class Photos(ImageFiles):
 
 
 def _high_files(root: Path, settings: PhotoSettings) -> list[Path]:
-    """Return the images under a folder without the low-resolution files among them."""
+    """Return the images under a folder, without low-resolution files."""
     files = images_under(root)
     if not settings.low_suffix:
         return files
@@ -109,7 +109,7 @@ def _with_low_in_folder(root: Path, paths: list[Path], settings: PhotoSettings) 
 def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
     """Return the split's root, its files, and the folders with low-resolution files."""
     if settings.high_suffix and not settings.low_suffix:
-        raise UserError(f"high_suffix={settings.high_suffix}: needs low_suffix, for the low-resolution files")
+        raise UserError(f"high_suffix={settings.high_suffix}: requires low_suffix, for the low-resolution files")
     if settings.low_suffix and (settings.low_root or settings.test_low_root):
         raise UserError(f"low_suffix={settings.low_suffix}: cannot be combined with --low-root; set one of them")
     if settings.test_low_root and not settings.test_root:

@@ -31,7 +31,7 @@ PACKAGE = "torch-fidelity"  # value of --inception that selects the package's ne
 
 
 class ScriptedInception(FeatureNetwork):
-    """A TorchScript file that computes 2048 features from 299-pixel images in [-1, 1]; it does not return logits."""
+    """A TorchScript network that maps 299-pixel images in [-1, 1] to 2048 features, not logits."""
 
     num_features = NUM_FEATURES
     resize = f"bilinear to {SIDE_PX} as TensorFlow 1 does it"

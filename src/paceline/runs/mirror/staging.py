@@ -82,7 +82,7 @@ class Staging:
 
 
 def _redact_file(file: Path) -> None:
-    """Hide credentials in a file part by part, so that a long log neither fills the memory nor holds up training."""
+    """Hide credentials in a file chunk by chunk, so that a long log neither fills memory nor holds up training."""
     redacted, part, length = file.with_name(f"{file.name}.redacted"), [""], 0
     with (
         file.open(encoding="utf-8", errors="backslashreplace", newline="") as original,
@@ -91,7 +91,7 @@ def _redact_file(file: Path) -> None:
         while line := original.readline(MAX_LINE_LENGTH):
             part.append(line)
             length += len(line)
-            if length >= PART_LENGTH and not line.rstrip().endswith((":", "=")):  # a name and its value stay together
+            if length >= PART_LENGTH and not line.rstrip().endswith((":", "=")):  # keeps a name and its value together
                 copy.write(redact("".join(part)))
                 part, length = [], 0
         copy.write(redact("".join(part)))
