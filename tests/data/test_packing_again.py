@@ -132,7 +132,7 @@ def test_a_moved_source_counts_as_unchanged_and_a_pack_works_without_its_source(
     assert len(Packed("train", RunSettings(data_root=str(tmp_path / "packed")))) == COUNT
 
 
-@pytest.mark.parametrize("changed", ["21", "99"])  # changes only the image; changes the label too
+@pytest.mark.parametrize("changed", ["21", "99"])  # "21" changes only the image, "99" the label too
 def test_a_source_without_cheap_metadata_is_read_again(changed: str, own: Path, tmp_path: Path) -> None:
     again = (str(tmp_path / "own.py"), str(tmp_path / "packed"), {"data_root": str(own), "workers": 0}, {})
     assert pack(*again) == pack(*again) == 0

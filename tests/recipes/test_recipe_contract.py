@@ -135,7 +135,7 @@ def test_losses_of_a_recipe_use_no_random_numbers_except_draws(name):
     recipe = build(name)
     for module in recipe.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.eval()  # dropout is the only exception, since the engine seeds it
+            module.eval()  # disables dropout, the only randomness that a module may have, since the engine seeds it
     before = torch.get_rng_state()
     for _ in run_phases(recipe):
         assert torch.equal(before, torch.get_rng_state())

@@ -52,7 +52,7 @@ def check_new(folder: str, flags: Flags, options: Options) -> None:
 
 
 def check_options(flags: Flags, options: Options) -> None:
-    """Raise UserError for a setting that is given twice, or with `--set` although each run has its own value."""
+    """Raise UserError if a setting is given twice, or if `--set` gives one that varies between the runs."""
     for name, many in (("seed", options.seeds), ("strategy", options.strategies)):
         if name in flags and many is not None:
             raise UserError(f"--{name} {flags[name]}: cannot be combined with {LISTS[name]}; add it to that list")

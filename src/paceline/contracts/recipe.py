@@ -114,7 +114,7 @@ class Recipe(nn.Module):
     draws: dict[str, Draw] = {}
     """Random inputs that the losses and `predict` read from the batch."""
     signals: dict[str, float] = {}
-    """Signals that phases read from the batch, with their values for the first step."""
+    """Scalars that earlier phases pass on in the batch, with their values for the first step."""
     ema: tuple[str, ...] = ()
     """Networks that are evaluated with the EMA of their weights."""
     double_backward: tuple[str, ...] = ()

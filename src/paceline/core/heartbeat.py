@@ -51,7 +51,7 @@ def beat() -> None:
         try:
             Path(os.environ[PULSE_FILE]).write_bytes(b"1")
         except OSError:
-            os.environ.pop(PULSE_FILE)  # the parent has removed it
+            os.environ.pop(PULSE_FILE)  # the parent has deleted the file
 
 
 class Watch(threading.Thread):

@@ -56,7 +56,7 @@ class Pixels:
         """Return each sample's window, chosen by its random numbers; runs entirely on the device, in fixed shapes."""
         sizes = self.sizes.index_select(0, index)
         corner = corners(uniforms, sizes, crop, self.scale)
-        places: dict[int, Tensor] = {}  # by ratio: index of each output pixel among all pixels
+        places: dict[int, Tensor] = {}  # by ratio: flat index of each output pixel in the full image
         found = {}
         for name, every in self.samples.items():
             if every.ndim < 2:

@@ -32,7 +32,7 @@ class TorchvisionSource(ArraySource):
     channels_first: ClassVar[bool] = False  # whether images are [n, c, h, w]
     class_names: ClassVar[tuple[str, ...]] = ()  # replaces torchvision's names if they are missing or unsuitable
     flip_allowed: ClassVar[bool] = True
-    package: ClassVar[str] = ""  # the module that reads its files, besides torchvision
+    package: ClassVar[str] = ""  # additional module that torchvision needs to read the files, if any
     extra: ClassVar[str] = ""  # of paceline, which installs that module
 
     def __init__(self, split: str, settings: RunSettings) -> None:

@@ -120,6 +120,6 @@ def _begin_worker(parent: int, worker: int) -> None:
 
 
 def _print_unless_orphaned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an exception unless it means that the parent process is gone, which reports the reason itself."""
+    """Print an exception, unless the parent process has exited; the parent reports why."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)

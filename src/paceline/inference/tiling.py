@@ -21,7 +21,7 @@ from paceline.inference.receptive_field import ReceptiveField
 SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
 HOST_BYTES = 2.2e9  # for the result and a tile together, when computing on the host
 TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # minimum, even if little memory is left; maximum, since more is hardly faster
-WORKSPACE = 1.5  # factor on the size of intermediate results: convolutions need extra memory
+WORKSPACE = 1.5  # multiplies the size of intermediate results, since convolutions need extra memory
 INEXACT_HALO_PX = 64  # if no halo is exact, or the exact one does not fit
 SMALLEST_TILE_PX = 32
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights, as in Pillow's greyscale conversion

@@ -40,7 +40,7 @@ class RestorationSettings(RestorationLossSettings):
 
 
 class Restoration(RestorationRecipe):
-    """A restorer and, if the adversarial loss has a weight, a discriminator."""
+    """A restoration network and, if the weight of the adversarial loss is not 0, a discriminator."""
 
     Settings = RestorationSettings
     required_fields = ("target",)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from paceline.report.known_strategy import known_strategy
 from paceline.report.model import Group, Recommendation, Summary, WorseGroup
 
-CLOSE_QUALITY = 0.02  # without several seeds, qualities within this relative distance count as equal
+CLOSE_QUALITY = 0.02  # with only one seed, metrics within this relative difference count as equal
 CLOSE_SPEED = 0.05  # assumed relative spread of a speed if neither seeds nor log intervals show it
 STANDARD_ERRORS = 2
 

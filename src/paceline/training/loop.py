@@ -150,7 +150,7 @@ class Loop:
         if reading.not_finite:
             at, phase, name = reading.not_finite
             self.saver.wait()
-            self.world.wait_for_all()  # every rank raises, and lists the same checkpoints
+            self.world.wait_for_all()  # so that every rank raises the same error, with the same checkpoints
             self._fail(f"loss {name!r} of phase {phase!r} is not finite", at)
         values = reading.values | self._timings()
         rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}

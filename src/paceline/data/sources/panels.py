@@ -49,7 +49,7 @@ class Panels(ImageFiles):
             self.tiles = _tiles(split, settings)
             self.spec = self.tiles.spec
             if split == "train":
-                self.notes = ("no --data-root: tiles of the stained tissue that ships with Paceline",)
+                self.notes = ("no --data-root: tiles of the stained-tissue image bundled with Paceline",)
             return
         base, samples, problems, self.in_rows = _find(split, settings)
         self.names = parse_panels(settings.panels) or _default_names(samples, self.in_rows)

@@ -155,7 +155,7 @@ def _placed(
 
 
 def _repeats(tensors: Mapping[str, Tensor], part: str) -> bool:
-    """Return whether all residual blocks, or all doubling blocks, have the same tensors as the first."""
+    """Return whether all residual blocks, or all upsampling blocks, share the tensors of the first."""
     for key, tensor in tensors.items():
         first, number, rest = (*key.split(".", 2), "", "")[:3]
         if first == part and number != "0" and not torch.equal(tensor, tensors[f"{part}.0.{rest}"]):
