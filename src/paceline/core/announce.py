@@ -11,7 +11,7 @@ ANNOUNCED = "PACELINE_ANNOUNCED"  # topics that this process or an ancestor has 
 
 
 def announce(subject: str, line: str, file: TextIO) -> None:
-    """Print a line about a subject, unless this process or an ancestor has already done so."""
+    """Print a line about a topic, unless this process or an ancestor has already done so."""
     before = os.environ.get(ANNOUNCED, "").split(os.pathsep)
     if subject not in before:
         print(printable(line), file=file, flush=True)

@@ -10,7 +10,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno values of a full 
 class UserError(ValueError):
     """An error that the user can fix, such as an unknown setting.
 
-    A command prints its one line and ends with exit code 2, without a traceback. Plugins raise it for bad input.
+    A command prints the message on one line and exits with code 2, without a traceback. Plugins raise it for bad input.
 
     Examples:
         >>> try:
@@ -27,7 +27,7 @@ def install_extra(name: str) -> str:
 
 
 def missing(package: str, extra: str) -> str:
-    """Return that a package is not installed and, where one of our extras has it, the command that installs it."""
+    """Return a message that a package is not installed, with the command that installs it if it is in an extra."""
     return f"package {package} is not installed" + (f": {install_extra(extra)}" if extra else "")
 
 

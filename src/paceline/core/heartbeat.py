@@ -57,7 +57,7 @@ def beat() -> None:
 class Watch(threading.Thread):
     """Calls a function if this process stops making progress for a given time.
 
-    Used if no launcher watches this process. The function runs in this thread because the main thread hangs.
+    Used if no launcher watches this process. The function runs in the watching thread, since the main thread hangs.
     """
 
     def __init__(self, timeout: float, on_silence: Callable[[float], None]) -> None:

@@ -54,7 +54,7 @@ class Lock:
             try:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.samestat(os.fstat(opened), os.lstat(self.file)):
-                    return False  # its holder has since removed it, and others lock a new file
+                    return False  # the previous holder removed this file, and others lock a new one
             except (BlockingIOError, FileNotFoundError):
                 return False
             os.ftruncate(opened, 0)

@@ -42,7 +42,7 @@ class Kind:
     """Where the plugins of one kind come from."""
 
     name: PluginKind
-    package: str  # its modules are the built-in plugins
+    package: str  # the package whose modules are the built-in plugins
     group: str  # entry point group of installed plugins
 
     @property

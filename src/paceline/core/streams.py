@@ -23,7 +23,7 @@ def run_concurrently(tasks: Sequence[Callable[[], Result]], device: torch.device
     main, results = torch.cuda.current_stream(device), []
     streams = [main, *(_new_stream(device) for _ in tasks[1:])]
     for stream in streams[1:]:
-        stream.wait_stream(main)  # before the first task is recorded
+        stream.wait_stream(main)  # done before the first task, so that the stream does not wait for that task
     for stream, task in zip(streams, tasks, strict=True):
         with torch.cuda.stream(stream):
             results.append(task())

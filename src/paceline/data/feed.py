@@ -14,7 +14,7 @@ from paceline.data.pipeline import BatchPipeline
 from paceline.data.source import has_one_size, sizes_of
 from paceline.data.tickets import Stream, Tickets, in_order, part
 
-EVALUATION_BATCH = 500  # maximum samples per device and forward pass; results do not depend on it
+EVALUATION_BATCH = 500  # maximum samples per device and forward pass; does not affect the results
 EVALUATION_PIXELS = 2**21  # maximum pixels of "image" per batch; a single larger image is allowed
 
 
@@ -82,7 +82,7 @@ class TrainingFeed:
 
 
 def evaluation_batches(pipeline: BatchPipeline, rank: int, size: int, drawer: Drawer | None = None) -> Iterator[Batch]:
-    """Yield batches of this rank's shard of a source, each sample once; its draws depend on its position only.
+    """Yield batches of this rank's shard of a source, each sample once; a sample's draws depend only on its position.
 
     The last batch may be smaller. If image sizes differ, each batch contains one image.
     """

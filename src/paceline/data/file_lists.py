@@ -18,8 +18,8 @@ SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
 }
-HIDDEN = (".", "__")  # prefixes of hidden files, and of those that file managers and archives leave behind
-VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # validation folders in other projects
+HIDDEN = (".", "__")  # prefixes of hidden files, and of files left behind by file managers and archivers
+VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # validation folder names in other projects
 NOT_USED = "not_used.txt"
 MAX_NAMED = 3  # maximum number of files listed in a message
 

@@ -14,7 +14,7 @@ from paceline.data.source import Sample, Source, is_in_memory
 FINGERPRINT_SAMPLES = 256  # samples to hash if the source is not in memory
 FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels, for large images
 IDENTITY_SAMPLES = 16  # enough to distinguish one dataset from another
-_known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached: needed at every evaluation
+_known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached, because every evaluation needs them
 
 
 class _Digest(Protocol):
@@ -54,7 +54,7 @@ def _fingerprint_of_images(source: Source, samples: int) -> str:
 
 
 def _fingerprint_of_numbers(source: Source, samples: int) -> str:
-    """Return a hash of all labels, or of some if only `read` knows them; "" if there are none."""
+    """Return a hash of the labels, or of some labels if getting them requires `read`; "" if there are none."""
     first = source.read(0)
     names = sorted(name for name, field in first.items() if field.ndim == 0)
     if not names:

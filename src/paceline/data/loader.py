@@ -110,7 +110,7 @@ class Loader:
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         """Yield one batch of data per request on the device, in order.
 
-        `finish` turns each of them into a raw batch.
+        `finish` turns each of these batches into a raw batch.
         """
         raise NotImplementedError
 

@@ -34,10 +34,10 @@ def _groups(root: Path) -> Iterator[Path]:
     own: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
-        own |= dict.fromkeys(controllers.split(","), path)  # cgroup v2 lists no controllers
+        own |= dict.fromkeys(controllers.split(","), path)  # for cgroup v2, the list of controllers is empty
     for line in _lines(root / "proc/self/mountinfo"):
         place, _, system = line.partition(" - ")
-        shown, mounted = place.split()[3:5]  # the group at the root of the mount, and the mount point
+        shown, mounted = place.split()[3:5]  # the cgroup at the root of the mount, and the mount point
         kind, *_, options = system.split()
         controller = {"cgroup": "memory", "cgroup2": ""}.get(kind)
         if controller in own and (not controller or controller in options.split(",")):

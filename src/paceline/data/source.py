@@ -124,9 +124,9 @@ class Source(HasSettings):
         return cut(self.read(index), window, self.spec.scale)
 
     def encoded(self, index: int) -> Encoded | None:
-        """Return the files of a sample if decoding them gives the same as `read`.
+        """Return a sample's files if decoding them gives the same result as `read`.
 
-        Otherwise, return None. `read` may convert the images to RGB and crop them at the right and lower edges.
+        Otherwise, return None. `read` may still convert images to RGB and crop them at the right and bottom edges.
         """
         return None
 

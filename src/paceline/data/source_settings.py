@@ -26,7 +26,7 @@ class RegisteredSources:
         for source in names("source"):
             try:
                 own = own_fields(self.of(source))
-            except UserError:  # a broken plugin, which `paceline settings` reports
+            except UserError:  # skip a broken plugin; `paceline settings` reports it
                 continue
             for f in own:
                 found.setdefault(f.name, []).append(repr(source))

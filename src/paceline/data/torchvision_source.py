@@ -33,11 +33,11 @@ class TorchvisionSource(ArraySource):
     class_names: ClassVar[tuple[str, ...]] = ()  # replaces torchvision's names if they are missing or unsuitable
     flip_allowed: ClassVar[bool] = True
     package: ClassVar[str] = ""  # additional module that torchvision needs to read the files, if any
-    extra: ClassVar[str] = ""  # of paceline, which installs that module
+    extra: ClassVar[str] = ""  # Paceline extra that installs this module
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         check_image_settings(settings)
-        if not is_installed(self.package):  # torchvision would download all files before it fails
+        if not is_installed(self.package):  # checked here, since torchvision would fail only after the download
             raise UserError(f"--data {settings.data}: {missing(self.package, self.extra)}")
         found = self._open(split, Path(settings.data_root).expanduser())
         images = np.asarray(found.data)

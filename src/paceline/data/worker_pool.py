@@ -43,7 +43,7 @@ class WorkerPool:
             pin_memory=pin_memory,
             multiprocessing_context="fork" if num_workers else None,
             worker_init_fn=partial(_begin_worker, os.getpid()),
-            generator=torch.Generator(),  # separate, so that reading does not advance the global one
+            generator=torch.Generator(),  # a separate one, so that reading does not advance the global generator
         )
 
     def read(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
@@ -120,6 +120,6 @@ def _begin_worker(parent: int, worker: int) -> None:
 
 
 def _print_unless_orphaned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an exception, unless the parent process has exited; the parent reports why."""
+    """Print an exception, unless it only shows that the parent has exited; the parent reports why it exited."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, trace)

@@ -36,7 +36,7 @@ def _read(file: Path) -> Image.Image:
 
 def _sample_files(run: str) -> dict[int, Path]:
     """Return the sample images that training wrote, by images seen."""
-    readable_config_of(run)  # raises if it is not a run
+    readable_config_of(run)  # raises UserError if `run` is not a run folder
     found = {}
     for path in (Path(run) / SAMPLES).glob("samples-*.png"):
         images = path.stem.rpartition("-")[2]

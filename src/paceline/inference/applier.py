@@ -33,7 +33,7 @@ from paceline.parallel.precision import choose_precision
 
 BYTES_PER_PX = {False: 4, True: 6}  # memory for a result, by whether it is 16-bit
 ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory while an alpha channel is written
-CPU_ALLOCATOR = "DefaultCPUAllocator"  # appears in its errors; the rest of the message depends on the platform
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # part of out-of-memory errors on the host; the rest varies by platform
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Applier:
     def _compose(self, pixels: Pixels, deep: bool, advance: Advance) -> _Composed:
         """Apply the networks in tiles; if memory runs out, try again with smaller tiles."""
         height, width = pixels.shape[:2]
-        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets 3 images
+        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # grey network: 3 channels as 3 images
         if self.image_model.recipe.tiles_like_training and not self.settings.tile:
             tiling = tiles_of_training_size(self.image_model.spec, (height, width), self.image_model.output_scale)
         else:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from paceline.core.printable import printable_lines
 from paceline.core.screen import open_screen
 
-SECONDS_BETWEEN_LINES = 10.0  # without a terminal
+SECONDS_BETWEEN_LINES = 10.0  # if the output is not a terminal
 PIXELS_IN_FULL = 10**6  # smaller totals are not printed as megapixels
 
 

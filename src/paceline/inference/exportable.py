@@ -17,7 +17,7 @@ from paceline.inference.used_draws import used_draws
 from paceline.inference.uses import main_use
 
 CHECKED_PX = ((96, 128), (160, 96))  # sizes to check for models that accept any size; rounded if needed
-TRACED_PX = (128, 160)  # for a classifier that accepts any size
+TRACED_PX = (128, 160)  # image size for tracing a classifier that accepts any size
 SIDES = ("height", "width")
 CHECKED_COUNTS = (1, 3)  # batch sizes to check for models with a fixed image size; tracing uses 2
 BATCHES = f"on batches of {' and '.join(map(str, CHECKED_COUNTS))}"

@@ -55,7 +55,7 @@ def largest_difference(exportable: Exportable, file: Path, origin: str) -> float
         for one, other in zip(made, expected, strict=True):
             if not other.isfinite().all():
                 raise UserError(f"{origin}: the network's output is not finite; the weights may be damaged")
-            worst = float(np.maximum(worst, np.abs(one - other.numpy()).max()))  # max() would drop a NaN
+            worst = float(np.maximum(worst, np.abs(one - other.numpy()).max()))  # the built-in max() could drop a NaN
     return worst
 
 

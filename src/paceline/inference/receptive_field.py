@@ -216,7 +216,7 @@ def _transposed(axis: Axis, kernel: int, stride: int, padding: int, dilation: in
 
 
 def _spread(axis: Axis, factor: int | Fraction, reach: int) -> Axis:
-    """Return the rule of an upsampling: element i reads the one that it lies in and `reach` more on either side."""
+    """Return the rule of an upsampling: element i reads the input element it lies in, and `reach` more per side."""
     factor = Fraction(factor)
     return axis.seen_through(1 / factor, -(factor - 1) / factor - reach, Fraction(reach))
 

@@ -19,10 +19,10 @@ from paceline.inference.image_model import ImageModel
 from paceline.inference.receptive_field import ReceptiveField
 
 SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
-HOST_BYTES = 2.2e9  # for the result and a tile together, when computing on the host
+HOST_BYTES = 2.2e9  # memory budget for the result and one tile together, when computing on the host
 TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # minimum, even if little memory is left; maximum, since more is hardly faster
 WORKSPACE = 1.5  # multiplies the size of intermediate results, since convolutions need extra memory
-INEXACT_HALO_PX = 64  # if no halo is exact, or the exact one does not fit
+INEXACT_HALO_PX = 64  # used if no halo is exact, or if the exact one does not fit in memory
 SMALLEST_TILE_PX = 32
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights, as in Pillow's greyscale conversion
 
@@ -52,7 +52,7 @@ class Tiling:
     window_px: tuple[int, int] | None = None  # height and width of every tile including its halo, even at the edges
 
     def halved(self, multiple: int) -> Tiling | None:
-        """Return the same with tiles half as large; None if they cannot be smaller."""
+        """Return the same tiling with tiles half as large; None if they cannot be smaller."""
         side = self.side_px // 2 // multiple * multiple
         return replace(self, side_px=side) if side >= max(multiple, SMALLEST_TILE_PX // 2) else None
 

@@ -90,7 +90,7 @@ def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
 
 
 class _ByKernels(torch.autograd.Function):
-    """The same with torch's CPU kernels: a third of the passes over the data and half the communication."""
+    """`_by_definition` with torch's CPU kernels: a third of the passes over the data, half the communication."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:

@@ -38,8 +38,8 @@ class Precision:
         torch.backends.cudnn.allow_tf32 = self.name not in ("fp32", "fp64")
         torch.backends.cudnn.benchmark = not deterministic
         if deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-        if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports the slow compiler
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this when it starts
+        if deterministic != torch.are_deterministic_algorithms_enabled():  # the call is slow: it imports the compiler
             torch.use_deterministic_algorithms(deterministic)
 
     @contextmanager

@@ -32,7 +32,7 @@ def serve_store(host: str, port: int, timeout: timedelta, *, on_all: bool = Fals
             multi_tenant=True,
             master_listen_fd=listener.fileno(),
         )
-        listener.detach()  # the store closes it
+        listener.detach()  # the store now owns the socket and closes it
     return store
 
 

@@ -75,7 +75,7 @@ class Strategy:
         True
     """
 
-    # What callers need to know about a strategy, so that they never check its name.
+    # Properties of a strategy. Other code checks these, never the name of the strategy.
     needs_processes: ClassVar[bool] = False
     """Whether it needs one process per device."""
     max_devices: ClassVar[int | None] = None

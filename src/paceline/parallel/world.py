@@ -142,7 +142,7 @@ def gpu_ids(settings: RunSettings) -> list[int]:
     if not settings.gpus:
         place = place_of(settings)
         if place and torch.cuda.device_count() == 1:
-            return [0] * place.local_size  # `srun --gpus-per-task=1`: each sees only its own GPU, as id 0
+            return [0] * place.local_size  # `srun --gpus-per-task=1`: each process sees only its own GPU, as id 0
         return list(range(place.local_size if place else settings.devices))
     try:
         return [int(word) for word in settings.gpus.split(",")]

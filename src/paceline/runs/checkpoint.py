@@ -81,7 +81,7 @@ class Checkpoints:
                 self._set_aside(final)
             temporary.rename(final)
             sync(self.folder)
-            sync(self.folder.parent)  # the directory entries of this folder and of metrics.jsonl
+            sync(self.folder.parent)  # flushes the directory entries of this folder and of metrics.jsonl
             if replaced:
                 shutil.rmtree(replaced)
         except OSError as error:
@@ -123,7 +123,7 @@ class Checkpoints:
                     ) from None
                 report(f"{found}; using the previous one")
             except UserError as error:
-                unfit.append((images, error))  # reported if an earlier one fits; otherwise the recipe has changed
+                unfit.append((images, error))  # reported if an older one fits; if none fits, the recipe has changed
             else:
                 for later, why in unfit:
                     report(f"checkpoint {self.path(later)} does not match this run ({why}); using the previous one")

@@ -1,4 +1,4 @@
-"""A run is a folder with one writer."""
+"""The run folder, which only one process at a time may write to."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             check_own_files(self.path)
-            with suppress(OSError):  # the folder above may be unreadable
+            with suppress(OSError):  # the parent folder may be unreadable
                 sync(self.path.resolve().parent)
             self._lock = Lock(self.path)
-            remove_leftovers(self.path, older_than_seconds=LEFTOVER_SECONDS)  # `export` may be writing here
+            remove_leftovers(self.path, older_than_seconds=LEFTOVER_SECONDS)  # newer ones may belong to `export`
             self.checkpoints.restore_replaced()
         except InUse as owner:
             raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out") from None
@@ -111,7 +111,7 @@ class RunFolder:
     def end(self, state: str, reason: str = "") -> None:
         """Record how the run ended; does nothing before `begin` or in other ranks."""
         if self._total_images is not None and self._lock is not None and self._lock.is_in_place:
-            with suppress(OSError):  # a full disk may be why it ended
+            with suppress(OSError):  # the run may have ended because the disk is full
                 Status.now(state, self._total_images, redact(" ".join(reason.split()))).write(self.path)
         self._total_images = None
 

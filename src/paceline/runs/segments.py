@@ -83,7 +83,7 @@ def earlier_segments(before: Iterable[Segment], images: int, now: Segment) -> tu
     for one in before:
         until = min(one.until_images or images, images)
         if until <= (found[-1].until_images if found else 0):
-            continue  # it stopped before its first checkpoint
+            continue  # the segment stopped before its first checkpoint
         if found and not changes(found[-1], one):
             found.pop()
         found.append(dataclasses.replace(one, until_images=until))

@@ -37,7 +37,7 @@ class CheckpointNumbers:
 
     @classmethod
     def from_json(cls, content: object, images: int) -> CheckpointNumbers:
-        """Parse the values of the checkpoint at `images`; raise an error of `INVALID` if one is invalid."""
+        """Parse the values of the checkpoint at `images`; raise one of the errors in `INVALID` if one is invalid."""
         if not isinstance(content, dict):
             raise TypeError("it is not an object")
         if content["images"] != images or type(content["images"]) is not int:

@@ -19,7 +19,7 @@ def stages_of(config: Config, world: World | None = None) -> list[Config]:
     """Return the runs that a config expands to: itself, or RUN/STAGE for each stage that is not over.
 
     A stage is over once the next one has started from its best weights. If each host has its own disk, a stage counts
-    as started on all hosts once it has started on one. The others were replaced, or failed before writing anything.
+    as started on all hosts once it has started on one. The other hosts were replaced, or failed before writing.
     """
     names = config.recipe_class.stages.get(getattr(config.recipe, "stage", ""), ())
     if not names:

@@ -55,7 +55,7 @@ class SplitEvaluator:
         """Return the recipe's metrics on the split, identical on every rank."""
         evaluator, world = self._new_evaluator(), self.world
         missing = torch.tensor([float(evaluator.needs_samples)], device=world.device)
-        if world.sum(missing).item():  # if any rank needs them, since hosts do not share caches
+        if world.sum(missing).item():  # if any rank needs the samples, all process them: hosts share no cache
             for batch in self._sample_batches():
                 beat()
                 evaluator.update_samples(batch)

@@ -26,7 +26,7 @@ from paceline.training.step import Step
 WARMUP_STEPS = 11  # training steps on a side stream before a capture; DistributedDataParallel requires 11
 
 TORCH, OURS = str(Path(torch.__file__).parent), Path(__file__).parents[1]
-AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # code between a step and the recipe
+AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # our code that runs between a step and the recipe
 
 RunStep = Callable[[StepData], list[Entry]]
 Fetched = list[list[Batch]]
@@ -111,7 +111,7 @@ class GraphedStep:
             reason = f"{_culprit(error)} cannot be captured in a CUDA graph ({_first_line(error)})"
             self.failed = True
             self.captured.clear()
-            end_broken_capture(pool, self.step.world.device)  # also before raising, since the process may continue
+            end_broken_capture(pool, self.step.world.device)  # even if an error is raised below: the process may go on
             for learner in self.step.learners.values():
                 learner.optimizer.zero_grad(set_to_none=True)
             if self.mode == "on":

@@ -67,7 +67,7 @@ class Learner:
 
     def reset_ema(self) -> None:
         """Reset the EMA to the current weights."""
-        for ema_tensor, parameter in zip(self.ema, self.parameters, strict=False):  # empty without an EMA
+        for ema_tensor, parameter in zip(self.ema, self.parameters, strict=False):  # `self.ema` is empty without an EMA
             ema_tensor.copy_(parameter.detach())
 
     def update_ema(self, images: int) -> None:

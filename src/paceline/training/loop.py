@@ -184,7 +184,7 @@ class Loop:
         self._log()
         self._evaluated_at = self.images
         if self._saved_at == self.images:
-            self._saved_at = -1  # checkpoints store the result, so write this one again
+            self._saved_at = -1  # checkpoints store evaluation results, so the one saved here is outdated
         with self.stopwatch("evaluate"), evaluated_weights(self.recipe, self.step.learners):
             results = self.evaluator.measure()
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}

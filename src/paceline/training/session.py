@@ -104,7 +104,7 @@ class Session:
             return
         world, images = self.parts.world, loop.best.images if loop.best else loop.images
         snapshot = checkpoint_at(self.folder, world, images)
-        if snapshot is None:  # the host that had it is lost
+        if snapshot is None:  # the only host that had the checkpoint is lost
             images = loop.images
             snapshot = checkpoint_at(self.folder, world, images)
         assert snapshot is not None

@@ -63,7 +63,7 @@ def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
 def _weights(step: Step) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = dict(step.recipe.state_dict())
     for name, learner in step.learners.items():
-        ema_tensors = zip(learner.named, learner.ema, strict=False)  # empty without an EMA
+        ema_tensors = zip(learner.named, learner.ema, strict=False)  # `learner.ema` is empty without an EMA
         weights |= {f"{EMA}{name}.{key}": value for key, value in ema_tensors}
     return weights
 

@@ -16,7 +16,7 @@ import torch
 from paceline.parallel.world import World
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-SECOND_REQUEST_AFTER_SECONDS = 1.0  # a signal before that is the same Ctrl-C, forwarded by a launcher
+SECOND_REQUEST_AFTER_SECONDS = 1.0  # a signal that arrives sooner is the same Ctrl-C, forwarded by a launcher
 SECONDS_BETWEEN_CHECKS = 2.0
 
 # Exit codes of a run that stopped on request and saved a checkpoint.

@@ -38,7 +38,7 @@ SizedPipeline = tuple[int, Any]  # maximum batch size, and the nvidia.dali.Pipel
 
 
 class Dali(ReusingLoader[SizedPipeline]):
-    """Serves sources that consist of image files; `workers` is the number of DALI's threads."""
+    """Loads sources that consist of image files; `workers` is the number of DALI threads."""
 
     description = "decodes in DALI's own threads"
     package = "nvidia.dali"
@@ -80,7 +80,7 @@ class Dali(ReusingLoader[SizedPipeline]):
         first = next(requests, None)
         if first is None:
             return
-        # The sizes of a rank's batches differ by at most one sample.
+        # Later batches of this rank have at most one sample more than the first.
         largest, pipeline = self._borrow(len(first.index) + 1)
         decoding: Tickets | None = None
         with ThreadPoolExecutor(1) as thread:
@@ -94,7 +94,7 @@ class Dali(ReusingLoader[SizedPipeline]):
                     yield ready
         if decoding:
             yield self._take(pipeline, decoding)
-        self._idle.append((largest, pipeline))  # not after an early exit: the pipeline then still holds a batch
+        self._idle.append((largest, pipeline))  # skipped after an early exit, when the pipeline still holds a batch
 
     def _read(self, request: Tickets) -> Inputs:
         """Return the bytes of the files, and the position and size of the window in each image."""
@@ -134,7 +134,7 @@ class Dali(ReusingLoader[SizedPipeline]):
                     axes=(0, 1),
                     device="mixed" if self.on_gpu else "cpu",
                     output_type=types.RGB,
-                    jpeg_fancy_upsampling=True,  # like libjpeg, and thus Pillow
+                    jpeg_fancy_upsampling=True,  # matches libjpeg, which Pillow uses
                 )
                 for name in self.samples[0].files
             ]
@@ -159,7 +159,7 @@ class Dali(ReusingLoader[SizedPipeline]):
         return channels_first((found if self.on_gpu else upload(found, self.device)) | upload(rest, self.device))
 
     def _decoding_error(self, request: Tickets) -> UserError:
-        """Return the error for a batch that DALI cannot decode; Pillow's error if Pillow fails, too."""
+        """Return the error for a batch that DALI cannot decode: Pillow's error if Pillow cannot decode it either."""
         for index in request.index:
             try:
                 self.source.read(int(index))

@@ -18,7 +18,7 @@ class Workers(ReusingLoader[WorkerPool]):
 
     description = "decodes in worker processes"
     uses_workers = True
-    auto_order = 100  # after every loader that keeps samples in memory
+    auto_order = 100  # tried after every loader that keeps samples in memory
 
     @property
     def batches_ahead(self) -> int:

@@ -178,7 +178,7 @@ def _unusable(base: Path, classes: list[str]) -> Listing:
 
 
 def _has_splits(root: Path) -> bool:
-    """Return whether `train` is a split; next to other folders but without `test`, it is a class."""
+    """Return whether `train` is a split folder; if there are other folders but no `test`, it is a class folder."""
     folders = {folder.name for folder in root.iterdir() if folder.is_dir() and not is_hidden(folder)}
     validation = sorted(folders - {"train"})
     if "train" in folders and validation and set(validation) <= set(VALIDATION_NAMES):

@@ -85,7 +85,7 @@ class Panels(ImageFiles):
         }
 
     def _repeats_input(self, index: int) -> bool:
-        """Return whether any target of a sample equals its input, as in rows written only for inference."""
+        """Return whether any target of a sample equals its input, as in rows prepared only for inference."""
         try:
             sample = self.read(index)
         except UserError:  # reported when the sample is used
@@ -93,7 +93,7 @@ class Panels(ImageFiles):
         return any(np.array_equal(sample[name], sample[INPUT]) for name in self.spec.panels)
 
     def encoded(self, index: int) -> Encoded | None:
-        return None  # a file holds several images
+        return None  # a file holds several images, so decoding it does not give a sample
 
     def files_of(self, index: int) -> Encoded | None:
         return None if self.tiles else super().files_of(index)
@@ -183,7 +183,7 @@ def _default_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
     try:
         height, width = upright_size(file)
     except BadImage:
-        return INPUT, TARGET  # the file is reported when all headers are read
+        return INPUT, TARGET  # the bad file is reported later, when all headers are read
     if width != 2 * height:
         raise UserError(
             f"{printable(file)}: a row of {width}×{height} pixels is not two square panels; "

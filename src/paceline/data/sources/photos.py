@@ -1,7 +1,7 @@
 """Photographs of any sizes in a folder; without `--data-root`, those that ship with Paceline.
 
-`root/train` and `root/test`, or DIV2K's folders, are used as they are. Of other folders a fixed fifth is kept for
-testing, unless `test_root` names a folder for that. Files of lower resolution come from `low_root`.
+`root/train` and `root/test`, or DIV2K's folders, are used as they are. In other folders, a fixed fifth of
+the images is held out for testing, unless `test_root` is set. Low-resolution files are read from `low_root`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from paceline.data.source import Sample
 from paceline.images.decode import BadImage, upright_size
 
 SPLIT_NAMES: SplitNames = {"train": ("train", "DIV2K_train_HR"), "test": ("test", "DIV2K_valid_HR", "valid", "val")}
-SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is 0001 in low resolution
+SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is the low-resolution version of 0001
 SEEN_FOR_SCALE = 20  # number of images used to find the ratio of high to low resolution
-EMBEDDED = {  # two views of one motorcycle are in one split
+EMBEDDED = {  # both views of the motorcycle must be in the same split
     "train": (
         *("astronaut.webp", "brick.png", "camera.png", "clock_motion.png", "coins.png", "grass.png", "gravel.png"),
         *("hubble_deep_field.jpg", "ihc.webp", "moon.png", "motorcycle_left.webp", "motorcycle_right.webp"),
@@ -164,7 +164,7 @@ def _with_low(
     for path in paths:
         found = by_name.get(path.stem) or by_name.get(_without_scale(path), [])
         if len(found) > 1:
-            here = path.relative_to(root.parent).parent  # with or without the folder of the split
+            here = path.relative_to(root.parent).parent  # matched below with and without the split's folder
             places = (here, here.relative_to(root.name))
             found = [(base, file) for base, file in found if file.relative_to(base).parent in places] or found
         if len(found) > 1:

@@ -52,7 +52,7 @@ class _Replicas(nn.DataParallel[_ReplicaCall]):
         self.threads = ReplicaThreads(len(device_ids))
 
     def parallel_apply(self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        grad = torch.is_grad_enabled()  # threads inherit neither this nor the device and stream
+        grad = torch.is_grad_enabled()  # threads do not inherit the grad mode, device or stream
 
         def call(replica: nn.Module, args: Any, kwargs: Any, device: int, stream: torch.cuda.Stream) -> Any:
             with torch.set_grad_enabled(grad), torch.cuda.device(device), torch.cuda.stream(stream):

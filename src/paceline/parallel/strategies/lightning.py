@@ -45,7 +45,7 @@ class Lightning(Strategy):
             raise UserError(f"--strategy lightning needs {error.name}: {install_extra('lightning')}") from None
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        self.trainable.release()  # Lightning's DDP wrapper registers parameters that require grad now
+        self.trainable.release()  # Lightning's DDP wrapper registers only parameters that require grad when it is built
         self._module = Module(self.recipe, advance)
         # With several networks, each phase leaves parameters unused. With one network on three or more ranks, the
         # option keeps the initial order of the buckets, so that a resumed run sums gradients in the same order.

@@ -163,7 +163,7 @@ def _fetch_all(
         file = restored / name
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            if piece.object not in there:  # never fetch other entries: a device would have no end
+            if piece.object not in there:  # never fetch unlisted entries: reading a device would never end
                 raise FileNotFoundError(f"{piece.object} is missing")
             if there[piece.object] == piece.size:
                 destination.fetch(piece.object, file)

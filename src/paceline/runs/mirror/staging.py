@@ -118,7 +118,7 @@ def _link_all(source: Path, target: Path) -> None:
         before = source.stat().st_ino
         for file in source.iterdir():
             _link(file, target / file.name)
-        same = source.stat().st_ino == before  # then no file was removed in the meantime
+        same = source.stat().st_ino == before  # if so, the folder was not replaced in the meantime
     except FileNotFoundError:
         same = False
     if not same:
