@@ -212,7 +212,7 @@ def wait_until(condition: Callable[[], Any], running: Running | None = None, sec
         if value:
             return value
         if running and running.ended:
-            value = condition()  # it may have become true just before the exit
+            value = condition()  # the condition may have become true just before the exit
             assert value, f"ended too early: exit code {running.wait()}\n{running.stdout}\n{running.stderr}"
             return value
         time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""The layout: imports point down only, plugins are found by name, files stay short, texts mention no machine."""
+"""The layout: imports point down only, plugins are found by name, files stay short, text mentions no machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _package(folder: Path, files: dict[str, str]) -> Path:
     return package
 
 
-# Arrows point down only
+# Imports point down only
 
 
 def test_no_import_points_up() -> None:
@@ -91,7 +91,7 @@ def test_arrows_down_and_within_a_package_pass(tmp_path: Path) -> None:
     assert upward(package) == []
 
 
-# Models and recipes know one device
+# Models and recipes do not use torch.distributed
 
 
 def test_models_and_recipes_do_not_import_torch_distributed() -> None:
@@ -245,7 +245,7 @@ def test_a_package_that_is_too_large_is_reported(tmp_path: Path) -> None:
     assert fault.startswith("runs: 22.0% of 100 lines")
 
 
-# What is imported, and by which names
+# Imports and imported names
 
 
 def test_the_command_line_starts_without_torch() -> None:

@@ -14,14 +14,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 FOR_DEVELOPERS = {"dev", "docs"}
 REPOSITORY = PROJECT["project"]["urls"]["Repository"]
-DISTRIBUTIONS = {  # by module, where the names differ
+DISTRIBUTIONS = {  # distribution by module, if their names differ
     "PIL": "pillow",
     "nvidia": "nvidia-dali-cuda130",
     "pynvml": "nvidia-ml-py",
     "torch_fidelity": "torch-fidelity",
     "yaml": "pyyaml",
 }
-NOT_DECLARED = {"triton", "_typeshed"}  # comes with torch for GPUs; for mypy only
+NOT_DECLARED = {"triton", "_typeshed"}  # triton comes with torch for GPUs; _typeshed is only for mypy
 
 
 def names(requirements: list[str]) -> set[str]:

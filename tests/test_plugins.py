@@ -27,7 +27,7 @@ SHORT = ("--images", "48", "--set", "width=2", "--accelerator", "cpu")
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the example package is installed in."""
-    copy = shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("source") / "example")  # pip builds inside of it
+    copy = shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("source") / "example")  # pip builds in the folder
     target = tmp_path_factory.mktemp("installed")
     install = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
     install += ["--no-build-isolation", "--no-index", "--target", str(target), str(copy)]
@@ -146,7 +146,7 @@ def test_an_installed_recipe_and_source_are_listed_train_and_verify(example: Pat
     assert "source shapes" in listed.stdout and "standard deviation of the noise" in listed.stdout
     assert trained.wait() == 0, trained.stderr
     assert "validation/top1" in trained.stdout and weights_of(tmp_path / "run")
-    # The processes of ddp find them, too.
+    # The worker processes of ddp find the plugins, too.
     words = ("verify", "rotation", "--data", "shapes", "--accelerator", "cpu", "--strategies", "single,ddp")
     verified = start_with((example,), tmp_path, *words, "--steps", "3")
     assert verified.wait() == 0, verified.stdout + verified.stderr
@@ -201,7 +201,7 @@ def test_an_entry_point_that_names_another_class_is_reported(broken: Path, monke
 
 def test_a_broken_package_harms_no_command_that_uses_others(broken: Path, tiny: str, tmp_path: Path) -> None:
     trained = start_with((broken,), tmp_path, "train", tiny, *SHORT, "--out", "run")
-    rejected = start_with((broken,), tmp_path, "train", tiny, "--set", "low_root=x")  # asks all sources
+    rejected = start_with((broken,), tmp_path, "train", tiny, "--set", "low_root=x")  # loads every source
     doctor = start_with((broken,), tmp_path, "doctor")
     used = start_with((broken,), tmp_path, "train", tiny, "--strategy", "leaving")
     assert trained.wait() == 0 and not trained.stderr, trained.stderr

@@ -1,4 +1,4 @@
-"""A recipe for tests: small, quick, and with switches for what can go wrong."""
+"""A recipe for tests: small, fast, and with switches that simulate failures."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Tiny(Recipe):
     def __init__(self, settings: TinySettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
         self.settings, self.calls = settings, 0
-        self.seen: list[tuple[str, Batch]] = []  # what it was asked to predict, recorded for tests
+        self.seen: list[tuple[str, Batch]] = []  # batches passed to `predict`, recorded for tests
         self.watched = False
         width = settings.width
         self.classifier = nn.Sequential(
@@ -88,7 +88,7 @@ class Tiny(Recipe):
             loss = loss * float("nan")
         if self.calls - 1 == self.settings.bad_gradient_at:
             weight = self.classifier[0].weight
-            loss = loss + (weight - weight.detach()).abs().sum().sqrt()  # zero, and its slope is infinite
+            loss = loss + (weight - weight.detach()).abs().sum().sqrt()  # adds zero, but with an infinite gradient
         return Loss({"cross_entropy": loss})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:

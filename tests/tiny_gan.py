@@ -1,4 +1,4 @@
-"""A generative recipe for tests: two linear networks on the digits' own 8 pixels."""
+"""A generative recipe for tests: two linear networks on digits at their original size of 8×8 pixels."""
 
 from __future__ import annotations
 

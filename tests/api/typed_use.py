@@ -1,4 +1,4 @@
-"""A user's program, with which mypy checks that the public API has the types that a user expects.
+"""A sample user program; mypy checks that the public API has the types that it expects.
 
 `make lint` runs mypy on this file with the project's configuration, test_types.py without it. Nothing is executed.
 """

@@ -73,8 +73,8 @@ def test_a_curve_grows_without_a_reload_and_the_slider_shows_the_right_image(
             content = (run / "samples" / f"samples-{images:012}.png").read_bytes()
             assert browser.evaluate(SHA256 % f"{shown}.src") == hashlib.sha256(content).hexdigest()
         last = int(browser.evaluate(f"{slider}.max"))
-        browser.wait_for(f"Number({slider}.max) > {last}")  # new images appear without a reload,
-        assert browser.evaluate(f"{slider}.value") == "2"  # and the slider keeps its position
+        browser.wait_for(f"Number({slider}.max) > {last}")  # new images appear without a reload
+        assert browser.evaluate(f"{slider}.value") == "2"  # the slider keeps its position
         training.kill()
         browser.wait_for("document.querySelector('#list').innerText.includes('without reporting why')")
     assert not browser.errors

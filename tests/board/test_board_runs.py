@@ -30,7 +30,7 @@ def test_run_states_are_read_from_files_alone(board: Served) -> None:
     assert states["stopped"] == "stopped"
     assert states["failed"] == "failed" and runs["failed"]["reason"] == "ValueError: too many pigeons"
     assert states["killed"] == "failed" and "without reporting why" in runs["killed"]["reason"]
-    assert states["elsewhere"] == "running"  # another machine may hold its lock, and its files are recent
+    assert states["elsewhere"] == "running"  # its files are recent, so another machine may be running it
     assert states["silent"] == "silent"
     assert states["private"] == "unknown"  # it has no status, and nothing holds its lock
 
@@ -149,7 +149,7 @@ def test_a_run_is_followed_as_it_grows_is_truncated_and_disappears(tmp_path: Pat
         shorter = "".join((folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:2])
         (folder / "new").write_text(
             shorter + line(25, net__loss=9.0) * 20
-        )  # truncated as on resume, then longer than before
+        )  # as if the run had resumed: truncated, then longer than before
         (folder / "new").replace(folder / "metrics.jsonl")
         assert board.wait_for("run", lambda run: run["lines"] == 22)["last_values"]["net/loss"] == 9.0
         make_run(tmp_path / "another")

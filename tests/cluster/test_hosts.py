@@ -26,7 +26,7 @@ class Pair:
     def __init__(self, hosts: tuple[Host, Host], folder: Path, *more: str) -> None:
         self.hosts, self.folder, self.more = hosts, folder, more
         self.running: list[Running] = []
-        self.hold = folder / "hold"  # while this file exists, no host continues
+        self.hold = folder / "hold"  # hosts wait while this file exists
         for number in range(2):
             (folder / str(number)).mkdir()
             self.running.append(self.start(number))

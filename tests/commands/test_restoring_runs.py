@@ -223,7 +223,7 @@ def test_the_protocol_is_saved_with_the_metrics():
         (["--init-from", "both/pretrain", "--set", "width=3"], "trained with width=2 (not 3): use --set width=2"),
         (
             ["--init-from", "both/pretrain", *sets("blocks=shared", "num_blocks=2", "width=3", "tv=1")],
-            "use --set blocks=separate --set num_blocks=1 --set width=2",  # lists mismatches only
+            "use --set blocks=separate --set num_blocks=1 --set width=2",  # only the settings that differ are listed
         ),
         (["--set", "stage=adversarial", "--vgg", "none.pth"], "--vgg none.pth: no such file"),
         (["--set", "scale=3"], "unknown value '3'"),
@@ -332,4 +332,4 @@ def test_two_processes_train_the_same_weights_as_one_even_with_a_frozen_network(
     words += ["--data-root", "photos", "--crop", "16", "--set", "width=2", "--set", "d_width=2", "--accelerator", "cpu"]
     verified = run_fork(place, "verify", "super_resolution", "--strategies", "single,ddp", "--steps", "3", *words)
     assert verified.wait() == 0, verified.stdout + verified.stderr
-    assert verified.stdout.count("generator") == verified.stdout.count("discriminator") == 2  # gradients, weights
+    assert verified.stdout.count("generator") == verified.stdout.count("discriminator") == 2  # gradients and weights

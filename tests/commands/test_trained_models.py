@@ -1,4 +1,4 @@
-"""A trained model gives the same results as its evaluation from Python, on files and as ONNX."""
+"""A trained model gives the same results as its evaluation, whether it is used from Python, on files or as ONNX."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_a_loaded_restorer_returns_what_apply_writes(tmp_path):
         Image.fromarray(one).save(tmp_path / f"{name}.png")
     words = ["apply", "restorer.safetensors", str(tmp_path), "--accelerator", "cpu", "--out", str(tmp_path / "made")]
     assert run(words) == 0
-    torch.use_deterministic_algorithms(False)  # the command enables it, a user's program may not
+    torch.use_deterministic_algorithms(False)  # `paceline` commands enable this, but a user's program may not
     model = paceline.load("restorer.safetensors", device="cpu")
     for name in ("colour", "grey"):
         made = model.apply(Image.open(tmp_path / f"{name}.png"))

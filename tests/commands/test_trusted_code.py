@@ -80,7 +80,7 @@ def test_no_command_runs_the_recipe_file_of_an_untrusted_run(
 def test_evaluate_runs_no_plugin_of_an_untrusted_run(setting: str, good: Path, tmp_path: Path) -> None:
     hostile(tmp_path, good, **{setting: "./stranger/x.py"})
     assert refused(run_fork(tmp_path, "evaluate", "stranger"), "stranger", "./stranger/x.py")
-    if setting == "data":  # the user's own choice replaces it
+    if setting == "data":  # the user's own `--data` replaces the run's
         assert run_fork(tmp_path, "evaluate", "stranger", "--data", "digits").wait() == 0
 
 

@@ -14,7 +14,7 @@ from paceline.data.sources.photos import EMBEDDED
 from paceline.data.stained_tissue import stained_tissue
 from paceline.images.decode import decode
 
-# SHA-256 of dtype, shape and values of each decoded array. Runs of other versions were trained on these.
+# SHA-256 of dtype, shape and values of each decoded array. Runs of other versions depend on them.
 HASHES = {
     "astronaut.webp": "089ac17d8a2cc4d015818f80eb8a33f3c6570418d812a1b147faf2b3f64316a8",
     "brick.png": "1340f4e291b06ddcb10c1fdc454228794a199f06b87c356857fd8db0fe63689a",
@@ -78,7 +78,7 @@ def test_the_stains_and_the_mask_are_those_of_scikit_image() -> None:
         alone = np.zeros_like(stains)
         alone[..., stain] = stains[..., stain]
         computed = np.round(hed2rgb(alone) * 255)
-        assert np.abs(computed - stored).max() <= 1  # another processor may round a logarithm differently
+        assert np.abs(computed - stored).max() <= 1  # logarithms may round differently on other processors
     density = gaussian(-np.log10((tissue.image + 1.0) / 256).sum(axis=-1), 3.0)
     mask = np.where(density > threshold_otsu(density), 255, 0)
     assert (mask[..., np.newaxis] != tissue.mask).mean() < 1e-4

@@ -78,7 +78,7 @@ def test_on_a_cpu_data_that_does_not_fit_is_read_by_workers(requested: str, room
     assert choose_loader(settings, samples(10), CPU).name == "resident"
     for name, reason, _ in (
         choose_loader(settings, samples(11), CPU),
-        choose_loader(dataclasses.replace(settings, devices=2), samples(10), CPU),  # two devices share the memory
+        choose_loader(dataclasses.replace(settings, devices=2), samples(10), CPU),  # two processes share the memory
     ):
         assert name == "workers" and "do not fit" in reason
 

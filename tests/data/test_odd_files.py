@@ -1,4 +1,4 @@
-"""Every command accepts and rejects the same files."""
+"""All commands agree on which files they accept."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_unusable_files_are_reported_or_skipped(tmp_path: Path) -> None:
     save(good, 30, 30)
     content = good.read_bytes()
     (root / "train" / "truncated.png").write_bytes(content[: len(content) // 2])
-    source = Photos("train", settings(root))  # not visible from the header alone
+    source = Photos("train", settings(root))  # opens without an error, because the header does not show the damage
     with pytest.raises(UserError, match=r"truncated\.png: unreadable image"):
         source.read(1)
     (root / "train" / "empty.jpg").touch()

@@ -119,7 +119,7 @@ def test_statistics_of_real_images_are_cached_by_their_content_and_protocol(tmp_
 
 def test_images_are_evaluated_as_they_would_be_saved():
     real = images(300, 1)
-    made = scaled(real) + 0.3 / 127.5  # removed by rounding
+    made = scaled(real) + 0.3 / 127.5  # less than half a grey level, so rounding removes it
     evaluator = evaluator_of(real, 300)
     evaluator.update_samples({"image": scaled(real), "index": torch.arange(300)})
     evaluator.end_samples(evaluator.sample_sums())

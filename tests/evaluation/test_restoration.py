@@ -114,7 +114,7 @@ def test_a_metric_is_the_mean_over_images_of_any_size_and_distribution():
         make_evaluator(),
         make_evaluator(),
         make_evaluator(),
-    )  # three ranks, one of them without images
+    )  # three ranks, one of which has no images
     first.update(large, {})
     second.update({name: torch.cat([field, field]) for name, field in small.items()}, {})
     spread = third.results(first.sums() + second.sums() + third.sums())

@@ -309,7 +309,7 @@ def test_a_full_disk_prints_one_line_and_keeps_the_last_checkpoint(tmp_path: Pat
         assert full.wait() == 2
         assert len(full.stderr.splitlines()) == 1, full.stderr
         assert "No space left on device" in full.stderr
-        last = Checkpoints(run / "checkpoints").all()[-1]  # a later checkpoint may have fitted
+        last = Checkpoints(run / "checkpoints").all()[-1]  # the disk may have had room for another checkpoint
         assert f"the checkpoint at {last} images is intact" in full.stderr
         assert weights_of(run, kept) == before
         filler.unlink()

@@ -120,7 +120,7 @@ def test_readers_see_complete_snapshots_whichever_operation_fails_or_is_the_last
     destination = open_destination(away, "--mirror")
     make_run(tmp_path / "run", 100)
     mirror_once(tmp_path / "run", destination)
-    make_run(tmp_path / "run", 200, 300)  # 100 is deleted when these are uploaded
+    make_run(tmp_path / "run", 200, 300)  # the checkpoint at 100 no longer exists when these are uploaded
 
     def fail_once(at: int) -> Callable[[int], None]:
         def before(number: int) -> None:

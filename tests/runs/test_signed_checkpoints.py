@@ -1,4 +1,4 @@
-"""If a checkpoint's checksums match but its content is wrong, the previous one is used or one line gives the reason."""
+"""If a checkpoint's checksums match but its content is wrong, the previous one is used or an error line says why."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Ended:
 
     @property
     def fault(self) -> str:
-        """The rule for all commands that this one broke; empty if there is none."""
+        """The general rule that this command broke; empty if it broke none."""
         if self.code == -signal.SIGALRM:
             return f"was still running after {LIMIT_SECONDS} s"
         if self.code < 0:

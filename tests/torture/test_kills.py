@@ -150,7 +150,7 @@ def test_a_run_killed_at_random_moments_ends_bit_identical(
             hits += kill_once(tmp_path, run, case, moment, tiny, duration / 2**attempt, attempt)
         if hits:
             break
-        shutil.rmtree(run)  # every time, the run ended before the kill
+        shutil.rmtree(run)  # the run ended before every kill: start over and kill earlier
     command = (*command_of(case, tiny), "--out", str(run))
     codes = run_ranks(tmp_path, 2, *command) if case.how != "single" else [run_fork(tmp_path, *command).wait()]
     counted.add(str(case), fault_of(run, reference, codes, hits))

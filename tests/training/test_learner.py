@@ -28,7 +28,7 @@ def test_a_first_step_skipped_by_fp16_has_no_effect() -> None:
     assert torch.equal(network.weight, before)
     learner.scale(network(torch.ones(1, 3)).sum()).backward()
     learner.step()
-    # Nesterov's first step from rest: the gradient, 1, and 0.9 of it again.
+    # Nesterov's first step: the gradient (1) plus 0.9 times the momentum buffer (also 1).
     assert torch.allclose(network.weight, before - 0.1 * 1.9)
 
 

@@ -1,4 +1,4 @@
-"""Many networks over several processes: image translation's ten, trained in two groups."""
+"""Training the ten networks of image translation, in two groups, over several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After `kill -9` at any moment, the same command ends with the bits of the uninterrupted run."""
+"""After `kill -9` at any moment, the same command ends with weights bit-identical to an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from running import (
     workers_of,
 )
 
-SLOW_SAVES = ("--set", "slow_sync=0.05", "--set", "pause=0.01")  # time to hit a given moment
+SLOW_SAVES = ("--set", "slow_sync=0.05", "--set", "pause=0.01")  # slow enough for a kill to hit a given moment
 
 
 def checkpoints(run: Path) -> list[int]:
@@ -177,7 +177,7 @@ def test_ten_kills_at_random_moments_lose_nothing(tmp_path: Path, tiny: str) -> 
 
 
 def test_externally_launched_ranks_resume_too(tmp_path: Path, tiny: str) -> None:
-    """As under torchrun, srun or Kubernetes: without our launcher."""
+    """Ranks started by torchrun, srun or Kubernetes do not have our launcher."""
     command = ("train", tiny, *SLOW_SAVES, "--devices", "2")
     assert run_ranks(tmp_path, 2, *command, "--out", "whole") == [0, 0]
     ranks = start_ranks(tmp_path, 2, *command, "--out", "killed")
@@ -191,7 +191,7 @@ def test_externally_launched_ranks_resume_too(tmp_path: Path, tiny: str) -> None
 
 @pytest.mark.parametrize("strategy", ["ddp", "lightning"])
 def test_three_processes_resume_with_the_same_bits(tmp_path: Path, tiny: str, strategy: str) -> None:
-    # Over three ranks the order of a sum depends on where a gradient lies in its bucket.
+    # With three ranks, the order of summation depends on the position of a gradient in its bucket.
     command = (
         "train",
         tiny,

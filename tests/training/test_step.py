@@ -1,4 +1,4 @@
-"""A step is the same however it is distributed: phases, shared, signals, draws, accumulation, clipping, EMA, lr."""
+"""A step is the same however it is distributed: phases, shared tensors, signals, draws, EMA and more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a stop request the step is finished and the run saved; the same command ends with the same bits."""
+"""On a stop request, the run finishes its step and saves; resuming ends with bit-identical weights."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_two_processes_save_and_resume(tmp_path: Path, tiny: str, strategy: str,
 
 @pytest.mark.parametrize("strategy", ["ddp", "lightning"])
 def test_a_signal_to_one_rank_stops_all_of_them(tmp_path: Path, tiny: str, strategy: str) -> None:
-    """As a scheduler may send it, to processes without our launcher."""
+    """A scheduler may signal a single process, and no launcher forwards the signal."""
     command = ("train", tiny, *SLOWLY, "--devices", "2", "--strategy", strategy, "--set", "record=run-seen")
     ranks = start_ranks(tmp_path, 2, *command, "--out", "run")
     assert stop(ranks[1], tmp_path, "run", signal.SIGTERM) < 20

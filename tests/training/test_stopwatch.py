@@ -37,7 +37,7 @@ def test_a_section_that_raises_is_counted_and_raises() -> None:
 def test_a_section_costs_less_than_two_microseconds() -> None:
     stopwatch = Stopwatch()
     rounds = []
-    for _ in range(20):  # the best round: other programs can only make it slower
+    for _ in range(20):  # keep the fastest round, since other programs can only slow it down
         start = time.perf_counter()
         for _ in range(1000):
             with stopwatch("data"):

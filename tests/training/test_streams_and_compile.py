@@ -1,4 +1,4 @@
-"""Phases that may run concurrently, and compiled networks where a compiler may be missing."""
+"""Phases that may run concurrently, and compiled networks; the machine may have no compiler."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from paceline.training.graph import WARMUP_STEPS, GraphedStep, RunStep
 from paceline.training.step import Step
 
 REPLAYS = 8  # number of replays after the eager warm-up steps
-TOLERANCE = 1e-6  # relative to the largest weight; processes may sum in a different order
+TOLERANCE = 1e-6  # relative to the largest weight; gradients may be summed in a different order
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class LinkOverride:
         return cls(parse_bandwidth(bandwidth) if bandwidth else None, parse_seconds(latency) if latency else None)
 
     def apply(self, measured: Link | None) -> Link | None:
-        """Return the link for predictions: given values, and measured or default values for the rest."""
+        """Return the link for predictions: given values where available, otherwise measured or default ones."""
         if self.bytes_per_second is None and (self.latency_seconds is None or measured is None):
             return measured
         bandwidth = self.bytes_per_second

@@ -53,7 +53,7 @@ class Measurement:
     bucket_bytes: int  # size of the last bucket, which is sent after the backward pass
     networks: tuple[str, ...]
     rounds: int
-    threads: int  # per process on a CPU, else 0
+    threads: int  # CPU threads per process; 0 on GPUs
     link: Link | None = None
     checked: tuple[Checked, ...] = ()  # one per round
 

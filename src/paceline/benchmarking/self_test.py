@@ -37,7 +37,7 @@ class DeviceTest:
     """The combined results of the processes in a self-test."""
 
     all_reduce: AllReduce
-    graph: ReplayCheck | None  # None without several GPUs
+    graph: ReplayCheck | None  # None unless there are several GPUs
 
     def to_json(self) -> JsonObject:
         """Return the result as JSON."""

@@ -43,7 +43,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # no route supports anything else
+            return  # the board has only HTTP routes
         rejection = self._rejection(scope)
 
         async def send_protected(message: Message) -> None:

@@ -58,7 +58,7 @@ class Table:
                     columns.setdefault(name, []).append((numbers, values[:, column]))
         for name, parts in columns.items():
             at = np.concatenate([np.array(numbers) for numbers, _ in parts])
-            order = np.argsort(at)  # lines with and without this metric alternate
+            order = np.argsort(at)  # values from lines with different sets of metrics are not yet in order
             at, values = at[order], np.concatenate([part for _, part in parts])[order]
             self._series(name).extend(axes[at, 0], axes[at, 1], values)
         self.lines += len(rows)

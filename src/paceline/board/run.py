@@ -58,7 +58,7 @@ class RunSummary(TypedDict):
 
 
 class _Seen(NamedTuple):
-    """Values that change whenever the run changes, apart from its metrics."""
+    """The state and file properties that show whether anything but the metrics has changed."""
 
     state: str
     reason: str
@@ -232,7 +232,7 @@ class Run:
 def _time_split(table: Table) -> dict[str, float]:
     """Return the total time in seconds that each section of the loop took.
 
-    Log lines have the seconds of the evaluations in their interval, and the line of an evaluation has its own again.
+    Evaluation time is logged twice, as `evaluation_seconds` and within `evaluate_seconds`; only the former is used.
     """
     return {
         name.removeprefix("time/").removesuffix("_seconds"): round(series.total, 3)

@@ -48,7 +48,7 @@ class Finding(NamedTuple):
     kind: str
     name: str
     runs: bool
-    reason: str  # why not, or on what
+    reason: str  # why it does not work, or details such as the device
 
 
 @dataclass(frozen=True)

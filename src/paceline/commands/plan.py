@@ -31,7 +31,7 @@ from paceline.training.stop import INTERRUPTED
 
 DEFAULT_DEVICES = "8"
 SECONDS_PER_DAY = 86_400
-WIDEST = 1000  # characters; no table here is wider
+WIDEST = 1000  # characters; wider than any table that this command prints
 
 
 @dataclass(frozen=True)

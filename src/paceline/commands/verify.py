@@ -140,7 +140,7 @@ def differences(
     traces: dict[str, Trace] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
         for number, name in enumerate(strategies):
-            broken = control if traces else ""  # the first strategy is the reference
+            broken = control if traces else ""  # not for the first strategy, which is the reference
             chosen = config.with_run(strategy=name)
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")
@@ -229,7 +229,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 def _title(config: Config, steps: int, control: str) -> str:
     batch, devices = global_batch(config), config.run.devices
-    on = "1 device" if devices == 1 else f"up to {devices} devices"  # a strategy may use fewer
+    on = "1 device" if devices == 1 else f"up to {devices} devices"  # "up to", because a strategy may use fewer
     title = f"{config.recipe_name} on {config.run.data}: {steps} steps in float64, batch {batch}, {on}"
     return title + (f", broken on purpose: {control}" if control else "")
 

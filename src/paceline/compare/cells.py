@@ -111,7 +111,7 @@ def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinne
     if CellRecord.read(folder) == CellRecord(made, finished=True):
         cell.reason = "already finished"
     else:
-        if not _has_trained(folder):  # otherwise it has a record, or its inputs are unknown
+        if not _has_trained(folder):  # a trained run has its record already, or was started without one
             CellRecord(made, finished=False).write(folder)
         arguments = ["train", recipe, "--out", config.run.out]
         arguments += to_arguments(flags, options.config_file, options.assignments)

@@ -43,7 +43,7 @@ class Grid:
     devices: tuple[int, ...]
     batches: tuple[str, ...]
     seeds: tuple[int, ...]
-    weak: bool  # the batch is per device
+    weak: bool  # whether batch sizes are per device
 
     @classmethod
     def of(cls, configs: Mapping[str, Config], flags: Flags, options: Options) -> Grid:

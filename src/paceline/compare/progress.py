@@ -16,7 +16,7 @@ from paceline.report.model import Cell
 from paceline.runs.metrics import METRICS
 from paceline.runs.stages import stages_of
 
-LAST_BYTES = 4096  # at the end of the metrics file; enough for the last line
+LAST_BYTES = 4096  # how much of the end of the metrics file to read; enough for its last line
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def show_progress(spinner: Spinner | None, name: str, config: Config) -> None:
     """Show the number of images seen; read only the end of the metrics, so as not to slow down the run."""
     if spinner is None:
         return
-    metrics = Path(stages_of(config)[0].run.out) / METRICS  # of the current stage
+    metrics = Path(stages_of(config)[0].run.out) / METRICS  # metrics of the current stage
     if not metrics.is_file():
         return
     with metrics.open("rb") as file:

@@ -114,7 +114,7 @@ def resolve(
             converted = convert(value, namespace.hints[name], shown)
             if not network:
                 chosen[name] = converted
-                for single in networks.values():  # a later value for all networks replaces those for single networks
+                for single in networks.values():  # a later value for all networks overrides these
                     single.pop(name, None)
             elif namespace.owner[name] is not LearnerSettings:
                 raise UserError(f"{origin}: {name!r} is a setting of the whole run, not of network {network!r}")

@@ -24,7 +24,7 @@ def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covarian
     trace_of_root = eigenvalues.clamp_min(0).sqrt().sum()
     traces = covariance1.double().trace() + covariance2.double().trace()
     distance = (mean1.double() - mean2.double()).square().sum() + traces - 2 * trace_of_root
-    return max(float(distance.item()), 0.0)  # in this order, max() keeps a NaN
+    return max(float(distance.item()), 0.0)  # with the arguments in this order, max() returns a NaN unchanged
 
 
 def _root(covariance: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def precision_and_recall(real: Tensor, made: Tensor, neighbours: int = NEIGHBOUR
 
 
 def _share_among(rows: Tensor, others: Tensor, neighbours: int) -> float:
-    nearest = min(neighbours + 1, len(others))  # the first is the row itself
+    nearest = min(neighbours + 1, len(others))  # plus one, because the nearest row is the row itself
     radii = torch.cat([table.kthvalue(nearest, dim=1).values for table in _squared_distances(others, others)])
     inside = [(table <= radii).any(dim=1) for table in _squared_distances(rows, others)]
     return torch.cat(inside).double().mean().item()

@@ -20,9 +20,9 @@ from paceline.core.errors import UserError
 from paceline.images.integrity import load_undamaged
 
 PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; up to about twice this size, Pillow only warns
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # such files raise BadImage here
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # such files raise BadImage instead
 warnings.filterwarnings("ignore", module=r"PIL\.")  # warnings about damaged metadata; damaged pixels raise BadImage
-logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # messages about damaged metadata
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # hides messages about damaged metadata
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 FORMATS = (
     *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
@@ -106,7 +106,7 @@ def turn_upright(image: Image.Image) -> Image.Image:
     bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
     in_planes = tags.get(PLANES) == SEPARATE and len(image.getbands()) > 1
     if bits > 8 and in_planes and image.info.get("compression") == "raw":
-        # Pillow would garble them.
+        # Pillow would decode these pixels incorrectly.
         raise BadImage(f"{bits}-bit colours in separate planes are not supported; save them as interleaved channels")
     upright = ImageOps.exif_transpose(image)
     negative = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
@@ -176,7 +176,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, Image.DecompressionBombError):  # Pillow raises above twice our limit
+    if isinstance(error, Image.DecompressionBombError):  # raised by Pillow for images larger than twice our limit
         pixels = int("".join(filter(str.isdigit, str(error).partition("exceeds")[0])) or 2 * PIXEL_LIMIT)
         return f"{pixels // 10**6} megapixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
     if isinstance(error, UnidentifiedImageError):

@@ -77,7 +77,7 @@ def stack_vertically(images: Sequence[Image.Image]) -> Image.Image:
 def save_animation(frames: Sequence[Image.Image], path: Path, kind: str) -> None:
     """Write RGB frames as a looping .gif or lossless .webp; the last frame is shown longer."""
     assert kind.lower() in ANIMATED_SUFFIXES, kind
-    if kind.lower() == ".gif":  # each frame gets its own 256 colours; median cut would lose rare ones
+    if kind.lower() == ".gif":  # each frame has its own palette of 256 colours; median cut would drop rare colours
         frames = [frame.quantize(method=Image.Quantize.FASTOCTREE, kmeans=1) for frame in frames]
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     frames[0].save(

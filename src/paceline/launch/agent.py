@@ -110,7 +110,7 @@ class Watchdog(threading.Thread):
             if alive:
                 self._killed_some = False
                 self._restarts_left = self._ask_restarts_left()
-        elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # they have had time to report a user error
+        elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # the workers have had time to report a user error
             self._kill(processes)
         silent = max(map(self.mailbox.seconds_silent, alive), default=0.0)
         if silent > self.timeout:

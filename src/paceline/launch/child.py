@@ -55,7 +55,7 @@ def run_paceline(arguments: Sequence[str], log: Path, on_poll: Callable[[], None
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # otherwise Ctrl-C in a terminal would reach it twice
+            start_new_session=True,  # otherwise the command would receive a terminal's Ctrl-C twice
             preexec_fn=die_with_parent,
         )
         signals: list[int] = []

@@ -188,7 +188,7 @@ def _pod(options: KubernetesOptions, container: JsonObject) -> JsonObject:
     """Return the pod of one host: a container and its volumes."""
     return {
         "restartPolicy": "OnFailure",
-        # The image's user is not root. With its group on the volumes, it may write to them.
+        # The image's user is not root. fsGroup lets this user write to the volumes.
         "securityContext": {"fsGroup": USER},
         "containers": [container],
         "volumes": [{"name": name, **origin} for name, _, origin in _volumes(options)],

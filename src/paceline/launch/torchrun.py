@@ -89,7 +89,7 @@ class _Supervisor:
                 result: RunResult | None = agent.run()
                 return result
             except SignalException:
-                closes = False  # closing the rendezvous would end it for the other hosts
+                closes = False  # closing the rendezvous would end the run for the other hosts
                 raise
             except (RendezvousClosedError, RendezvousTimeoutError):
                 raise
@@ -206,7 +206,7 @@ def _forwarding(mailbox: Mailbox) -> Iterator[list[int]]:
         for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL if again else number)
-        if not processes:  # none has registered yet: SIGTERM ends them quietly, SIGINT would print tracebacks
+        if not processes:  # no worker has registered yet; SIGTERM ends workers quietly, SIGINT would print tracebacks
             raise SignalException("asked to stop", signal.SIGTERM)
 
     if threading.current_thread() is not threading.main_thread():

@@ -35,7 +35,7 @@ Layers = list[tuple[Tensor, Tensor]]  # weight and bias of each layer, in order
 CopyKey = tuple[str, int, torch.device, torch.dtype]  # weights, number of convolutions, device, precision
 _loaded: dict[str, Layers] = {}
 _copies: dict[CopyKey, Layers] = {}
-_lock = Lock()  # DataParallel calls from several threads
+_lock = Lock()  # needed because DataParallel calls this from several threads
 
 
 class Features:

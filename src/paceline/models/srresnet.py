@@ -83,7 +83,7 @@ class SRResNet(nn.Module):
         doublings = min(1, num_doublings) if shared else num_doublings
         self.doublings = nn.Sequential(*(Doubling(width, slopes) for _ in range(doublings)))
         self.tail = nn.Conv2d(width, channels, 9, padding=4)
-        if output == "residual":  # starts near the bicubic upscaling
+        if output == "residual":  # so that the initial output is close to the bicubic upscaling
             initialise_leaky(self, PRELU_SLOPE)
             self.tail.weight.data.mul_(0.01)
             for block in (module for module in self.blocks if isinstance(module, Block) and norm == "none"):

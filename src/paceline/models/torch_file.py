@@ -28,7 +28,7 @@ def read_torch_file(path: Path, named: str) -> object:
         if not beginning.startswith(MAGIC_BYTES):
             raise UserError(f"{named}: was not written by torch.save")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd files get a one-line error below
+            warnings.simplefilter("ignore")  # an unusable file is reported as a one-line error below
             content: object = torch.load(path, map_location="cpu", weights_only=True)
             return content
     except UserError:

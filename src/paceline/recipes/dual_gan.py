@@ -59,7 +59,7 @@ class DualGan(GenerativeRecipe):
     Settings = DualGanSettings
     presets = {
         **GenerativeRecipe.presets,
-        "quick": {**GenerativeRecipe.presets["quick"], "epochs": 35},  # its steps take longer
+        "quick": {**GenerativeRecipe.presets["quick"], "epochs": 35},  # fewer epochs, because each step takes longer
     }
 
     def __init__(self, settings: DualGanSettings, spec: DataSpec) -> None:

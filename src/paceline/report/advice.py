@@ -11,8 +11,8 @@ from typing import NamedTuple
 from paceline.report.known_strategy import known_strategy
 from paceline.report.model import Group, Recommendation, Summary, WorseGroup
 
-CLOSE_QUALITY = 0.02  # with only one seed, metrics within this relative difference count as equal
-CLOSE_SPEED = 0.05  # assumed relative spread of a speed if neither seeds nor log intervals show it
+CLOSE_QUALITY = 0.02  # if there is only one seed, metrics that differ by less than this fraction count as equal
+CLOSE_SPEED = 0.05  # assumed relative spread of a speed if the actual spread is unknown
 STANDARD_ERRORS = 2
 
 

@@ -11,7 +11,7 @@ from paceline.report.phrases import NO_VALUE, at, listed
 from paceline.report.step_ladder import COSTS, Explanation
 from paceline.report.time_split import PARTS
 
-SUPERLINEAR = 1.1  # more devices alone do not explain an efficiency above this
+SUPERLINEAR = 1.1  # an efficiency above this must have a cause other than the number of devices
 GPU_COLUMNS = {
     "utilisation": ("utilisation, %", ".0f"),
     "peak_memory_gib": ("peak memory, GiB", ".2f"),

@@ -12,7 +12,7 @@ from paceline.report.model import Cell, Group, Scaling, SpeedSpread, Summary
 from paceline.report.run import Run
 
 # Runs that differ only in these settings form one group: paths, launch options, settings with their own columns.
-# The accelerator does too, but through the hardware, because the setting may be "auto".
+# The accelerator is compared by the recorded hardware instead, because the setting may be "auto".
 IGNORED_SETTINGS = {"seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"}
 IGNORED_SETTINGS |= {"backend", "inception", "inception_sha256", "check_replicas", "keep"}
 IGNORED_SETTINGS |= {
@@ -113,7 +113,7 @@ def _unique_ids(members: Mapping[_Key, Sequence[Run]]) -> dict[_Key, str]:
     ids: dict[_Key, str] = {}
     for key, runs in members.items():
         name = group_name(runs[0], *(value for _, value in key.extras))
-        while name in ids.values():  # recipes in two folders may have one name
+        while name in ids.values():  # recipes in different folders may have the same name
             name += "'"
         ids[key] = name
     return ids

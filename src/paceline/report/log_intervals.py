@@ -107,7 +107,7 @@ def _spread(intervals: Sequence[LogInterval]) -> float | None:
 
 
 def seconds_per_epoch(intervals: Sequence[LogInterval], lines: Sequence[Line], since: int = 0) -> dict[str, float]:
-    """Return how the time of one epoch is spent, by the host's clock, without parts that no line contains.
+    """Return how the time of one epoch is spent, by the host's clock; activities whose time is unknown are omitted.
 
     Lines before the last segment, which starts at `since` images, are not used.
     """

@@ -14,7 +14,7 @@ from paceline.report.run import Curve, Run
 from paceline.report.svg import Bar, Series, bars, lines
 from paceline.report.time_split import PARTS
 
-MAX_LOSSES = 2  # loss terms that are plotted; more would add little
+MAX_LOSSES = 2  # maximum number of loss terms to plot; more would add little
 AXES = ("images", "seconds")
 
 

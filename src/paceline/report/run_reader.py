@@ -23,7 +23,7 @@ from paceline.runs.segments import HARDWARE, changes
 MAX_POINTS = 400  # points per curve; more would not be visible on a page
 NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # prefixes of metrics that are not losses
 LARGEST_VALUE = 1e300  # JSON can contain numbers that overflow a float
-NOT_QUALITY = {"count", "checkpoint_images"}  # logged next to metrics
+NOT_QUALITY = {"count", "checkpoint_images"}  # logged with the metrics, but not measures of quality
 
 
 def read_run(path: str) -> Run:

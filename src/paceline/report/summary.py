@@ -139,7 +139,7 @@ def _worse(report: Report, worse: Mapping[str, WorseGroup], spec: str, unit: str
     if not worse:
         return ""
     ends = [choose(worse, key=lambda key: worse[key].gap) for choose in (min, max)]
-    apart = {format(worse[key].gap, spec): key for key in ends}  # a single entry if both gaps are printed the same
+    apart = {format(worse[key].gap, spec): key for key in ends}  # has one entry if both gaps round to the same text
     gaps = [at(spec, "recommendation", "worse", key, "gap") for key in apart.values()]
     faster = ", ".join(
         f"{_labels(report, [key])} at {at('.2f', 'recommendation', 'worse', key, 'relative_speed')}× its speed"

@@ -28,7 +28,7 @@ class Translation(Evaluator):
         super().__init__(case, spec, device, settings)
         check_sizes(case)
         self._quality = torch.zeros(len(spec.panels), 3, dtype=torch.float64, device=device)  # PSNR, SSIM, images
-        self._overlap = torch.zeros(len(CLASSES), 3, dtype=torch.float64, device=device)  # pixels in both, made, real
+        self._overlap = torch.zeros(len(CLASSES), 3, dtype=torch.float64, device=device)  # in both, predicted, real
 
     def protocol(self) -> Protocol:
         return {"rounded": "to 8 bits", "channels": "all", "segmentation": f"brightest channel above {MIDDLE}"}

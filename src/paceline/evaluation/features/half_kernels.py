@@ -21,7 +21,7 @@ POOLED = 32  # pixels per tile in pooling
 
 
 class TwoHalves(NamedTuple):
-    """Convolution weights as `(high + low) · scale`, in float16 and float32, zero-padded to whole tiles."""
+    """Convolution weights as `(high + low) · scale`, float16 halves and a float32 scale, zero-padded to whole tiles."""
 
     high: Tensor  # [tap, input channel, output channel]
     low: Tensor
@@ -33,7 +33,7 @@ class TwoHalves(NamedTuple):
 
 
 def two_halves(weight: Tensor, bias: Tensor) -> TwoHalves:
-    """Convert float32 weights [out, in, height, width] to the kernel's format, with about 22 bits of each."""
+    """Convert float32 weights [out, in, height, width] to the kernel's format, which keeps about 22 bits."""
     num_out, num_in, height, width = weight.shape
     depth = 64 if num_in % 64 == 0 else 32
     exponent = torch.frexp(weight.abs().amax(dim=(1, 2, 3)))[1]

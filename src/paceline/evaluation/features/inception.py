@@ -156,7 +156,7 @@ def _folded(script: nn.Module, digest: str, trial: Tensor, answer: Tensor) -> Fo
         found = folded(trial, "fp32").vectors
     except torch.OutOfMemoryError:  # a subclass of RuntimeError
         raise
-    except (KeyError, RuntimeError):  # different names or shapes
+    except (KeyError, RuntimeError):  # the names or shapes of the file's weights differ from ours
         return None
     return folded if torch.allclose(found, answer, rtol=1e-3, atol=1e-4) else None
 

@@ -14,7 +14,7 @@ from paceline.core.errors import UserError
 from paceline.evaluation.protocol import Protocol
 
 IMAGES_AT_ONCE = 100
-MANY_AT_ONCE = 500  # keeps a large GPU busier, if it has enough free memory
+MANY_AT_ONCE = 500  # batch size that makes better use of a large GPU, if it has enough free memory
 MEMORY_FOR_MANY = 16 * 2**30  # bytes on top of the images; 500 images of 299 pixels need less in float32
 
 # In fp16, activations have 10 bits of mantissa, like TF32 (bfloat16 has 7), and weights about twice as many.

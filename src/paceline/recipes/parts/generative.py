@@ -66,8 +66,8 @@ class GenerativeRecipe(Recipe):
         "validation": 0.0,
     }
     presets: ClassVar[Mapping[str, SettingValues]] = {
-        # The networks and settings of the dual-discriminator project. There, only one of the two models uses mish, and
-        # only the other has a schedule. Here neither does, so that the second discriminator is the only difference.
+        # The networks and settings of the dual-discriminator project. Of its two models, only one uses mish and only
+        # the other has a schedule. This preset has neither, so that the second discriminator is the only difference.
         "cifar10": {
             "data": "cifar10",
             "size": 32,
