@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ SLOWLY = ("--set", "pause=0.03", "--set", "save_every=2 steps", "--set", "logger
 
 
 def children_of(parent: int) -> list[int]:
-    return [
-        int(word) for task in Path(f"/proc/{parent}/task").iterdir() for word in (task / "children").read_text().split()
-    ]
+    found = []
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        with suppress(OSError):  # the thread has ended since
+            found += [int(word) for word in (task / "children").read_text().split()]
+    return found
 
 
 def has_saved(run: Path) -> bool:
