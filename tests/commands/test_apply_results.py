@@ -183,8 +183,8 @@ def test_float_images_are_distinguished_from_other_unsupported_files(weights, ca
     Path("text.tif").write_text("no image")
     assert apply(weights / "twice.safetensors", "*.tif", "--out", "out") == 1
     colours, text, grey, _ = capsys.readouterr().err.splitlines()
-    assert "colours.tif: 32-bit pixels have no defined white; save the image with 8 or 16 bits" in colours
-    assert "grey.tif: 32-bit pixels (mode F) have no defined white; save the image with 8 or 16 bits" in grey
+    assert "colours.tif: 32-bit pixels have no defined white" in colours
+    assert "grey.tif: 32-bit pixels (mode F) have no defined white level; save it with 8 or 16 bits" in grey
     assert "text.tif: not an image in a supported format" in text
 
 

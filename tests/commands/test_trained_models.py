@@ -289,7 +289,7 @@ def test_an_exported_generator_takes_noise_as_its_only_input(tmp_path, capsys):
     import onnxruntime
 
     file = str(tmp_path / "model.onnx")
-    assert run(["export", "generator", "--out", file]) == 0
+    assert run(["export", "generator", "--out", file, "--trust"]) == 0
     assert "input `noise` [n, 6] (normal); output image [n, 1, 8, 8], in [-1, 1]" in capsys.readouterr().out
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     assert [one.name for one in session.get_inputs()] == ["noise"]
@@ -383,7 +383,7 @@ def test_a_fixed_size_classifier_trained_on_crops_is_rejected_with_a_fix(tmp_pat
     words += ["--images", "32", "--batch-size", "32", "--accelerator", "cpu"]
     training = run_fork(tmp_path, *words, "--out", "run")
     assert training.wait() == 0, training.stderr
-    assert run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.onnx")]) == 2
+    assert run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.onnx"), "--trust"]) == 2
     printed = capsys.readouterr().err
     assert (
         "predict() of Dice does not accept whole images of 160×128 pixels" in printed and len(printed.splitlines()) == 1
@@ -408,6 +408,6 @@ def test_noise_is_an_input_however_the_generator_reads_it(reading, names, tmp_pa
     assert text.count('batch["noise"]') == 1
     (tmp_path / "gan.py").write_text(text.replace('batch["noise"]', reading))
     weights = write_weights_of(str(tmp_path / "gan.py"), DataSpec(1, 8, 8))
-    assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 0, capsys.readouterr().err
+    assert run(["export", weights, "--out", str(tmp_path / "model.onnx"), "--trust"]) == 0, capsys.readouterr().err
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     assert [one.name for one in session.get_inputs()] == names

@@ -75,13 +75,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_source(data: Path, kind: str, split: str = "train") -> Source:
-    settings = Photos.Settings(data_root=str(data / kind), crop=CROP, workers=0)
     if kind == "png with low":
         roots = {"data_root": str(data / "png"), "low_root": str(data / "low" / split)}
         return Photos(split, Photos.Settings(**roots, crop=CROP, workers=0))  # type: ignore[arg-type]
     if kind == "part of png":
         return Subset(open_source(data, "png", split), [5, 1, 2])
-    return {"pairs": Pairs, "folder": Folder}.get(kind, Photos)(split, settings)
+    source_class: type[Any] = {"pairs": Pairs, "folder": Folder}.get(kind, Photos)
+    return source_class(split, source_class.Settings(data_root=str(data / kind), crop=CROP, workers=0))
 
 
 def endless(source: Source) -> Iterator[Tickets]:

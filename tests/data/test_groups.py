@@ -88,7 +88,7 @@ def test_validation_samples_are_whole_groups(tmp_path: Path) -> None:
     ("pattern", "message"),
     [
         (r"(scene\d)_", r"does not match 8 files: scene10_0\.png, .* and 5 more"),
-        (r"(", "not a regular expression"),
+        (r"(", "invalid regular expression"),
         (r"scene", "1 groups are too few"),
     ],
 )

@@ -177,7 +177,7 @@ def test_broken_lines_of_metrics_are_skipped_and_counted(runs: Path, monkeypatch
     assert run(["compare", "torn", "single-4", "--out", "with-torn"]) == 0
     report = json.loads(Path("with-torn/report.json").read_text())
     before = json.loads(Path("compared/report.json").read_text())
-    assert "4 broken lines in torn/metrics.jsonl (skipped)" in report["not_measured"]
+    assert "4 malformed lines in torn/metrics.jsonl (skipped)" in report["not_measured"]
     name = "classification-single-1-64"
     assert report["groups"][name]["quality"] == before["groups"][name]["quality"]
     assert report["groups"][name]["images_per_second"] == before["groups"][name]["images_per_second"]

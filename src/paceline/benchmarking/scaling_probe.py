@@ -103,7 +103,7 @@ def one_of_several(config: Config, batch: int, world: World) -> Parts:
 
 
 def _has_own_batchnorm(config: Config, world: World) -> bool:
-    """Return whether runs on several devices use a different BatchNorm; on GPUs, both are torch's."""
+    """Return whether multi-device runs use Paceline's BatchNorm instead of torch's; on GPUs, they never do."""
     return world.device.type == "cpu" and config.run.sync_batchnorm != "off"
 
 
@@ -113,7 +113,7 @@ def _local_steps_per_block(variant: Variant, world: World) -> int:
 
 
 def _torch_batchnorm_exchanges(parts: Parts) -> int:
-    """Return the number of exchanges of torch's SyncBatchNorm, used on GPUs: two per forward and backward pass."""
+    """Return the number of collectives per step of torch's SyncBatchNorm, which is used on GPUs."""
     calls = 0
 
     def count(*_: object) -> None:

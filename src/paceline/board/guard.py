@@ -66,7 +66,7 @@ class Guard:
             return PlainTextResponse("Open the URL that `paceline board` printed: it contains the token.\n", 401)
         host = headers.get("host", "")
         if not self._is_own_name(host):
-            return PlainTextResponse("The Host header does not match a name of this machine.\n", 403)
+            return PlainTextResponse("The Host header does not match any of this machine's names.\n", 403)
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return PlainTextResponse("Cross-origin requests are not allowed.\n", 403)

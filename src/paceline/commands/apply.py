@@ -111,7 +111,8 @@ def _result_names(image_model: ImageModel, path: str, options: Options) -> Seque
         return image_model.results if len(image_model.results) > 1 else ("",)
     if image_model.output_scale == 1:
         raise UserError(
-            f"--downsample {options.downsample}: only for models that upscale, but {path} keeps the size; leave it out"
+            f"--downsample {options.downsample}: only for models that upscale, "
+            f"but {path} does not change the image size; omit this option"
         )
     return DOWNSAMPLED
 

@@ -89,7 +89,7 @@ class Grid:
         return made
 
     def _device_counts(self, strategy: str) -> list[int]:
-        """Return the device counts, capped at the maximum of the strategy."""
+        """Return the device counts, capped at the strategy's maximum."""
         most = load_class("strategy", strategy, Strategy).max_devices
         return list(dict.fromkeys(count if most is None else min(count, most) for count in self.devices))
 

@@ -25,7 +25,7 @@ def group_keys(pattern: str, root: Path, files: Sequence[Path]) -> tuple[str, ..
     try:
         search = re.compile(pattern).search
     except re.error as error:
-        raise UserError(f"group_by={pattern}: not a regular expression: {error}") from None
+        raise UserError(f"group_by={pattern}: invalid regular expression: {error}") from None
     names = [file.relative_to(root).as_posix() for file in files]
     found = [search(name) for name in names]
     unmatched = [name for name, match in zip(names, found, strict=True) if not match or match[_group(match)] is None]

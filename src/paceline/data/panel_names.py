@@ -18,7 +18,7 @@ class PanelSettings(SeparateTestFolder):
 
     panels: str = setting(
         "",
-        "comma-separated panel names, left to right: image is the input, - skips a panel, segmentation is put last",
+        "panel names, comma-separated, left to right: image is the input, - skips a panel, segmentation moves to the end",
     )
 
 

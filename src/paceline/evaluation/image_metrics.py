@@ -53,7 +53,9 @@ def ssim(made: Tensor, target: Tensor) -> Tensor:
     """Return the structural similarity of each image, averaged over its channels."""
     height, width = made.shape[-2:]
     if min(height, width) < WINDOW:
-        raise UserError(f"images of {width}×{height} pixels are too small to compare: SSIM needs {WINDOW}×{WINDOW}")
+        raise UserError(
+            f"images of {width}×{height} pixels are too small to compare: SSIM needs at least {WINDOW}×{WINDOW}"
+        )
     mean1, mean2 = blurred(made), blurred(target)
     variance1, variance2 = blurred(made * made) - mean1 * mean1, blurred(target * target) - mean2 * mean2
     covariance = blurred(made * target) - mean1 * mean2

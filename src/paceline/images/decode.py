@@ -167,7 +167,9 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         values = np.asarray(image).astype(np.uint32)
         return Image.fromarray(((values * 255 + WHITE // 2) // WHITE).astype(np.uint8))
     if image.mode in UNBOUNDED_MODES:
-        raise BadImage(f"32-bit pixels (mode {image.mode}) have no defined white; save the image with 8 or 16 bits")
+        raise BadImage(
+            f"32-bit pixels (mode {image.mode}) have no defined white level; save it with 8 or 16 bits per channel"
+        )
     if image.has_transparency_data:
         colours = image.convert("RGBA")
         white = Image.new("RGBA", colours.size, "white")

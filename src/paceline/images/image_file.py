@@ -69,7 +69,9 @@ def read_image(path: Path) -> ImageData:
             pixels = np.asarray(image).astype(np.uint16)[..., np.newaxis]
             return ImageData(pixels, None, profile, suffix, "; ".join(notes), exif)
         if image.mode in UNBOUNDED_MODES:
-            raise BadImage(f"32-bit pixels (mode {image.mode}) have no defined white; save the image with 8 or 16 bits")
+            raise BadImage(
+                f"32-bit pixels (mode {image.mode}) have no defined white level; save it with 8 or 16 bits per channel"
+            )
         alpha = None
         if image.has_transparency_data:
             image = image.convert("LA" if grey else "RGBA")

@@ -99,7 +99,9 @@ def load_into(recipe: Recipe, weights: Mapping[str, Tensor], path: str, required
     for key, value in own.items():
         if key in values and values[key].shape != value.shape:
             shapes = f"{tuple(values[key].shape)} in the file, {tuple(value.shape)} in the network"
-            raise UserError(f"{path}: {key!r} does not fit: {shapes}; check that its settings are unchanged")
+            raise UserError(
+                f"{path}: {key!r} has the wrong shape: {shapes}; check that the run's settings are unchanged"
+            )
     missing = [key for key in required if key not in values]
     unexpected = sorted(values.keys() - own.keys())
     if missing or unexpected:

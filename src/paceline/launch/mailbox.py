@@ -17,7 +17,9 @@ from paceline.training.stop import INTERRUPTED, RESUME_LATER
 LAUNCHER = "PACELINE_LAUNCHER"  # environment variable with the launcher's process ID, set for its workers
 MAILBOX_FOLDER = "PACELINE_MAILBOX_FOLDER"
 USER_ERROR = "user-error"
-USER_ERROR_WAIT_SECONDS = 2.0  # how long a worker that lost its peers waits for the user error that ended them
+USER_ERROR_WAIT_SECONDS = (
+    2.0  # how long a worker whose peers have exited waits to learn whether a user error was the cause
+)
 
 
 class Mailbox:

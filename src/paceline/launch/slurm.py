@@ -196,7 +196,7 @@ def _query(*words: str) -> str:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
-        raise UserError(f"{words[0]}: SLURM did not answer within 60 s; try again later") from None
+        raise UserError(f"{words[0]}: SLURM did not respond within 60 s; try again later") from None
     if done.returncode:
         raise UserError(f"{' '.join(words[:2])}: {' '.join(done.stderr.split()) or done.returncode}")
     return done.stdout

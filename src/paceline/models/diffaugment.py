@@ -67,7 +67,7 @@ def _cut_out(images: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _covered(side: int, uniform: Tensor) -> Tensor:
-    """Return which positions are covered by an interval with a random centre; it may cross the border."""
+    """Return a mask of the positions covered by a randomly centred interval, which may cross the border."""
     length = int(side * CUTOUT_SIDE + 0.5)
     start = _pick(uniform, side + 1 - length % 2)[:, None] - length // 2
     position = torch.arange(side, device=uniform.device)

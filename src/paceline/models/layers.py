@@ -55,7 +55,7 @@ class ReflectionPad(nn.ReflectionPad2d):
         return self.repeatable(input) if deterministic else super().forward(input)
 
     def repeatable(self, images: Tensor) -> Tensor:
-        """Return the same padding by concatenation, whose gradients are summed in a fixed order."""
+        """Return an equivalent layer that pads by concatenation, so that its gradients are deterministic."""
         pad = self.padding[0]
         for dim in (-1, -2):
             last = images.shape[dim] - pad - 1

@@ -100,7 +100,7 @@ def _is_weak(group: Group) -> bool:
 
 def _broken(runs: Sequence[Run]) -> list[str]:
     return [
-        f"{run.broken_lines} broken line{'s' if run.broken_lines > 1 else ''} in {run.folder}/{METRICS} (skipped)"
+        f"{run.broken_lines} malformed line{'s' if run.broken_lines > 1 else ''} in {run.folder}/{METRICS} (skipped)"
         for run in runs
         if run.broken_lines
     ]

@@ -142,6 +142,6 @@ def gpu_section(report: Report) -> Section:
         + [at(GPU_COLUMNS[name][1], "groups", key, "gpu", name) if name in group.gpu else NO_VALUE for name in columns]
         for key, group in with_gpu.items()
     ]
-    note = "NVML measurements for the GPU of the first process, averaged over log lines; peak memory is PyTorch's. "
+    note = "NVML measurements for the GPU of the first process, averaged over log intervals. Peak memory is PyTorch's. "
     note += "Energy is measured on one GPU and multiplied by the number of GPUs, assuming that all draw the same power."
     return Section("GPU", [Table(["strategy", *(GPU_COLUMNS[name][0] for name in columns)], rows, note=note)])

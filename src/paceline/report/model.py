@@ -107,7 +107,9 @@ class Recommendation:
     tied: Sequence[str]  # groups as fast as the fastest, within the spread
     best: str | None  # group with the best quality
     equal_quality: Sequence[str]
-    max_gap: float | None = field(metadata=OPTIONAL)  # largest gap to the best within `equal_quality`
+    max_gap: float | None = field(
+        metadata=OPTIONAL
+    )  # largest difference from the best result among the groups in `equal_quality`
     worse: Mapping[str, WorseGroup] | None = field(metadata=OPTIONAL)
     several_seeds: bool  # whether every group has several seeds
     unevaluated: Sequence[str]

@@ -80,7 +80,7 @@ class Tee:
 
 
 def _plain(line: str) -> str:
-    """Return a line as a terminal finally shows it, without control codes or overwritten text."""
+    """Return a line as it ends up on a terminal, without control codes or overwritten text."""
     return _CONTROL_CODES.sub("", line).rstrip("\r").rpartition("\r")[2]
 
 

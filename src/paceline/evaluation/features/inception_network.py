@@ -82,7 +82,7 @@ def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
         return Branches(conv(f"{name}_mixed_conv"), conv(f"{name}_mixed_conv_1"))
 
     def mixed(name: str, *lengths: int) -> Branches:
-        """Return parallel branches: a convolution, towers of these lengths, and an average."""
+        """Return an Inception block: a convolution, stacks of convolutions, and average pooling in parallel."""
         towers = [tower(f"{name}.tower{_suffix(number)}", length) for number, length in enumerate(lengths)]
         average = conv(f"{name}.tower_{len(lengths)}.conv", kind=AveragedConvReLU)
         return Branches(conv(f"{name}.conv"), *towers, average)

@@ -30,7 +30,7 @@ class _ReplicaCall(PhaseCall):
 class ReplicaThreads:
     """Persistent threads, one per replica.
 
-    torch.nn.DataParallel starts new threads in every forward. cuDNN caches its plans and benchmarks per thread, so
+    torch.nn.DataParallel starts new threads in every forward pass. cuDNN caches its plans and benchmarks per thread, so
     it would repeat its search in every step.
     """
 

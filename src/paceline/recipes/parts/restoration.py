@@ -32,7 +32,7 @@ class RestorationLossSettings:
     )
     adversarial: float = setting(1e-3, "weight of the adversarial loss", at_least=0)
     tv: float = setting(
-        2e-8, "weight of the total variation (sum of squared differences of adjacent pixels)", at_least=0
+        2e-8, "weight of the total variation loss (squared differences between adjacent pixels)", at_least=0
     )
     objective: Literal["bce", "hinge", "lsgan"] = setting("bce", "adversarial loss")
     vgg: str = setting(

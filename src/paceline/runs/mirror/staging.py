@@ -28,7 +28,7 @@ class Staging:
         self._digests: dict[tuple[str, int, int, int], str] = {}
 
     def take(self) -> dict[str, Path]:
-        """Stage a snapshot; return its files by name in the run folder. Samples never change and are not copied."""
+        """Stage a snapshot and return its files, keyed by path in the run folder; samples are not copied."""
         self.clear()
         for images in self.checkpoints():
             name = f"{CHECKPOINTS}/{images:012d}"
