@@ -205,7 +205,7 @@ def test_a_comparison_with_a_plugins_name_is_reported(tmp_path: Path, text: str)
     assert fault.startswith("paceline/runs/a.py:") and fault.endswith(": compares with the plugin 'dp'")
 
 
-def test_plugins_may_compare_names_and_others_may_use_them_as_values(tmp_path: Path) -> None:
+def test_only_plugins_may_branch_on_plugin_names(tmp_path: Path) -> None:
     files = {
         "parallel/strategies/dp.py": "if name == 'dp': pass",
         "runs/a.py": "DEFAULT = 'dp'\nif name == 'auto' or count > 1: name = 'dp'\nshow('dp is', NAMES['dp'])",

@@ -1,4 +1,4 @@
-"""The board shows the contents of run files: states, curves, settings and samples, also while runs change."""
+"""The board shows the contents of run files: states, curves, settings and samples, even while runs change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comparison reports only requested runs: none that differ or are unfinished, and none twice."""
+"""A comparison reports each requested run once, and no run that is unfinished or has different settings."""
 
 from __future__ import annotations
 

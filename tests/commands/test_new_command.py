@@ -107,7 +107,7 @@ def test_a_new_gan_trains_is_evaluated_and_generates_images(tmp_path: Path) -> N
     assert (tmp_path / "drawn.png").is_file()
 
 
-def test_the_guide_shows_the_file_of_the_new_gan(tmp_path: Path) -> None:
+def test_the_guide_shows_the_file_that_new_gan_writes(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide" / "networks.md").read_text()
     section = guide.partition("## Several networks")[2].partition("\n## ")[0]
     shown = [line for line in section.partition("```python\n")[2].partition("```")[0].splitlines() if line]

@@ -196,7 +196,7 @@ def _rows(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_a_plan_over_a_given_link_needs_one_device(plans: list[str]) -> None:
+def test_a_plan_with_given_bandwidth_and_latency_needs_only_one_device(plans: list[str]) -> None:
     given, _ = plans
     assert "one of several devices (one process), without communication: 2:" in given
     assert "link: bandwidth 12.5 GB/s (as given); latency 20 µs per exchange (assumed);" in given

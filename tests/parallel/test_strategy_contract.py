@@ -1,4 +1,4 @@
-"""The strategy contract: declarations with reasons, and on one device the same weights as a single process."""
+"""Every strategy gives a reason for what it does not support, and trains the same weights on one device."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
 def differences(
     config: Config, strategies: list[str], steps: int, tolerance: float, control: str = ""
 ) -> list[Difference]:
-    """Train the same steps under each strategy and compare the networks with those of the first strategy."""
+    """Run the same training steps under each strategy and compare the networks with those of the first."""
     if control and control not in CONTROLS:
         raise unknown("control", control, CONTROLS)
     if len(strategies) < 2:

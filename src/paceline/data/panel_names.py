@@ -18,7 +18,7 @@ class PanelSettings(SeparateTestFolder):
 
     panels: str = setting(
         "",
-        "panel names, comma-separated, left to right: image is the input, - skips a panel, segmentation moves to the end",
+        "comma-separated panel names, left to right: image is the input, - skips a panel, segmentation goes last",
     )
 
 

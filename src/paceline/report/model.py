@@ -195,7 +195,7 @@ TimeSplit = Mapping[str, float]  # seconds per epoch for each activity, and thei
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of a report. Mappings have group IDs as keys, but `runs` has folders and `parity` has recipes."""
+    """The contents of a report. Mappings are keyed by group ID, except `runs` (by folder) and `parity` (by recipe)."""
 
     title: str
     subtitle: Sequence[str]

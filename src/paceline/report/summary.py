@@ -135,7 +135,7 @@ def _quality(report: Report, advice: Recommendation) -> list[str]:
 
 
 def _worse(report: Report, worse: Mapping[str, WorseGroup], spec: str, unit: str) -> str:
-    """List the groups of lower quality, with their gaps to the best and those faster than the recommended one."""
+    """List the lower-quality groups with their gap to the best, and which are faster than the recommended one."""
     if not worse:
         return ""
     ends = [choose(worse, key=lambda key: worse[key].gap) for choose in (min, max)]

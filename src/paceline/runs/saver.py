@@ -54,7 +54,7 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written; raise the error if that failed."""
+        """Wait until the last checkpoint is written; re-raise any error from writing it."""
         if self._thread:
             self._thread.join()
         self.check()

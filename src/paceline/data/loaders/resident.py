@@ -78,7 +78,7 @@ class Resident(Loader):
 
     @property
     def _picks_on_device(self) -> bool:
-        """Whether the device gathers batches from tickets, which requires batches of one shape."""
+        """Whether batches are gathered on the device, which requires images of one size."""
         return self.home == self.device and bool(self.crop or self._kept.one_size)
 
     def _pick(self, tickets: Batch) -> Batch:

@@ -18,7 +18,7 @@ from paceline.runs.mirror.staging import Staging
 
 
 class Mirroring:
-    """Restores and mirrors a run; does nothing without these settings, or on ranks other than 0."""
+    """Restores and mirrors a run; does nothing without `--mirror` and `--resume-from`, or on ranks other than 0."""
 
     def __init__(self, config: Config, folder: RunFolder, is_first: bool) -> None:
         self.is_first = is_first
