@@ -38,7 +38,7 @@ class InitialWeights:
 def start_from(parts: Parts, path: str) -> str:
     """Load the best weights of a run or the weights in a file; return a line that lists the loaded networks.
 
-    A host that has them sends them to the others. If several hosts have the run, the copy that has seen the most images is used.
+    A host that has them sends them to the others. If several hosts have the run, the copy furthest in training is used.
     """
     own, message = None, ""
     if parts.world.place.local_rank == 0:
