@@ -50,7 +50,7 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_same_bits(
     running = launch(tmp_path, "run", "--wait")
     seen = tmp_path / "seen"
     wait_until(lambda: seen.exists() and any(len(f.read_text().splitlines()) > 5 for f in seen.iterdir()), running)
-    job = re.search(r"^job (\d+) of", running.stdout, re.MULTILINE)
+    job = re.search(r"^submitted .* as job (\d+)", running.stdout, re.MULTILINE)
     assert job, running.stdout
     subprocess.run(["scancel", "--batch", "--signal=USR1", job[1]], check=True, timeout=30)
     assert running.wait(300) == 0, running.stdout + running.stderr
