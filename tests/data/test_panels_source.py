@@ -136,7 +136,7 @@ def test_without_a_folder_tiles_of_stained_tissue_are_used(tmp_path, monkeypatch
     train, test = (Panels(split, Panels.Settings()) for split in ("train", "test"))
     assert (len(train), len(test)) == (51, 13)
     assert train.spec.panels == ("hematoxylin", "dab", "segmentation") and train.spec.height == 64
-    assert "ships with Paceline" in train.notes[0]
+    assert "bundled with Paceline" in train.notes[0]
     write_rows(tmp_path / "data", 2, splits=(".",), rows=5)
     assert Panels("train", Panels.Settings()).spec.height == SIDE  # the existing rows are used
     mask = np.stack([train.read(index)["segmentation"] for index in range(len(train))])
