@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.commands.configure import checked
+from paceline.commands.metrics_output import print_metrics
 from paceline.config.resolve import Config, Inherited
 from paceline.config.source_flags import FOLDERS, SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
@@ -96,7 +97,7 @@ def evaluate_here(config: Config, run: str, split: str, at: str) -> None:
         print(printable(f"{config.recipe_name} from {stored.origin} on {data}: {count}"))
         for note in sources[split].notes:
             print(note)
-        _print_metrics(metrics, split_evaluator)
+        print_metrics(metrics, split_evaluator.protocol, split_evaluator.notes)
     world.leave()
 
 
@@ -126,13 +127,3 @@ def _difference(run: str, trained: DataSpec, spec: DataSpec) -> str:
         what = f"its images have {spec.width}×{spec.height} pixels, but {run} expects {trained.width}×{trained.height}"
         return f"{what}; use --set size={trained.width}"
     return ""
-
-
-def _print_metrics(metrics: Mapping[str, float], evaluator: SplitEvaluator) -> None:
-    width = max(map(len, metrics))
-    for name, value in metrics.items():
-        print(f"  {name:<{width}}  {value:.8g}")
-    if evaluator.protocol:
-        print("measured with " + ", ".join(f"{name} {value}" for name, value in evaluator.protocol.items()))
-    for note in evaluator.notes:
-        print(note)

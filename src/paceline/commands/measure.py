@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.commands.metrics_output import print_metrics
 from paceline.core.errors import UserError
-from paceline.core.files import check_new_file, new_file
+from paceline.core.files import check_new_file, json_text, new_file
 from paceline.data.file_lists import images_under
 from paceline.evaluation.features.inception import load_inception
-from paceline.evaluation.image_metrics import SIGMA, WINDOW, luma, psnr, ssim
+from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, SIGMA, WINDOW, luma, psnr, ssim
 from paceline.evaluation.overlap import CLASSES, MIDDLE, overlaps, pixel_counts
 from paceline.evaluation.perceptual import Distance, perceptual_distance
 from paceline.evaluation.protocol import Protocol
@@ -85,14 +85,15 @@ def measure(results: str, targets: str, options: Options) -> int:
     metrics |= _fid(used, options) if options.inception else {}
     metrics |= {"count": float(len(rows))}
     protocol = _protocol(options, distance)
-    _print(results, targets, metrics, protocol, notes)
-    identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], 100.0)]
+    print(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
+    print_metrics(metrics, protocol, notes)
+    identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], PSNR_OF_IDENTICAL)]
     if identical:
         print(f"{len(identical)} of {len(rows)} images are identical to their targets: {_listed(identical)}")
     if report:
         content = {"results": results, "targets": targets, "metrics": metrics, "protocol": dict(protocol)}
         with new_file(report) as temporary:
-            temporary.write_text(json.dumps({**content, "left_out": problems}, indent=1, ensure_ascii=False))
+            temporary.write_text(json_text({**content, "left_out": problems}, indent=1))
     if table:
         _write_table(table, rows)
     if problems:
@@ -158,16 +159,6 @@ def _protocol(options: Options, distance: Distance | None) -> Protocol:
     found |= {"rounded": "to 8 bits", "ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
     found |= {"lpips": "alex" if distance else "not measured"}
     return found | ({"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {})
-
-
-def _print(results: str, targets: str, metrics: Mapping[str, float], protocol: Protocol, notes: Sequence[str]) -> None:
-    print(f"{results} compared with {targets}: {int(metrics['count']):,} image{'s' * (metrics['count'] != 1)}")
-    width = max(map(len, metrics))
-    for name, value in metrics.items():
-        print(f"  {name:<{width}}  {value:.8g}")
-    print("measured with " + ", ".join(f"{name} {value}" for name, value in protocol.items()))
-    for note in notes:
-        print(note)
 
 
 def _write_table(file: Path, rows: Mapping[str, Row]) -> None:

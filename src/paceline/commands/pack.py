@@ -18,7 +18,7 @@ from paceline.core.errors import DISK_FULL, UserError
 from paceline.core.lock import InUse, Lock
 from paceline.core.registry import is_path, load_class, names
 from paceline.core.types import SettingValues
-from paceline.data.file_lists import beside, write_not_used
+from paceline.data.file_lists import not_used_file, write_not_used
 from paceline.data.packing.manifest import MANIFEST, UNFINISHED, SplitRecord
 from paceline.data.packing.origin import describe
 from paceline.data.packing.writer import Progress, begin, check_same, check_whole, fill, finish
@@ -38,7 +38,7 @@ def pack(origin: str, destination: str, flags: SettingValues, assignments: Setti
         print(note)
     folder = Path(destination).expanduser()
     not_used = dict.fromkeys(file for source in sources.values() for file in source.not_used)
-    for note in write_not_used(beside(folder), list(not_used)):
+    for note in write_not_used(not_used_file(folder), list(not_used)):
         print(note)
     made_from = {"data": settings.data} | {name: str(value) for name, value in assignments.items()}
     splits = {split: describe(source) for split, source in sources.items()}

@@ -1,4 +1,4 @@
-"""The output of a comparison while it trains its runs."""
+"""What `paceline compare` prints while it trains and measures."""
 
 from __future__ import annotations
 

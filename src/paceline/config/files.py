@@ -86,7 +86,7 @@ def _table(header: str, values: Table) -> list[str]:
 
 
 def identity(config: Config, data: str) -> str:
-    """Return a machine-independent hash of a run's data and of the settings that it must not change."""
+    """Return a machine-independent hash of a run's data and of its fixed settings."""
     mutable = _mutable_on_resume(config)
     fixed = {name: value for name, value in _portable(config.values()).items() if name not in mutable}
     return checksum_of_content([fixed, data])[:16]

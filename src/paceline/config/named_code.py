@@ -1,4 +1,4 @@
-"""Checks settings in files that would make Paceline run code; see `core.trust`."""
+"""Rejects settings files that would make Paceline run code; see `core.trust`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.config.setting import BOUNDS
-from paceline.config.settings import COMMON_ALIASES, LearnerSettings, RunSettings
+from paceline.config.settings import COMMON_ALIASES, SHARED_SETTINGS, LearnerSettings, RunSettings
 from paceline.config.spans import Span
 from paceline.core.errors import UserError, unknown
 from paceline.core.registry import is_path
@@ -158,8 +158,7 @@ class _Namespace:
             raise UserError(
                 f"source {source!r}: setting {hidden!r} clashes with a setting of the recipe or of learners; rename it"
             )
-        taken = {f.name for group in (RunSettings, LearnerSettings) for f in fields(group)}
-        clash = next((f.name for f in fields(recipe) if f.name in taken), "")
+        clash = next((f.name for f in fields(recipe) if f.name in SHARED_SETTINGS), "")
         if clash:
             raise UserError(
                 f"recipe {recipe_name!r}: setting {clash!r} clashes with a setting that every run has; rename it"

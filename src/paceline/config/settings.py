@@ -5,7 +5,7 @@ Recipes and sources declare additional settings in the same way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from paceline.config.setting import setting as setting  # re-exported for classes that declare settings
@@ -254,6 +254,8 @@ _WHOLE_RUN_SETTINGS = (
 )
 SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")  # verify trains step by step in float64
 SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")  # plan shows both scaling rules
+
+SHARED_SETTINGS = frozenset(field.name for group in (RunSettings, LearnerSettings) for field in fields(group))
 
 # Names of settings in other programs that are too different for a close match.
 COMMON_ALIASES = {"learning_rate": "lr", "num_workers": "workers", "bs": "batch_size", "wd": "weight_decay"}

@@ -48,10 +48,15 @@ def write_file(target: Path, content: bytes | str, *, durable: bool = True) -> N
 def write_json(target: Path, content: object, *, durable: bool = True, indent: int | None = None) -> None:
     """Write a JSON file atomically, creating its folder if necessary."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    write_file(target, json_text(content, indent) + "\n", durable=durable)
+
+
+def json_text(content: object, indent: int | None = None) -> str:
+    """Return JSON that can be encoded as UTF-8, whatever bytes a file name in it has."""
     text = json.dumps(content, indent=indent, ensure_ascii=False)
     if any("\ud800" <= character <= "\udfff" for character in text):  # surrogates stand for bytes that are not UTF-8
-        text = json.dumps(content, indent=indent)
-    write_file(target, text + "\n", durable=durable)
+        return json.dumps(content, indent=indent)
+    return text
 
 
 def sync(path: Path) -> None:

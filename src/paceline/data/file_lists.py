@@ -179,7 +179,7 @@ def write_not_used(target: Path, files: Sequence[str]) -> tuple[str, ...]:
     return (f"all {len(files):,} unused files are listed in {printable(target)}",)
 
 
-def beside(out: Path) -> Path:
+def not_used_file(out: Path) -> Path:
     """Return the path of the list of unused files, next to a command's `--out`."""
     return out.with_name(f"{out.name}.{NOT_USED}")
 

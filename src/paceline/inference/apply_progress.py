@@ -50,7 +50,7 @@ class ApplyProgress:
 
 @contextmanager
 def show_progress(total: int) -> Iterator[ApplyProgress]:
-    """Show progress towards a total number of pixels inside the context."""
+    """Show a progress bar that counts processed pixels while the context is active."""
     if not sys.stdout.isatty():
         yield ApplyProgress(total, None)
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.printable import printable
-from paceline.data.file_lists import beside, write_not_used
+from paceline.data.file_lists import not_used_file, write_not_used
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ def report_skipped(skipped: Sequence[SkippedImage], num_done: int, ignored: Sequ
         total = num_done + len(skipped)
         print(f"{num_done} of {total} images were processed, {len(skipped)} could not be used", file=sys.stderr)
     if out:
-        for note in write_not_used(beside(out), [*(f"{image.path}: {image.reason}" for image in skipped), *ignored]):
+        for note in write_not_used(
+            not_used_file(out), [*(f"{image.path}: {image.reason}" for image in skipped), *ignored]
+        ):
             print(note)
     return 1 if skipped else 0
 

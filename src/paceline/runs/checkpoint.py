@@ -125,8 +125,8 @@ class Checkpoints:
             except UserError as error:
                 unfit.append((images, error))  # reported if an older one fits; if none fits, the recipe has changed
             else:
-                for later, why in unfit:
-                    report(f"checkpoint {self.path(later)} does not match this run ({why}); using the previous one")
+                for later, reason in unfit:
+                    report(f"checkpoint {self.path(later)} does not match this run ({reason}); using the previous one")
                 return snapshot
         if unfit:
             raise unfit[0][1]

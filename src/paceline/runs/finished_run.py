@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 from paceline.config.files import inherited
 from paceline.config.named_code import check_named_code
 from paceline.config.resolve import Config, Inherited, flatten, plain_name, resolve
-from paceline.config.settings import LearnerSettings, RunSettings
+from paceline.config.settings import SHARED_SETTINGS
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.core.trust import check_may_run, may_run
@@ -50,9 +49,8 @@ def readable_config_of(run: str, *, trust: bool = False) -> Config:
     record = _record_of(run)
     if may_run(record.recipe, trust=trust):
         return config_of(run, load_source=False, trust=trust)
-    shared = {f.name for group in (RunSettings, LearnerSettings) for f in fields(group)}
     kept = flatten(inherited(record.settings))
-    known = {name: value for name, value in kept.items() if plain_name(name.rpartition(".")[2]) in shared}
+    known = {name: value for name, value in kept.items() if plain_name(name.rpartition(".")[2]) in SHARED_SETTINGS}
     layers = [(str(Path(run) / CONFIG), Inherited(known))]
     return resolve(record.recipe, Recipe, layers, RegisteredSources(), load_source=False)
 

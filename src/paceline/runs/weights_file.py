@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.config.named_code import check_named_code
 from paceline.config.resolve import Config, Inherited
 from paceline.config.run_format import RUN_FORMAT, check_format
-from paceline.config.settings import LearnerSettings, RunSettings
+from paceline.config.settings import SHARED_SETTINGS
 from paceline.config.source_flags import FOLDERS
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
@@ -58,8 +58,7 @@ def is_weights_file(path: str) -> bool:
 def weights_metadata(recipe: str, settings: SettingValues, spec: DataSpec) -> dict[str, str]:
     """Return what a weights file stores about its weights; `settings` are all settings of the run, by name."""
     own = {field.name for field in fields(load_recipe(recipe).Settings)}
-    common = {field.name for group in (RunSettings, LearnerSettings) for field in fields(group)}
-    of_source = settings.keys() - own - common - {*FOLDERS, "recipe"}
+    of_source = settings.keys() - own - SHARED_SETTINGS - {*FOLDERS, "recipe"}
     names = {*DATA_SETTINGS, *of_source}
     plain = {name: value for name, value in settings.items() if not isinstance(value, Mapping) and "." not in name}
     if is_path(str(plain.get("data", ""))):  # a source in the user's own file is not part of the weights

@@ -23,9 +23,8 @@ from paceline.data.file_lists import (
     VALIDATION_NAMES,
     Listing,
     first_few,
-    images_in,
-    images_under,
     is_hidden,
+    is_image,
     list_folder,
     named_root,
     unreadable,
@@ -148,12 +147,14 @@ def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Liste
             f"--data-root {root}: has no folder {split!r}; add it, "
             f"or use --data-root {root / 'train'} to hold out a fixed fifth for testing"
         )
-    labels: list[int] | None
+    listing = list_folder(base, recursive=False)
+    outside, labels = [file for file in listing.files if is_image(file)], None
     if classes:
-        paths, labels = _list_classes(base, classes, may_lack=split == "test" and (has_splits or bool(test_root)))
-        outside = images_in(base)
+        listing.unusable = [entry for entry in listing.unusable if entry.partition(":")[0] not in classes]  # links
+        may_lack = split == "test" and (has_splits or bool(test_root))
+        paths, labels = _list_classes(base, classes, listing, may_lack)
     else:
-        paths, labels, outside = images_in(base), None, []
+        paths, outside = outside, []
     if not paths:
         raise UserError(f"--data-root {base}: has no images ({', '.join(sorted(SUFFIXES))})")
     if not has_splits and not test_root:
@@ -164,17 +165,7 @@ def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Liste
         chosen = split_files(settings.group_by, base, paths, split)
         paths = [paths[index] for index in chosen]
         labels = None if labels is None else [labels[index] for index in chosen]
-    return _Listed(base, paths, labels, tuple(classes), outside, _unusable(base, classes))
-
-
-def _unusable(base: Path, classes: list[str]) -> Listing:
-    """List the entries that are not regular files; a class folder can be a link."""
-    listing = list_folder(base, recursive=False)
-    listing.unusable = [entry for entry in listing.unusable if entry.partition(":")[0] not in classes]
-    for name in classes:
-        if (base / name).is_dir():
-            listing.unusable += [f"{name}/{entry}" for entry in list_folder(base / name).unusable]
-    return listing
+    return _Listed(base, paths, labels, tuple(classes), outside, listing)
 
 
 def _has_splits(root: Path) -> bool:
@@ -193,14 +184,19 @@ def _class_folders(base: Path) -> list[str]:
     return sorted(folder.name for folder in base.iterdir() if folder.is_dir() and not is_hidden(folder))
 
 
-def _list_classes(base: Path, classes: list[str], may_lack: bool) -> tuple[list[Path], list[int]]:
+def _list_classes(
+    base: Path, classes: list[str], listing: Listing, may_lack: bool
+) -> tuple[list[Path], list[int] | None]:
+    """Return the images of each class with their labels, and add unusable entries to the listing."""
     unknown = [name for name in _class_folders(base) if name not in classes]
     if unknown:
         raise UserError(f"--data-root {base}: class {unknown[0]!r} has no folder in the training split")
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = images_under(base / name) if (base / name).is_dir() else []
+        inside = list_folder(base / name) if (base / name).is_dir() else Listing()
+        listing.unusable += [f"{name}/{entry}" for entry in inside.unusable]
+        found = [file for file in inside.files if is_image(file)]
         if not found and not may_lack:
             raise UserError(f"--data-root {base / name}: has no images ({', '.join(sorted(SUFFIXES))})")
         paths += found

@@ -1,0 +1,18 @@
+"""What `evaluate` and `measure` print about the metrics that they computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from paceline.evaluation.protocol import Protocol
+
+
+def print_metrics(metrics: Mapping[str, float], protocol: Protocol, notes: Iterable[str]) -> None:
+    """Print one line per metric, the protocol they were measured with, and notes."""
+    width = max(map(len, metrics))
+    for name, value in metrics.items():
+        print(f"  {name:<{width}}  {value:.8g}")
+    if protocol:
+        print("measured with " + ", ".join(f"{name} {value}" for name, value in protocol.items()))
+    for note in notes:
+        print(note)
