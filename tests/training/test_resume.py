@@ -72,6 +72,21 @@ def test_a_single_process_killed_twice_ends_with_the_same_bits_and_metrics(tmp_p
     assert not list((run / "checkpoints").glob(".*")), "the interrupted save was not swept"
 
 
+def test_a_kill_between_the_last_evaluation_and_its_checkpoint_writes_no_metrics_line_twice(
+    tmp_path: Path, tiny: str
+) -> None:
+    # The last step saves a checkpoint, is then evaluated, and is saved again with the result.
+    command = ("train", tiny, "--set", "slow_sync=0.1", "--images", "80")
+    assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
+    run = tmp_path / "killed"
+    running = start_fork(tmp_path, *command, "--out", "killed")
+    wait_until(lambda: checkpoints(run) == [80] and "validation/" in (run / "metrics.jsonl").read_text(), running)
+    running.kill()
+    assert running.wait() == -signal.SIGKILL
+    assert run_fork(tmp_path, *command, "--out", "killed").wait() == 0
+    assert_same_end(run, tmp_path / "whole")
+
+
 def test_restarting_a_finished_run_changes_nothing(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "96")
     assert run_fork(tmp_path, *command).wait() == 0

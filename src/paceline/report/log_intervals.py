@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.report.run import Speed
+from paceline.runs.metrics import EVALUATION_SECONDS
 
 LOADING, STEPPING = ("time/data_seconds",), ("time/step_seconds", "time/log_seconds")
 SAVING = ("time/save_seconds", "time/sample_seconds")
-NOT_TRAINING = ("time/evaluate_seconds", *SAVING)  # time within an interval that is not training
-EVALUATION = "time/evaluation_seconds"
-RESUME_SECONDS = 0.5  # the run was stopped in between if wall time exceeds run time by more than this
+NOT_TRAINING = ("time/evaluate_seconds", *SAVING)  # parts of an interval that do not count as training
+RESUME_SECONDS = 0.5  # if wall time exceeds run time by more than this, the run was stopped in between
 
 
 class Line(NamedTuple):
@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
     images: int
     seconds: float
-    values: Mapping[str, float | None]  # by name; None if not finite
+    values: Mapping[str, float | None]  # values by name; None for NaN and infinity
 
     def get(self, name: str) -> float | None:
         """Return a value, or None if the line does not contain it."""
@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 class LogInterval(NamedTuple):
-    """The interval that one log line covers."""
+    """The time interval that one log line covers."""
 
     images: int
     line: Line
@@ -36,14 +36,14 @@ class LogInterval(NamedTuple):
 
     @property
     def timed_seconds(self) -> float:
-        """Time spent on loading, steps and logging, as timed separately."""
+        """Sum of the times logged for loading, training steps and logging."""
         return total([self.line], (*LOADING, *STEPPING))
 
     @property
     def seconds(self) -> float:
-        """Duration without evaluation, samples and saving; with warm-up, only `timed_seconds`.
+        """Duration in seconds, without evaluation, samples and saving.
 
-        The remaining time of an unsettled interval is start-up time, not time between steps.
+        For an interval with warm-up, this is only `timed_seconds`, because the rest is start-up time.
         """
         speed = self.line.get("time/images_per_second")
         if not self.settled or not speed:
@@ -57,10 +57,10 @@ def total(lines: Iterable[Line], names: Collection[str]) -> float:
 
 
 def log_intervals(lines: Sequence[Line], after_gaps: Collection[int] = (), since: int = 0) -> list[LogInterval]:
-    """Return the settled intervals of a run, or all intervals if none is settled.
+    """Return the log intervals of a run without warm-up, or all intervals if every one includes warm-up.
 
-    `after_gaps` contains the positions in `lines` that follow a broken line; the length of their intervals is unknown.
-    `since` is the number of images at which the last segment starts; earlier intervals are left out.
+    `after_gaps` contains the indices of lines that follow a broken line, so the length of their intervals is unknown.
+    `since` is the number of images at which the last segment of the run starts. Earlier intervals are left out.
     """
     found: list[LogInterval] = []
     images, settled, after_gap = 0, False, False
@@ -77,7 +77,7 @@ def log_intervals(lines: Sequence[Line], after_gaps: Collection[int] = (), since
 
 
 def _resumed(before: Line, line: Line) -> bool:
-    """Return whether the run was stopped between two lines: wall time passed, but run time did not."""
+    """Return whether the run was stopped between two lines, so that more wall time than run time passed."""
     was, now = before.get("time"), line.get("time")
     if was is None or now is None:
         return False
@@ -85,7 +85,7 @@ def _resumed(before: Line, line: Line) -> bool:
 
 
 def speed_of(intervals: Sequence[LogInterval]) -> Speed | None:
-    """Return the training throughput, or None if no interval shows it."""
+    """Return the training throughput, or None if it cannot be computed."""
     images, seconds = sum(one.images for one in intervals), sum(one.seconds for one in intervals)
     loading = total([one.line for one in intervals], LOADING)
     if not images or seconds <= loading:
@@ -100,16 +100,17 @@ def speed_of(intervals: Sequence[LogInterval]) -> Speed | None:
 
 
 def _spread(intervals: Sequence[LogInterval]) -> float | None:
-    """Return the standard deviation of the speed over intervals, without short, noisy ones at epoch ends."""
+    """Return the standard deviation of the speed over intervals, without the short, noisy ones at epoch ends."""
     longest = max(one.images for one in intervals)
     speeds = [one.images / one.seconds for one in intervals if 2 * one.images >= longest and one.seconds > 0]
     return statistics.stdev(speeds) if len(speeds) > 1 else None
 
 
 def seconds_per_epoch(intervals: Sequence[LogInterval], lines: Sequence[Line], since: int = 0) -> dict[str, float]:
-    """Return how the time of one epoch is spent, by the host's clock; activities whose time is unknown are omitted.
+    """Return the seconds per epoch that each activity takes, measured with the host's clock.
 
-    Lines before the last segment, which starts at `since` images, are not used.
+    Activities whose time is unknown are omitted. Lines before the last segment of the run, which starts at `since`
+    images, are not used.
     """
     lines = [line for line in lines if line.images > since]
     taken, images = [one.line for one in intervals], sum(one.images for one in intervals)
@@ -122,8 +123,8 @@ def seconds_per_epoch(intervals: Sequence[LogInterval], lines: Sequence[Line], s
     seconds = {"data": total(taken, LOADING) * per_epoch, "step": total(taken, STEPPING) * per_epoch}
     if all(one.settled for one in intervals):
         seconds["between_steps"] = sum(one.seconds - one.timed_seconds for one in intervals) * per_epoch
-    if any(line.get(EVALUATION) is not None for line in lines):
-        seconds["evaluation"] = total(lines, [EVALUATION]) / epochs
-    if saving := total(lines, SAVING):  # each line is logged before a save, so no line includes the last save
+    if any(line.get(EVALUATION_SECONDS) is not None for line in lines):
+        seconds["evaluation"] = total(lines, [EVALUATION_SECONDS]) / epochs
+    if saving := total(lines, SAVING):  # no line includes the last save, because each line is logged before a save
         seconds["saving"] = saving / epochs
     return seconds

@@ -30,6 +30,7 @@ SAMPLES = "samples"
 SAMPLE_NAME = re.compile(r"(.+)-(\d{12})\.png")
 MAX_METRICS_BYTES = 2**32
 MAX_LINE_BYTES = 2**20  # a longer line counts as broken
+EVALUATION_SECONDS = "time/evaluation_seconds"  # in every line of an evaluation during training, and only there
 _OWN_NAMES = {"images", "seconds", "time"}
 
 MetricsLine: TypeAlias = dict[str, float | None]  # "images" is always an int; None means not finite
@@ -38,13 +39,14 @@ MetricsLine: TypeAlias = dict[str, float | None]  # "images" is always an int; N
 class MetricsWriter:
     """Writes a run's metrics and sample images and passes them to its loggers; exists only on rank 0."""
 
-    def __init__(self, folder: Path, images: int = 0, loggers: str = "") -> None:
+    def __init__(self, folder: Path, images: int = 0, loggers: str = "", *, evaluated: bool = True) -> None:
         """Truncate the folder's metrics and samples to `images` seen and append from there; 0 starts from scratch.
 
-        `loggers` is the value of the `--loggers` setting.
+        `loggers` is the value of the `--loggers` setting. If the checkpoint at `images` was saved before its evaluation,
+        `evaluated` is false: metrics of that evaluation are removed too, because they will be written again.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        kept = _cut_metrics(folder / METRICS, images)
+        kept = _cut_metrics(folder / METRICS, images, evaluated)
         _cut_samples(folder / SAMPLES, images)
         self._samples = folder / SAMPLES
         # Unbuffered, so that each line is one write: readers see no partial line, and a kill loses none.
@@ -128,12 +130,17 @@ def reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not valid JSON")
 
 
-def _cut_metrics(path: Path, images: int) -> list[MetricsLine]:
-    """Remove broken lines and lines past `images` from the file; return the remaining lines."""
+def _cut_metrics(path: Path, images: int, evaluated: bool) -> list[MetricsLine]:
+    """Remove broken lines and lines written after the checkpoint at `images`; return the remaining lines."""
     if not path.exists():
         return []
-    # Without a checkpoint the run starts over and writes the line at 0 images again.
-    kept = [row for row in read_metrics(path.parent) if images > 0 and (row["images"] or 0) <= images]
+
+    def is_kept(row: MetricsLine) -> bool:
+        seen = row["images"] or 0
+        # Without a checkpoint the run starts over and writes the line at 0 images again.
+        return images > 0 and (seen < images or (seen == images and (evaluated or EVALUATION_SECONDS not in row)))
+
+    kept = [row for row in read_metrics(path.parent) if is_kept(row)]
     content = b"".join(json.dumps(row).encode() + b"\n" for row in kept)
     if content != read_metrics_file(path.parent):
         write_file(path, content)

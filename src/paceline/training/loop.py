@@ -14,7 +14,7 @@ from paceline.data.feed import StepData
 from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.gpu import GpuReadings
-from paceline.runs.metrics import MetricsWriter
+from paceline.runs.metrics import EVALUATION_SECONDS, MetricsWriter
 from paceline.runs.saver import Saver
 from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
@@ -38,7 +38,7 @@ class Outputs:
 
 
 class Loop:
-    """Runs the steps, and logs, evaluates, samples and saves between them. The snapshot is already restored."""
+    """Runs the steps, and logs, evaluates, samples and saves between them. The snapshot must already be restored."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Loop:
         if reading.not_finite:
             at, phase, name = reading.not_finite
             self.saver.wait()
-            self.world.wait_for_all()  # so that every rank raises the same error, with the same checkpoints
+            self.world.wait_for_all()  # so that every rank reports the same checkpoints
             self._fail(f"loss {name!r} of phase {phase!r} is not finite", at)
         values = reading.values | self._timings()
         rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
@@ -184,18 +184,18 @@ class Loop:
         self._log()
         self._evaluated_at = self.images
         if self._saved_at == self.images:
-            self._saved_at = -1  # checkpoints store evaluation results, so the one saved here is outdated
+            self._saved_at = -1  # save again, since checkpoints store evaluation results
         with self.stopwatch("evaluate"), evaluated_weights(self.recipe, self.step.learners):
             results = self.evaluator.measure()
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
-        self._write(values | {"time/evaluation_seconds": self.stopwatch("evaluate").seconds})
+        self._write(values | {EVALUATION_SECONDS: self.stopwatch("evaluate").seconds})
         self.outputs.display.line(f"{self.images:>12,} images  " + describe(values))
         best_metric, mode = self.recipe.best
         name = next((name for name in values if name.partition("[")[0] == best_metric), "")
         if best_metric and not name and not self._missed_best:
             self._missed_best = True
             self.outputs.display.line(
-                f"best: no metric {best_metric!r}, so the last checkpoint is used; metrics: {', '.join(values)}"
+                f"best: the last checkpoint, since there is no metric {best_metric!r}; metrics: {', '.join(values)}"
             )
         if name and self._is_best(name, values[name], mode):
             self.best = Best(name, values[name], self.images)
@@ -243,7 +243,7 @@ class Loop:
     def _before_saving(self) -> None:
         assert self.outputs.writer
         self.outputs.folder.check_present()
-        self.outputs.writer.flush()  # a checkpoint is never newer than its metrics
+        self.outputs.writer.flush()  # so that a checkpoint is never newer than its metrics
 
     def cost_of_saving(self) -> str:
         """Return a line about the time spent on checkpoints, in the loop and in the saving thread."""

@@ -85,9 +85,10 @@ class Session:
             folder.begin(parts.total_images)
         if folder.is_mine:
             self.mirroring.begin()
-        writer = (
-            MetricsWriter(folder.path, images, parts.config.run.loggers) if folder.is_mine and not settled else None
-        )
+        writer = None
+        if folder.is_mine and not settled:
+            evaluated = snapshot is not None and snapshot.numbers.evaluated_at == images
+            writer = MetricsWriter(folder.path, images, parts.config.run.loggers, evaluated=evaluated)
         title = f"{Path(parts.config.recipe_name).stem} → {folder.path}"
         with Display(parts.total_images, images, title, enabled=parts.world.is_first) as display:
             outputs = Outputs(folder, writer, display, record.on_saved)
@@ -137,7 +138,7 @@ class Session:
 
 @dataclass
 class Record:
-    """The settings, versions and hardware of a run, written once: at the start, or with the next checkpoint."""
+    """The settings, versions and hardware of a run, written at the start or, if resumed, with a checkpoint."""
 
     session: Session
     snapshot: Snapshot | None
@@ -180,7 +181,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         yield Session(parts, folder, mirroring, output, evaluator, final, data)
     except KeyboardInterrupt:
         interrupted = True
-        folder.end("stopped", "immediately, after a second Ctrl-C")
+        folder.end("stopped", "a second Ctrl-C stopped the run immediately")
         raise
     except UserError as error:
         folder.end("failed", str(error))
@@ -202,7 +203,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
 
 
 def _user_problem(error: Exception) -> str:
-    """Describe the machine problem that caused an error; empty if the cause is a different one."""
+    """Describe the full disk or dead worker that caused an error; empty if the error has a different cause."""
     dead = describe_dead_worker()
     if dead:
         return f"{dead}, perhaps because memory ran out: use fewer --workers"
